@@ -16,14 +16,16 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from . import AnalysisError, panels, style
+from . import AnalysisError
+from .figures import grid as panels
+from .figures import style
+from .figures.grid import Panel
 from .files import read_table
-from .layout import EMPTY, Table
 from .paired import Floats
-from .panels import Panel
 from .runs import find, summaries
 from .scores import SCORES, VALIDATION, Score, column, completed
 from .stats import EQUAL, half_width
+from .tables.layout import EMPTY, Table
 from .trials import FILE, Search, is_search, read_search
 from .units import ExperimentalUnit, finite
 from .words import say, sentences

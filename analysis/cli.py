@@ -12,28 +12,20 @@ from matplotlib.figure import Figure
 from fedsim.core.files import write
 from fedsim.core.terminal import echo
 
-from . import (
-    AnalysisError,
-    budget,
-    captions,
-    curves,
-    layout,
-    rank_figure,
-    ranks,
-    report,
-    style,
-    tables,
-    trials,
-    units,
-)
-from .captions import REPEATED, UNFINISHED
+from . import AnalysisError, budget, ranks, trials, units
+from .figures import curves, style
+from .figures import ranks as rank_figure
+from .figures.grid import settings_by
 from .labels import LABEL
-from .layout import Table
-from .overview import Descriptions
 from .paired import TESTS, Kind, Test
-from .panels import settings_by
+from .report import page as report
+from .report.overview import Descriptions
 from .runs import default_by, find, group, summaries, unit_among, without_repeats
 from .scores import ALL, SCORES, TAKES
+from .tables import captions, layout
+from .tables import scores as tables
+from .tables.captions import REPEATED, UNFINISHED
+from .tables.layout import Table
 from .units import ExperimentalUnit
 
 FILE = click.Path(path_type=Path, dir_okay=False)

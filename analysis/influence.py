@@ -13,7 +13,8 @@ from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from . import AnalysisError, style
+from . import AnalysisError
+from .figures import style
 from .files import read_table
 from .words import say, sentences
 

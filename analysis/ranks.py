@@ -14,14 +14,15 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from . import AnalysisError, style, units
+from . import AnalysisError, units
+from .figures import style
+from .figures.grid import facets, labels_in, settings_by
 from .labels import LABEL
-from .layout import EMPTY, NONE, Table, Unit, p_value
 from .paired import SIGNIFICANT, Floats
-from .panels import facets, labels_in, settings_by
 from .runs import group, unit_among
 from .scores import ALL, Score, by_run, completed, counts, heading
 from .stats import EQUAL, missing
+from .tables.layout import EMPTY, NONE, Table, Unit, p_value
 from .units import PARTITION, ExperimentalUnit
 from .words import say, sentences
 

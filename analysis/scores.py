@@ -14,8 +14,8 @@ import pandas as pd
 
 from . import units
 from .files import has_rows, read_table
-from .layout import BUDGET, NATS, PERCENT, Unit
 from .runs import Group
+from .tables.layout import BUDGET, NATS, PERCENT, Unit
 
 
 @dataclass(frozen=True)

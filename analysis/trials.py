@@ -14,13 +14,15 @@ from matplotlib.ticker import MaxNLocator
 
 from fedsim.core.reading import parse_json
 
-from . import AnalysisError, panels, style
+from . import AnalysisError
+from .figures import grid as panels
+from .figures import style
+from .figures.grid import Drawing
 from .files import read_table
 from .labels import text
-from .layout import EMPTY, Table
-from .panels import Drawing
 from .scores import SCORES, VALIDATION, Score
 from .stats import Estimate
+from .tables.layout import EMPTY, Table
 from .words import say, sentences
 
 FILE, STUDY, CONFIRMED = "trials.csv", "study.json", "confirm.csv"

@@ -76,7 +76,8 @@ def test_imports_go_to_the_left(path):
 def homes(stem: str) -> set[Path]:
     """The folders with a module of this name, as they are called in tests/unit."""
     found = {p.relative_to(PACKAGE).parent for p in MODULES if p.stem == stem}
-    return found | {Path("analysis") for p in (ROOT / "analysis").glob("*.py") if p.stem == stem}
+    analysis = (ROOT / "analysis").rglob("*.py")
+    return found | {Path("analysis") for p in analysis if stem in (p.stem, p.parent.name)}
 
 
 def test_the_unit_tests_mirror_the_packages():

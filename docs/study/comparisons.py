@@ -16,7 +16,7 @@ from searches import at_edges
 from stored import FAMILIES, Block, Study, folded, markdown, rows
 
 from analysis import paired, units
-from analysis.layout import EMPTY, p_value
+from analysis.tables.layout import EMPTY, p_value
 
 METRICS = {
     "accuracy": "accuracy", "balanced_accuracy": "balanced accuracy",

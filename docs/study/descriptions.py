@@ -12,9 +12,9 @@ from searches import plus_minus
 from stored import Block, Study, folded, markdown
 
 from analysis import ranks
-from analysis.layout import EMPTY, p_value
 from analysis.scores import SCORES
 from analysis.stats import Estimate, estimate
+from analysis.tables.layout import EMPTY, p_value
 
 SHOWN = {"balanced_accuracy": "Balanced accuracy", "accuracy": "Accuracy", "auc": "AUC"}
 NONE = "No such block is stored yet."

@@ -31,7 +31,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
 import archive  # noqa: E402
 
-from analysis import panels, style  # noqa: E402
+from analysis.figures import grid as panels  # noqa: E402
+from analysis.figures import style  # noqa: E402
 from analysis.stats import Estimate, estimate  # noqa: E402
 
 Settings = dict[str, Any]

@@ -14,7 +14,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from stored import FAMILIES, HERE, Study
 
-from analysis import panels, rank_figure, style
+from analysis.figures import grid as panels
+from analysis.figures import ranks as rank_figure
+from analysis.figures import style
 from analysis.stats import estimate
 
 LOOKS = {"accuracy": (style.ORANGE, 0.17), "balanced_accuracy": (style.BLUE, -0.17)}

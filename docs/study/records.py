@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pandas as pd
 from stored import Block, Study, folded, markdown
 
-from analysis.layout import EMPTY
+from analysis.tables.layout import EMPTY
 
 RUN = ["method", "alpha", "lr", "data_seed", "seed"]
 

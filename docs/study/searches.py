@@ -10,8 +10,8 @@ import pandas as pd
 from stored import Block, Study, folded, markdown
 
 from analysis import budget
-from analysis.layout import EMPTY
 from analysis.scores import SCORES
+from analysis.tables.layout import EMPTY
 
 COUNTED = ("train.lr", "fedavgm.eta")
 """Keys whose choices are counted; the ranges of others are those of papers."""

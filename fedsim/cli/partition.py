@@ -190,8 +190,8 @@ def write_split(dataset: Dataset, split: Partition, folder: Path, malicious: Seq
     frame = pd.DataFrame(partitions.table(dataset, split, malicious=malicious))
     samples = splits.columns(dataset, split, malicious)
     names = () if dataset.per_token else class_names(dataset)
-    figure = analysis("partition").figure(frame, names)
-    with files.replacing_folder(folder) as unfinished, analysis("style").look():
+    figure = analysis("figures.partition").figure(frame, names)
+    with files.replacing_folder(folder) as unfinished, analysis("figures.style").look():
         (unfinished / "partition.csv").write_bytes(csv_text(frame).encode())
         (unfinished / "split.csv").write_bytes(csv_text(samples).encode())
         figure.savefig(unfinished / "partition.png", dpi=150, bbox_inches="tight")
@@ -208,7 +208,9 @@ def plot_run(run: Path, plot: str | None, *, alone: bool) -> None:
     check_output(None, plot)
     files = analysis("files")
     frame, names = files.read_partition(run), files.class_names(run if run.is_dir() else run.parent)
-    analysis("style").save(analysis("partition").figure(frame, names or ()), Path(plot))
+    analysis("figures.style").save(
+        analysis("figures.partition").figure(frame, names or ()), Path(plot)
+    )
     echo(f"picture: {plot}")
 
 
@@ -222,7 +224,7 @@ def save_picture(dataset: Dataset, split: Partition, title: str, note: str, file
     from fedsim.data import partitions
     from fedsim.data.images import resize
 
-    drawing = analysis("partition")
+    drawing = analysis("figures.partition")
     rows = []
     shown_clients = drawing.CLIENTS if dataset.inputs == "images" else 0
     for client in drawing.spread(split.num_clients, shown_clients).tolist():
@@ -235,4 +237,4 @@ def save_picture(dataset: Dataset, split: Partition, title: str, note: str, file
     frame = pd.DataFrame(partitions.table(dataset, split))
     classes = ["text"] if dataset.per_token else class_names(dataset)  # the table's label is -1
     figure = drawing.figure_with_images(frame, title, classes, rows, note)
-    analysis("style").save(figure, file)
+    analysis("figures.style").save(figure, file)

@@ -181,7 +181,7 @@ def report(plan: StudyPlan, out: Path) -> Path:
         AnalysisError: the runs cannot be compared.
     """
     by, unit = studies.grouping(out)
-    written = analysis("report").write(
+    written = analysis("report.page").write(
         [out / studies.RUNS],
         out / studies.REPORT,
         by=by,

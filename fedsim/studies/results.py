@@ -87,7 +87,7 @@ class SweepStore:
         """
         runs = self._summaries()
         own_by, own_unit = self._grouping(runs, [columns] if columns else [])
-        made = analysis("tables").make(
+        made = analysis("tables.scores").make(
             metric, runs, tuple(by or own_by), columns, baseline, takes=(at,), unit=unit or own_unit
         )
         return made[0].data
@@ -115,7 +115,7 @@ class SweepStore:
         """
         import pandas as pd
 
-        runs, curves = self._summaries(), analysis("curves")
+        runs, curves = self._summaries(), analysis("figures.curves")
         own_by, own_unit = self._grouping(runs)
         groups = by or own_by
         over = analysis("runs").unit_among(runs, tuple(groups), unit or own_unit)

@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analysis import AnalysisError, clients, tables
-from analysis.panels import Drawing
+from analysis import AnalysisError
+from analysis.figures.grid import Drawing
 from analysis.runs import find, summaries
+from analysis.tables import clients
+from analysis.tables import scores as tables
 from tests.unit.analysis.run_files import groups_of, rows, run_of
 
 

@@ -15,20 +15,12 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis import (
-    classes,
-    clients,
-    curves,
-    losses,
-    panels,
-    partition,
-    phases,
-    series,
-    style,
-    updates,
-)
-from analysis.panels import Absent, Drawing, facets, settings_by
+from analysis import series
+from analysis.figures import classes, curves, losses, partition, phases, style, updates
+from analysis.figures import grid as panels
+from analysis.figures.grid import Absent, Drawing, facets, settings_by
 from analysis.runs import Group, find, group, summaries
+from analysis.tables import clients
 from tests.unit.analysis.run_files import write_run
 
 ROUNDS = ["test_accuracy", "test_loss", "conflict_ratio", "gradient_diversity", "top_axis_share"]

@@ -11,25 +11,18 @@ import pandas as pd
 import pytest
 from matplotlib.collections import QuadMesh
 
-from analysis import (
-    AnalysisError,
-    classes,
-    clients,
-    curves,
-    headline,
-    paired,
-    panels,
-    plain,
-    series,
-    style,
-)
+from analysis import AnalysisError, paired, series
+from analysis.figures import classes, curves, style
+from analysis.figures import grid as panels
+from analysis.figures.grid import Panel
 from analysis.files import class_names
-from analysis.outcome import outcome
-from analysis.panels import Panel
+from analysis.report import headline, plain
+from analysis.report.outcome import outcome
 from analysis.runs import find, group, summaries
 from analysis.scores import completed
 from analysis.stats import FEWEST
-from analysis.tables import scored
+from analysis.tables import clients
+from analysis.tables.scores import scored
 from tests.unit.analysis.run_files import NAMES, PRESENT, groups_of, rows, run_of, write_run
 from tests.unit.analysis.test_figures import drawn
 

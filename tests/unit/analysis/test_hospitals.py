@@ -18,10 +18,11 @@ from click.testing import CliRunner
 from PIL import Image
 from scipy import stats
 
-from analysis import headline, plain, sites
-from analysis.outcome import outcome
+from analysis.report import headline, plain
+from analysis.report.outcome import outcome
 from analysis.runs import find, group, summaries, unit_among
 from analysis.scores import completed
+from analysis.tables import sites
 from fedsim.cli import main
 from tests.unit.analysis.run_files import rows, run_of
 

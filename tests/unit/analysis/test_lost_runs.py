@@ -15,13 +15,15 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner
 
-from analysis import headline, ranks, stats, tables
-from analysis.captions import UNFINISHED, left_out
+from analysis import ranks, stats
 from analysis.cli import main
-from analysis.outcome import outcome
-from analysis.panels import facets
+from analysis.figures.grid import facets
+from analysis.report import headline
+from analysis.report.outcome import outcome
 from analysis.runs import find, group, summaries
 from analysis.scores import completed
+from analysis.tables import scores as tables
+from analysis.tables.captions import UNFINISHED, left_out
 from tests.unit.analysis import test_budget
 from tests.unit.analysis.run_files import run_of
 

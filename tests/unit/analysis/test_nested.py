@@ -12,20 +12,15 @@ import pytest
 from click.testing import CliRunner, Result
 from scipy import stats as scipy_stats
 
-from analysis import (
-    AnalysisError,
-    clients,
-    curves,
-    headline,
-    layout,
-    stats,
-    tables,
-    units,
-)  # fmt: skip
+from analysis import AnalysisError, stats, units  # fmt: skip
 from analysis.cli import main
-from analysis.outcome import outcome
-from analysis.panels import Drawing
+from analysis.figures import curves  # fmt: skip
+from analysis.figures.grid import Drawing
+from analysis.report import headline  # fmt: skip
+from analysis.report.outcome import outcome
 from analysis.runs import find, group, summaries, unit_among
+from analysis.tables import clients, layout  # fmt: skip
+from analysis.tables import scores as tables
 from fedsim.config import experiments
 from fedsim.studies import sweep, sweep_tables
 from tests.unit.analysis.run_files import rows, run_of, write_run

@@ -11,9 +11,10 @@ import pytest
 from click.testing import CliRunner, Result
 from scipy import stats as scipy_stats
 
-from analysis import AnalysisError, paired, resplits, stats, tables, units
+from analysis import AnalysisError, paired, resplits, stats, units
 from analysis.cli import main
 from analysis.runs import find, summaries
+from analysis.tables import scores as tables
 from tests.unit.analysis.run_files import rows, run_of
 
 OURS = np.array([0.8131, 0.8472, 0.8013, 0.8655, 0.8317, 0.7929, 0.8843, 0.8261, 0.8096, 0.8408])

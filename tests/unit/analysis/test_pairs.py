@@ -9,10 +9,13 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner, Result
 
-from analysis import AnalysisError, layout, overview, pairs, style
+from analysis import AnalysisError
 from analysis.cli import main
-from analysis.layout import EMPTY
+from analysis.figures import style
+from analysis.report import overview
 from analysis.runs import find, group, summaries
+from analysis.tables import layout, pairs
+from analysis.tables.layout import EMPTY
 from tests.unit.analysis.run_files import run_of
 
 CI = " (± 95 % CI)"

@@ -7,9 +7,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis import participation
-from analysis.panels import Absent, Drawing
+from analysis.figures.grid import Absent, Drawing
 from analysis.runs import Group
+from analysis.tables import participation
 
 CLIENTS = "round,client_id,status,staleness\n1,0,ok,0\n1,2,ok,1\n2,0,ok,3\n2,3,dropped,\n3,0,ok,2\n"
 ROUNDS = "round,epsilon,attack_success_rate\n1,0.5,0.1\n2,0.7,0.3\n3,0.9,0.2\n"

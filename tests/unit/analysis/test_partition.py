@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import partition, style
-from analysis.partition import figure_with_images
+from analysis.figures import partition, style
+from analysis.figures.partition import figure_with_images
 
 
 def frame(counts: list[list[int]]) -> pd.DataFrame:

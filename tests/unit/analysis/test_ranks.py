@@ -12,8 +12,9 @@ from click.testing import CliRunner, Result
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from scipy import stats as scipy_stats
 
-from analysis import AnalysisError, rank_figure, ranks
+from analysis import AnalysisError, ranks
 from analysis.cli import main
+from analysis.figures import ranks as rank_figure
 from analysis.runs import find, summaries
 from analysis.scores import SCORES
 from tests.unit.analysis.run_files import run_of

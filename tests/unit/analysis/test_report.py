@@ -12,11 +12,12 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner, Result
 
-from analysis import overview, style
-from analysis import report as reports
 from analysis.cli import main
-from analysis.layout import FORMATS
-from analysis.report import Picture
+from analysis.figures import style
+from analysis.report import overview
+from analysis.report import page as reports
+from analysis.report.page import Picture
+from analysis.tables.layout import FORMATS
 from tests.unit.analysis.run_files import PRESENT, write_run
 
 pytestmark = pytest.mark.integration

@@ -14,8 +14,10 @@ import pytest
 from click.testing import CliRunner, Result
 from matplotlib.figure import Figure
 
-from analysis import AnalysisError, curves, panels, partition, style
+from analysis import AnalysisError
 from analysis.cli import main
+from analysis.figures import curves, partition, style
+from analysis.figures import grid as panels
 from analysis.files import csv_text, read_partition, read_table
 from analysis.runs import (
     Group,

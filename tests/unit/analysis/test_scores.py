@@ -9,10 +9,12 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner, Result
 
-from analysis import layout, paired, scores, tables
+from analysis import paired, scores
 from analysis.cli import main
 from analysis.runs import find, summaries
 from analysis.stats import ranking
+from analysis.tables import layout
+from analysis.tables import scores as tables
 from tests.unit.analysis.run_files import groups_of, rows, run_of
 
 CLASSES = "round,label,support,recall,precision"

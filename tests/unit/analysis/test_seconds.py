@@ -7,7 +7,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis import AnalysisError, curves
+from analysis import AnalysisError
+from analysis.figures import curves
 from analysis.runs import Group
 
 

@@ -10,14 +10,16 @@ import pytest
 from click.testing import CliRunner
 from scipy import stats
 
-from analysis import AnalysisError, plain, tables
+from analysis import AnalysisError
 from analysis.cli import main
-from analysis.layout import FORMATS
-from analysis.outcome import outcome
-from analysis.panels import Facets
+from analysis.figures.grid import Facets
+from analysis.report import plain
+from analysis.report.outcome import outcome
 from analysis.runs import find, group, summaries, unit_among
 from analysis.scores import completed
-from analysis.sites import BY_SITE, gathered
+from analysis.tables import scores as tables
+from analysis.tables.layout import FORMATS
+from analysis.tables.sites import BY_SITE, gathered
 from tests.unit.analysis.run_files import rows, run_of
 
 NAMES = ("Zürich & Söhne", "clinic_b", "St. Mary's, ward 2")

@@ -12,12 +12,13 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner, Result
 
-from analysis import layout, tables
 from analysis.cli import main
-from analysis.layout import EMPTY, PERCENT, PLAIN, p_value
 from analysis.runs import Group, find, group, summaries
 from analysis.scores import OTHERS, completed
 from analysis.stats import cells, reference
+from analysis.tables import layout
+from analysis.tables import scores as tables
+from analysis.tables.layout import EMPTY, PERCENT, PLAIN, p_value
 from tests.unit.analysis.run_files import groups_of, rows, run_of
 
 DECOMPOSITION = "round,split,scope,local_loss,shift_loss,aggregation_loss,global_loss"

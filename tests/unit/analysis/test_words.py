@@ -10,7 +10,7 @@ import pytest
 import analysis
 from analysis.words import listed, say, section, sentences
 
-SOURCES = sorted(Path(analysis.__file__).parent.glob("*.py"))
+SOURCES = sorted(Path(analysis.__file__).parent.rglob("*.py"))
 
 
 @pytest.mark.parametrize(("count", "runs"), [(1, "1 run"), (3, "3 runs"), (0, "0 runs")])

@@ -102,9 +102,11 @@ def pictures(root: Path) -> Path:
 @pytest.mark.integration
 def test_classes_and_sites_go_by_their_names(tmp_path: Path, monkeypatch) -> None:
     drawn = []
-    figure = analysis("partition").figure
+    figure = analysis("figures.partition").figure
     monkeypatch.setattr(
-        analysis("partition"), "figure", lambda *args: drawn.append(figure(*args)) or drawn[-1]
+        analysis("figures.partition"),
+        "figure",
+        lambda *args: drawn.append(figure(*args)) or drawn[-1],
     )
     args = ["-d", "folder", "--data-dir", str(pictures(tmp_path / "d")), "--sample-rate", "1"]
     args += ["--set", "data.image_size=6"]

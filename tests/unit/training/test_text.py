@@ -303,7 +303,9 @@ def test_a_picture_of_texts_and_features_has_no_images(data, classes, tmp_path, 
     from fedsim.cli.report import analysis
 
     drawn = []
-    monkeypatch.setattr(analysis("style"), "save", lambda figure, file: drawn.append(figure))
+    monkeypatch.setattr(
+        analysis("figures.style"), "save", lambda figure, file: drawn.append(figure)
+    )
     setup = prepare(texts.config(data))
     save_picture(setup.dataset, setup.partition, "title", "note", tmp_path / "x.png")
     ((bubbles,),) = [figure.axes for figure in drawn]

@@ -12,15 +12,17 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from . import AnalysisError, panels, style, units
-from .files import has_rows, read_table
-from .panels import Absent, Drawing, Panel, Rounds
-from .runs import Group
-from .scores import EPSILONS, OTHERS, epsilons, of_rounds
-from .series import per_unit
-from .stats import over_units
-from .units import ExperimentalUnit
-from .words import listed, say
+from .. import AnalysisError, units
+from ..files import has_rows, read_table
+from ..runs import Group
+from ..scores import EPSILONS, OTHERS, epsilons, of_rounds
+from ..series import per_unit
+from ..stats import over_units
+from ..units import ExperimentalUnit
+from ..words import listed, say
+from . import grid as panels
+from . import style
+from .grid import Absent, Drawing, Panel, Rounds
 
 X = Literal["round", "seconds"]
 
@@ -207,7 +209,7 @@ def drawings(
 ) -> Iterator[Drawing | Absent]:  # fmt: skip
     """A score of the test part and the loss by round, one row of panels per setting.
 
-    ``lines`` are by label, by default those of :func:`analysis.style.lines`.
+    ``lines`` are by label, by default those of :func:`analysis.figures.style.lines`.
     With few methods they are one figure, else small multiples of each.
     """
     there = {column for values in rounds.values() for frame in values.values() for column in frame}

@@ -10,16 +10,18 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from . import panels, series, stats, style, units
-from .captions import power_words
-from .layout import COLLAPSE, Table, Unit
+from .. import series, stats, units
+from ..figures import grid as panels
+from ..figures import style
+from ..figures.grid import Drawing, Facets, facet_lines
+from ..paired import SIGNIFICANT, T
+from ..runs import Group
+from ..scores import COLLAPSED, counts
+from ..stats import FEWEST, Estimate, estimate
+from ..tables.captions import power_words
+from ..tables.layout import COLLAPSE, Table, Unit
+from ..words import listed, say, sentences
 from .outcome import Outcome, named
-from .paired import SIGNIFICANT, T
-from .panels import Drawing, Facets, facet_lines
-from .runs import Group
-from .scores import COLLAPSED, counts
-from .stats import FEWEST, Estimate, estimate
-from .words import listed, say, sentences
 
 MOST = 6
 """At most this many settings have a sentence of their own."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 
-from . import style
+from ..figures import style
+from ..stats import Cell, Estimate
+from ..words import say, sentences
 from .layout import EMPTY, NONE, Table, Unit, repetition_heads, repetitions
-from .stats import Cell, Estimate
-from .words import say, sentences
 
 COLUMNS = (
     "label", "method", "column", "n", "runs", "seeds", "var_between", "var_within", "pairs",

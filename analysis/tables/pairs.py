@@ -10,16 +10,17 @@ from dataclasses import replace
 
 import pandas as pd
 
-from . import AnalysisError, style
+from .. import AnalysisError
+from ..figures import style
+from ..labels import LABEL, computed, labels, text
+from ..paired import SIGNIFICANT, T, Test
+from ..runs import Group, expanded, group, known, order
+from ..scores import completed, counts
+from ..stats import Cell, cells, compared, missing, ranked
+from ..units import ExperimentalUnit
+from ..words import say
 from .captions import comparisons, interval_words, signs, unit_words
-from .labels import LABEL, computed, labels, text
 from .layout import EMPTY, PERCENT, Table, Unit, crossed, crossed_heads, spread, with_seeds
-from .paired import SIGNIFICANT, T, Test
-from .runs import Group, expanded, group, known, order
-from .scores import completed, counts
-from .stats import Cell, cells, compared, missing, ranked
-from .units import ExperimentalUnit
-from .words import say
 
 EXPERIMENT = ("dataset", "alpha", "num_clients", "sample_rate", "train.local_epochs")
 """Columns of summary.csv that define an experiment, the outermost first."""

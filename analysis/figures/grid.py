@@ -16,11 +16,12 @@ from matplotlib.ticker import MaxNLocator
 
 from fedsim.core.terminal import printable
 
-from . import series, style
-from .labels import LABEL, METHOD, NAMES, computed, text
-from .runs import Group
-from .units import ExperimentalUnit
-from .words import say
+from .. import series
+from ..labels import LABEL, METHOD, NAMES, computed, text
+from ..runs import Group
+from ..units import ExperimentalUnit
+from ..words import say
+from . import style
 
 FEW = 12
 """Curves of at most this many points show them as dots."""
@@ -184,7 +185,7 @@ def grid(
     """A figure of panels in rows of ``columns``; None is an empty place.
 
     Few curves are labelled at their ends; else a legend is below, as is ``note``, what line and
-    band mean. ``lines`` are by label, by default those of :func:`analysis.style.lines`.
+    band mean. ``lines`` are by label, by default those of :func:`analysis.figures.style.lines`.
     """
     there = [panel for panel in panels if panel is not None]
     columns = min(columns, len(panels))
@@ -360,8 +361,8 @@ def method_rows(
 ) -> tuple[Figure, list[Axes]]:
     """An empty figure with one panel per title and, in each, one row per method.
 
-    Call it, and draw on its axes, within :func:`analysis.style.look`. Row i is at height i; there
-    are at most ``columns`` panels in a row.
+    Call it, and draw on its axes, within :func:`analysis.figures.style.look`. Row i is at height i;
+    there are at most ``columns`` panels in a row.
     """
     columns = min(columns, len(titles))
     rows = math.ceil(len(titles) / columns)

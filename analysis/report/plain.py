@@ -1,6 +1,6 @@
 """The first screen of a report: what was compared, what came out, for whom, and what is not known.
 
-For readers without statistics; the sentences of :mod:`analysis.headline` are folded below them.
+The sentences of :mod:`analysis.report.headline` are folded below them.
 """
 
 from __future__ import annotations
@@ -8,15 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import stats, style, units
-from .files import client_names
+from .. import stats, units
+from ..figures import style
+from ..files import client_names
+from ..runs import first_run
+from ..scores import ALL
+from ..stats import FEWEST
+from ..tables.sites import COMMON, Sites
+from ..units import PARTITION
+from ..words import listed, say, sentences
 from .outcome import Outcome, named
-from .runs import first_run
-from .scores import ALL
-from .sites import COMMON, Sites
-from .stats import FEWEST
-from .units import PARTITION
-from .words import listed, say, sentences
 
 MOST = 3
 """At most this many settings have a sentence of their own, and approaches one on whom they help."""

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
-from . import style
-from .files import csv_text
-from .runs import order
-from .stats import FEWEST, Cell, Comparison, Estimate
-from .units import ExperimentalUnit
-from .words import say
+from ..figures import style
+from ..files import csv_text
+from ..runs import order
+from ..stats import FEWEST, Cell, Comparison, Estimate
+from ..units import ExperimentalUnit
+from ..words import say
 
 NONE = "n/a"
 """Shown if a number is not available."""

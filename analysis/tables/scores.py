@@ -9,19 +9,18 @@ from pathlib import Path
 
 import pandas as pd
 
-from . import (
-    AnalysisError,
-    clients,
-    pairs,
-    participation,
-    resplits,
-    scores,
-    series,
-    sites,
-    style,
-)
+from .. import AnalysisError, resplits, scores, series
+from ..figures import style
+from ..figures.grid import facets, settings_by
+from ..labels import LABEL, labels, text
+from ..paired import T, Test
+from ..runs import Group, expanded, group, known, order, unit_among
+from ..scores import ALL, SCORES, TAKES, by_run, completed, counts
+from ..stats import Cell, Values, cells, ranked
+from ..units import COLUMNS, ExperimentalUnit, finite
+from ..words import say
+from . import clients, pairs, participation, sites
 from .captions import comparisons, incomplete, signs, unit_words
-from .labels import LABEL, labels, text
 from .layout import (
     NATS,
     NONE,
@@ -34,14 +33,7 @@ from .layout import (
     with_differences,
     with_seeds,
 )
-from .paired import T, Test
-from .panels import facets, settings_by
-from .runs import Group, expanded, group, known, order, unit_among
-from .scores import ALL, SCORES, TAKES, by_run, completed, counts
-from .stats import Cell, Values, cells, ranked
-from .units import COLUMNS, ExperimentalUnit, finite
 from .variance import with_variances
-from .words import say
 
 TERMS: Mapping[str, str] = {
     "local_loss": "Local", "shift_loss": "Shift", "aggregation_loss": "Aggregation",

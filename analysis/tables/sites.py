@@ -15,18 +15,19 @@ from typing import Literal
 
 import pandas as pd
 
-from . import AnalysisError, series, style
+from .. import AnalysisError, series
+from ..figures import style
+from ..figures.grid import Facets
+from ..files import client_names
+from ..paired import SIGNIFICANT, T, Test
+from ..runs import Group, first_run
+from ..scores import SCORES, counts
+from ..stats import EQUAL, FEWEST, Cell, Comparison, holm, of_runs, paired
+from ..units import ExperimentalUnit
+from ..words import listed, say, sentences
 from .captions import interval_words, unit_words
 from .clients import last_scores
-from .files import client_names
 from .layout import COLLAPSE, EMPTY, Table, data, interval_head, spread, unit_of
-from .paired import SIGNIFICANT, T, Test
-from .panels import Facets
-from .runs import Group, first_run
-from .scores import SCORES, counts
-from .stats import EQUAL, FEWEST, Cell, Comparison, holm, of_runs, paired
-from .units import ExperimentalUnit
-from .words import listed, say, sentences
 
 LOCAL = "local"
 """The algorithm in which each client trains a model of its own."""

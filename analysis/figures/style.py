@@ -23,7 +23,7 @@ from matplotlib.ticker import LogFormatter
 from fedsim.core.files import run_around, write
 from fedsim.core.terminal import printable
 
-from . import AnalysisError
+from .. import AnalysisError
 
 BLACK, ORANGE, SKY, GREEN, BLUE, RED, PURPLE = (
     "#000000", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7",

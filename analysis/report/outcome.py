@@ -2,7 +2,7 @@
 
 The first screen, its figure, the statistics below and the table of means read the same values.
 Where runs have scores by site and their own local models, these are the sites' scores on their own
-test samples, as in :mod:`analysis.sites`; else the score of the common test part.
+test samples, as in :mod:`analysis.tables.sites`; else the score of the common test part.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from . import style
-from .captions import comparisons, interval_words, signs, unit_words
-from .clients import last_scores
-from .layout import Table, detailed
-from .paired import T
-from .panels import Facets, labels_of, unit_of
-from .scores import ALL, Score, by_run, counts, heading
-from .sites import BY_SITE, COMMON, FIRST, OWN, TUNED, Sites
-from .stats import FEWEST, cells, ranked
-from .units import ExperimentalUnit
-from .words import listed, say, sentences
+from ..figures import style
+from ..figures.grid import Facets, labels_of, unit_of
+from ..paired import T
+from ..scores import ALL, Score, by_run, counts, heading
+from ..stats import FEWEST, cells, ranked
+from ..tables.captions import comparisons, interval_words, signs, unit_words
+from ..tables.clients import last_scores
+from ..tables.layout import Table, detailed
+from ..tables.sites import BY_SITE, COMMON, FIRST, OWN, TUNED, Sites
+from ..units import ExperimentalUnit
+from ..words import listed, say, sentences
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,8 +128,8 @@ class Outcome:
 def outcome(facets: Facets, score: str, sites: Mapping[str, Sites]) -> Outcome:
     """The values of a score, by site where all settings have local models to compare with.
 
-    ``sites`` are of :func:`analysis.sites.gathered`, of the score where it is one of
-    :data:`analysis.sites.BY_SITE`, else of accuracy.
+    ``sites`` are of :func:`analysis.tables.sites.gathered`, of the score where it is one of
+    :data:`analysis.tables.sites.BY_SITE`, else of accuracy.
     """
     collapsed = {setting: counts(groups) for setting, groups in facets.items()}
     values = {setting: by_run(groups, score, "final") for setting, groups in facets.items()}

@@ -14,37 +14,20 @@ from markupsafe import Markup, escape
 from fedsim.core.files import replacing_folder, run_around
 from fedsim.core.terminal import printable
 
-from . import (
-    AnalysisError,
-    captions,
-    classes,
-    clients,
-    curves,
-    headline,
-    layout,
-    losses,
-    overview,
-    pairs,
-    participation,
-    partition,
-    phases,
-    plain,
-    series,
-    sites,
-    style,
-    tables,
-    trials,
-    updates,
-)  # fmt: skip
-from .files import client_names
+from .. import AnalysisError, series, trials
+from ..figures import classes, curves, losses, partition, phases, style, updates
+from ..figures.grid import Absent, Drawing, Facets, facet_lines, facets, settings_by, unit_of
+from ..files import client_names
+from ..runs import Group, default_by, find, first_run, group, summaries, unit_among, without_repeats
+from ..scores import ALL, SCORES, TAKES, completed, of_rounds
+from ..tables import captions, clients, layout, pairs, participation, sites
+from ..tables import scores as tables
+from ..tables.variance import with_variances
+from ..units import ExperimentalUnit
+from ..words import say
+from . import headline, overview, plain
 from .outcome import Outcome, outcome
 from .overview import Descriptions
-from .panels import Absent, Drawing, Facets, facet_lines, facets, settings_by, unit_of
-from .runs import Group, default_by, find, first_run, group, summaries, unit_among, without_repeats
-from .scores import ALL, SCORES, TAKES, completed, of_rounds
-from .units import ExperimentalUnit
-from .variance import with_variances
-from .words import say
 
 PAGE = "report.html"
 ALWAYS = ("test_accuracy", "test_loss", "conflict_ratio")
@@ -212,7 +195,7 @@ def _write_page(
         trim_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
     environment.filters["inline"] = _inline
-    page = environment.get_template("report.html").render(foot=say("report.foot"), **content)
+    page = environment.get_template("page.html").render(foot=say("report.foot"), **content)
     seen = printable(page, keep="\n\N{NO-BREAK SPACE}")
     with replacing_folder(out) as folder:
         for name, data in {**contents, **files, PAGE: seen.encode()}.items():

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from . import panels, series, style
-from .panels import Absent, Drawing, Facets
+from .. import series
+from . import grid as panels
+from . import style
+from .grid import Absent, Drawing, Facets
 
 PHASES = {
     "broadcast": "#66CCEE", "train": "#4477AA", "aggregate": "#AA3377", "evaluate": "#CCBB44",

@@ -9,13 +9,13 @@ from typing import Any
 
 import pandas as pd
 
-from . import style
+from ..figures import style
+from ..paired import CERTAIN, DRAWS, FEWEST_BAYES, PRIOR, SIGNIFICANT, T, Test
+from ..runs import conditions
+from ..stats import FEWEST, Cell
+from ..units import POWER, ExperimentalUnit
+from ..words import say, sentences
 from .layout import COLLAPSE, Table, Unit, data, unit_of
-from .paired import CERTAIN, DRAWS, FEWEST_BAYES, PRIOR, SIGNIFICANT, T, Test
-from .runs import conditions
-from .stats import FEWEST, Cell
-from .units import POWER, ExperimentalUnit
-from .words import say, sentences
 
 UNFINISHED = "no summary.csv, the run has not finished"
 """Why a run is left out of every table."""

@@ -8,11 +8,11 @@ import textwrap
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ..paired import SIGNIFICANT
+from ..ranks import Ranks, lacking_words
+from ..words import say, sentences
 from . import style
-from .paired import SIGNIFICANT
-from .panels import WIDTH
-from .ranks import Ranks, lacking_words
-from .words import say, sentences
+from .grid import WIDTH
 
 LETTER = 0.09
 """Width of a character of a label in inches."""

@@ -14,12 +14,13 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from . import panels, style
-from .files import class_names, read_partition
-from .labels import text
-from .panels import Absent, Drawing
-from .runs import Group
-from .words import say
+from ..files import class_names, read_partition
+from ..labels import text
+from ..runs import Group
+from ..words import say
+from . import grid as panels
+from . import style
+from .grid import Absent, Drawing
 
 BAR = "#4292C6"
 LABELLED = 16

@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from . import panels, series, stats, style
-from .panels import Absent, Drawing, Facets, Rounds, facet_lines, unit_of
-from .runs import Group
-from .units import ExperimentalUnit
+from .. import series, stats
+from ..runs import Group
+from ..units import ExperimentalUnit
+from . import grid as panels
+from . import style
+from .grid import Absent, Drawing, Facets, Rounds, facet_lines, unit_of
 
 SMOOTH = 20
 """Window of the moving mean: a SMOOTHth of the rounds, since each round has another cohort."""

@@ -16,16 +16,18 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from . import AnalysisError, panels, series, style
+from .. import AnalysisError, series
+from ..figures import grid as panels
+from ..figures import style
+from ..figures.grid import Absent, Drawing, Facets, facet_lines, unit_of
+from ..files import client_names
+from ..paired import T, Test
+from ..runs import Group, first_run
+from ..stats import Values, cells, over_units, ranked, reference
+from ..units import COLUMNS
+from ..words import say, section, sentences
 from .captions import comparisons, signs
-from .files import client_names
 from .layout import PERCENT, Table, crossed, crossed_heads, with_seeds
-from .paired import T, Test
-from .panels import Absent, Drawing, Facets, facet_lines, unit_of
-from .runs import Group, first_run
-from .stats import Values, cells, over_units, ranked, reference
-from .units import COLUMNS
-from .words import say, section, sentences
 
 PARTS: Mapping[str, str] = section("parts")
 """Parts that clients are evaluated on, the preferred one first, and their names."""

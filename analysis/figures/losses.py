@@ -7,11 +7,13 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from . import panels, series, stats, style
-from .labels import text
-from .panels import Absent, Drawing, Facets, facet_lines, unit_of
-from .runs import Group
-from .words import say, section
+from .. import series, stats
+from ..labels import text
+from ..runs import Group
+from ..words import say, section
+from . import grid as panels
+from . import style
+from .grid import Absent, Drawing, Facets, facet_lines, unit_of
 
 COLUMNS = {
     "local_loss": "Local loss (nats)",

@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from . import style
-from .labels import METHOD, text
-from .layout import EMPTY, Table
-from .runs import Group, differing, shared
-from .units import PARTITION
-from .words import say, section, sentences
+from ..figures import style
+from ..labels import METHOD, text
+from ..runs import Group, differing, shared
+from ..tables.layout import EMPTY, Table
+from ..units import PARTITION
+from ..words import say, section, sentences
 
 Descriptions = Mapping[str, str]
 """A line on each method and setting, by label or column of summary.csv; fedsim provides them."""

@@ -12,12 +12,14 @@ from matplotlib.collections import QuadMesh
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from . import panels, series, style
-from .files import class_names
-from .panels import SPOKEN, Absent, Drawing, Facets, unit_of
-from .runs import first_run
-from .units import ExperimentalUnit
-from .words import say
+from .. import series
+from ..files import class_names
+from ..runs import first_run
+from ..units import ExperimentalUnit
+from ..words import say
+from . import grid as panels
+from . import style
+from .grid import SPOKEN, Absent, Drawing, Facets, unit_of
 
 PRINTED = 12
 """Numbers are printed in panels of at most this many classes."""

@@ -8,12 +8,13 @@ from collections.abc import Hashable, Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from . import AnalysisError, panels, series, stats
+from .. import AnalysisError, series, stats
+from ..figures import grid as panels
+from ..figures.grid import Absent, Drawing, Facets, Panel, facet_lines, unit_of
+from ..runs import Group
+from ..units import COLUMNS
+from ..words import say
 from .layout import Table, Unit, crossed, crossed_heads, with_seeds
-from .panels import Absent, Drawing, Facets, Panel, facet_lines, unit_of
-from .runs import Group
-from .units import COLUMNS
-from .words import say
 
 MEASURES: Mapping[str, str] = {
     "least": "Least", "mean": "Mean", "most": "Most", "never": "Never (%)", "gini": "Gini",

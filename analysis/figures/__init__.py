@@ -1,0 +1,1 @@
+"""Figures: a file for each, on one grid of panels."""

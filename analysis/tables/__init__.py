@@ -1,0 +1,1 @@
+"""Tables: scores, pairs, sites, clients, and their Markdown, LaTeX and CSV."""
