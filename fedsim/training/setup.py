@@ -13,9 +13,10 @@ import torch
 
 from fedsim import algorithms, models
 from fedsim.algorithms.base import Algorithm, identity
+from fedsim.attacks.base import Attack
 from fedsim.client import dropout, probe
-from fedsim.client.compression import Compression, compression
 from fedsim.client.context import LocalEnv
+from fedsim.compressors.base import Compression
 from fedsim.config.run import RunConfig
 from fedsim.config.sections import ClockConfig
 from fedsim.config.validation import cohort_size
@@ -30,7 +31,6 @@ from fedsim.core.types import (
     ModelSpec,
     Partition,
     RoundContext,
-    Triggered,
     Vector,
     Vectors,
 )
@@ -49,14 +49,19 @@ from fedsim.schedules.base import Roster, Schedule, Synchronous, lr_at, schedule
 from fedsim.schedules.oort import Oort
 from fedsim.schedules.selection import BySize, Fixed, Poisson, PowerOfChoice, RoundRobin, fixed
 from fedsim.server import Bucketing
-from fedsim.server.attacks import Omniscient
 from fedsim.server.staleness import StalenessWeights
 from fedsim.storage.checkpoint import ServerState
 from fedsim.systems.clock import BOUNDS, FLOAT_BYTES, TRAITS, Clock, LocalSchedule
 from fedsim.systems.distributions import parse_within
 from fedsim.systems.trace import read_trace
 from fedsim.training import combinations, evaluate, stacking
-from fedsim.training.attacks import attack_of, check_attack, possible_sizes
+from fedsim.training.attacks import (
+    attack_of,
+    attacked,
+    check_attack,
+    malicious_clients,
+    possible_sizes,
+)
 from fedsim.training.features import with_features
 from fedsim.training.loading import deal, read_images, with_normalization, with_shifts
 from fedsim.training.privacy import Budget, check_samples, private
@@ -81,8 +86,7 @@ class Setup:
         frozen: by name the tensors of the model that ``model.trainable`` leaves out.
         provenance: the user's code, and the data, as digests.
         malicious: the clients that section ``attack`` makes malicious, ascending.
-        attack: what they do with the updates of a round, None where they do nothing with them.
-        triggered: the test samples by whose predictions the attack's success is measured.
+        attack: what they do.
         budget: the epsilon of the rounds, None without user-level differential privacy.
         root: (n,) indices of the validation samples that the server itself trains on.
         server_device: the GPU that aggregates, None where the CPU does.
@@ -105,8 +109,7 @@ class Setup:
     frozen: Vectors = field(default_factory=dict)
     provenance: Provenance = field(default_factory=Provenance)
     malicious: tuple[int, ...] = ()
-    attack: Omniscient | None = None
-    triggered: Triggered | None = None
+    attack: Attack = field(default_factory=Attack)
     budget: Budget | None = None
     root: I64 = field(default_factory=lambda: np.empty(0, np.int64))
     server_device: torch.device | None = None
@@ -245,8 +248,9 @@ def assemble(
         why = probe.fault(flat, fresh, algorithm.criterion, config.training, samples)
         if why is not None:
             raise ConfigError(f"model.name={model.name}: {why}")
-    attack = attack_of(config.attack, config.data, partition, dataset, algorithm)
-    algorithm = attack.algorithm
+    malicious = malicious_clients(config.attack, config.data, partition)
+    attack = attack_of(config, dataset, algorithm)
+    algorithm = attacked(algorithm, attack, malicious, config.attack.start_round)
     schedule = _schedule_of(config, partition.participants)
     least = size = cohort_size(len(partition.participants), config.train.sample_rate)
     if isinstance(schedule, Fixed):
@@ -281,9 +285,8 @@ def assemble(
         start=built.start,
         frozen=flat.frozen,
         provenance=Provenance(code_of(config), digests),
-        malicious=attack.clients,
-        attack=attack.omniscient,
-        triggered=attack.triggered,
+        malicious=tuple(malicious),
+        attack=attack,
         root=draw_root(algorithm.server.root_samples, dataset, config.data.seed),
         server_device=server_device(config.engine),
         drops=dropout.active(built.model),
@@ -374,7 +377,8 @@ def algorithm_of(config: RunConfig) -> Algorithm:
         margin_threshold=config.margin_threshold,
     )
     if config.compress.name != "none":
-        compressed = compression(algorithm.personal, **config.compress.model_dump())
+        compressor = config.compress.build(config.hyperparameters)
+        compressed = Compression(compressor=compressor, personal=algorithm.personal)
         algorithm = replace(algorithm, transforms=(*algorithm.transforms, compressed))
     if config.clock.mode == "sync":
         return algorithm
@@ -421,7 +425,7 @@ def needs_whole_updates(setup: Setup) -> str | None:
         buffered = setup.config.clock.mode == "async"
         named = "clock.mode=async" if buffered else f"train.schedule={setup.config.train.schedule}"
         return f"{named} with BatchNorm"
-    if setup.attack is not None and not setup.attack.in_span:
+    if setup.attack.cohort is not None and not setup.attack.cohort.in_span:
         own = setup.config.attack
         turned = own.perturbation is not None
         return f"attack.perturbation={own.perturbation}" if turned else f"attack.name={own.name}"
