@@ -18,7 +18,7 @@ from fedsim.core.types import F64, Array, ClientUpdate, Layout, RoundContext, Sl
 from fedsim.engine.ray.cluster import local_node
 from fedsim.server.base import RuleState
 from fedsim.server.cohort import Cohort
-from fedsim.server.threads import single_threaded_blas
+from fedsim.server.linalg import single_threaded_blas
 
 METHODS = ("fedavg", "fedgh", "fedld")
 COHORTS = (5, 10, 50)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fedsim import algorithms
-from fedsim.algorithms.catalogue import build_docstring
+from fedsim.algorithms.catalogue import METHODS
 from fedsim.core.settings import argument_texts
 
 PAGE = Path(__file__).resolve().parent / "METHODS.md"
@@ -113,7 +113,7 @@ def title(name: str) -> tuple[str, str, str]:
 
 def options(name: str) -> list[tuple[str, str, str]]:
     """Each hyperparameter with its default and its line in the docstring of ``build``."""
-    texts = argument_texts(build_docstring(name))
+    texts = argument_texts(METHODS.docstrings(name)[1])
     parameters = algorithms.parameters(name).items()
     return [(key, str(p.default), texts[key]) for key, p in parameters]
 

@@ -13,8 +13,8 @@ from functools import cache
 from typing import Any, Literal, get_args, get_origin
 
 from fedsim import algorithms
-from fedsim.config.attack import AttackConfig
-from fedsim.config.compress import CompressConfig
+from fedsim.attacks import ATTACKS
+from fedsim.compressors import COMPRESSORS
 from fedsim.config.dp import DpConfig
 from fedsim.config.resolve import with_normalization
 from fedsim.config.run import RunConfig
@@ -54,7 +54,7 @@ VARIANTS: dict[Part, Settings] = {
     },
 }
 """Parts that are more than a name."""
-DEFAULTS = (("compressor", "none"), ("selection", "uniform"), ("asynchronous mode", "sync"))
+DEFAULTS = (("selection", "uniform"), ("asynchronous mode", "sync"))
 """Names that stand for the absence of a part."""
 TITLES = {
     "method": "Methods and rules",
@@ -88,9 +88,9 @@ def parts() -> dict[str, dict[str, Settings]]:
     found: dict[str, dict[str, Settings]] = {
         "method": {n: {"algorithm": n} for n in algorithms.names() if not mixes(n)},
         "pre-aggregation": {n: {"server": [n]} for n in algorithms.names() if mixes(n)},
-        "attack": {n: {"attack": {"name": n}} for n in names(AttackConfig, "name")},
+        "attack": {n: {"attack": {"name": n}} for n in ATTACKS.names()},
         "privacy": {n: {"dp": {"level": n}} for n in names(DpConfig, "level")},
-        "compressor": {n: {"compress": {"name": n}} for n in names(CompressConfig, "name")},
+        "compressor": {n: {"compress": {"name": n}} for n in COMPRESSORS.names()},
         "selection": {n: {"train": {"selection": n}} for n in names(TrainConfig, "selection")},
         "asynchronous mode": {n: {"clock": {"mode": n}} for n in names(ClockConfig, "mode")},
     }

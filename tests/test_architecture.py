@@ -19,6 +19,7 @@ ORDER = (
     {"core"},
     {"privacy"},
     {"data", "models", "metrics", "systems", "client", "server"},
+    {"attacks", "compressors"},
     {"algorithms"},
     {"config"},
     {"storage", "engine"},
@@ -95,7 +96,7 @@ def test_ray_is_imported_in_one_package_alone():
     assert users == {PACKAGE / "engine" / "ray"}
 
 
-@pytest.mark.parametrize("folder", ["algorithms", "client", "server"])
+@pytest.mark.parametrize("folder", ["algorithms", "attacks", "client", "compressors", "server"])
 def test_rules_do_no_input_or_output(folder):
     for path in (PACKAGE / folder).glob("*.py"):
         tops = {name.split(".")[0] for name in imports(path)}

@@ -98,21 +98,22 @@ def test_a_server_rule():
 
 @pytest.mark.slow
 def test_an_attack_and_a_compressor(tmp_path):
+    attack = {"name": "own_attack:build", "clients": "0,1,2,3"}
     changes = {
-        "fedavg": {"algorithm": "fedavg"},
-        "nobody": {"algorithm": "own_attack:build", "own_attack:build": {"share": 0.0}},
-        "everybody": {"algorithm": "own_attack:build", "own_attack:build": {"share": 1.0}},
-        "half": {"algorithm": "own_compressor:build"},
+        "fedavg": {},
+        "later": {"attack": attack | {"start_round": 2}},
+        "everybody": {"attack": attack, "own_attack:build": {"shift": 5}},
+        "half": {"compress": {"name": "own_compressor:build"}},
     }
-    rounds = {
-        name: run(tmp_path / name, model={"name": "mlp"}, **sections)["rounds"]
-        for name, sections in changes.items()
-    }
-    pd.testing.assert_frame_equal(rounds["nobody"], rounds["fedavg"])
-    everybody, honest = rounds["everybody"].iloc[0], rounds["fedavg"].iloc[0]
-    assert everybody["update_norm"] == honest["update_norm"]
-    assert everybody["test_loss"] > honest["test_loss"]
-    assert (2 * rounds["half"]["uplink_bytes"] == rounds["fedavg"]["uplink_bytes"]).all()
+    tables = {n: run(tmp_path / n, model={"name": "mlp"}, **c) for n, c in changes.items()}
+    rounds = {name: tables[name]["rounds"].iloc[0] for name in changes}
+    assert rounds["later"]["test_loss"] == rounds["fedavg"]["test_loss"]
+    assert rounds["everybody"]["update_norm"] == rounds["fedavg"]["update_norm"]
+    assert rounds["everybody"]["test_loss"] > rounds["fedavg"]["test_loss"]
+    assert tables["everybody"]["summary"]["own_attack:build.shift"].item() == 5
+    assert 2 * rounds["half"]["uplink_bytes"] == rounds["fedavg"]["uplink_bytes"]
+    code = RunStore(tmp_path / "everybody").read_environment()["code"]["attack"]
+    assert list(code["files"]) == ["own_attack.py"]
 
 
 @pytest.mark.slow

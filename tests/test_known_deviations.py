@@ -16,13 +16,14 @@ import numpy as np
 import pytest
 
 import fedsim
-from fedsim.client.compression import QSGD
+from fedsim.attacks.alie import alie_z
+from fedsim.attacks.base import AttackedCohort, Malicious
+from fedsim.attacks.min_max import MinMax
+from fedsim.compressors.qsgd import QSGD
 from fedsim.core.errors import ConfigError
-from fedsim.core.malicious import Malicious
 from fedsim.core.types import ClientUpdate, RoundContext
 from fedsim.privacy.accounting import Release, epsilons
 from fedsim.server import Average, Cohort, Server
-from fedsim.server.attacks import MinMax, alie_z
 from fedsim.server.base import RuleState
 from fedsim.server.privacy import AdaptiveClip, GaussianNoise, PrivateMean
 from fedsim.server.staleness import StalenessWeights
@@ -290,7 +291,7 @@ def test_min_max_start_value():
         else:
             gamma -= step
     assert best == pytest.approx(20, abs=1e-4)
-    attack = MinMax(Malicious(frozenset([3])))
+    attack = AttackedCohort(Malicious(frozenset([3])), MinMax())
     sent = attack(cohort([*benign, [0.0, 0.0]]), {}, CTX).cohort.rows[3]
     assert np.linalg.norm(mean - sent) == pytest.approx(173.5, abs=0.1)
     assert np.square(benign - sent).sum(1).max() == pytest.approx(limit)

@@ -3,26 +3,22 @@
 The typed keyword parameters of ``build`` are the method's hyperparameters: help, the check of
 configuration files and the CSV columns come from the signature. A method that lives elsewhere is
 named ``module:function``, or ``FILE.py:function``; it may also be a plain rule, see
-:mod:`fedsim.core.rules`.
+:mod:`fedsim.server.plain`.
 """
 
-import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from fedsim.algorithms.base import Algorithm, no_slot
-from fedsim.algorithms.catalogue import chain, check, check_known
+from fedsim.algorithms.catalogue import METHODS, chain, check
 from fedsim.client import LocalRule, MarginControl
 from fedsim.core.errors import ConfigError
-from fedsim.core.imports import resolve, users_code
 from fedsim.core.layout import FlatModel
-from fedsim.core.rules import is_rule
 from fedsim.core.types import Dataset, ModelSpec
 from fedsim.server import Average, Server
 from fedsim.server.mixing import MIXING
-from fedsim.server.plain import PlainRule
+from fedsim.server.plain import PlainRule, is_rule
 
 
 def load(name: str, hyperparameters: Mapping[str, Any] | None = None) -> Algorithm:
@@ -32,23 +28,18 @@ def load(name: str, hyperparameters: Mapping[str, Any] | None = None) -> Algorit
         ConfigError: as :func:`check`, a value that the method refuses, or a function of the user's
             that builds something else.
     """
-    build, values = builder(name), check(name, hyperparameters or {})
-    with users_code(f"algorithm {name!r}", ConfigError):
-        built = build(**values)
-    if not isinstance(built, Algorithm):
-        raise ConfigError(
-            f"algorithm {name!r}: the function returned {type(built).__name__}, needed is "
-            "fedsim.algorithms.Algorithm"
-        )
-    kinds = {"local": LocalRule, "server": Server, "criterion": MarginControl}
-    for part, kind in kinds.items():
-        value = getattr(built, part)
+    build, values = METHODS.builder(name), check(name, hyperparameters or {})
+    if ":" in name and is_rule(build, METHODS.title(name)):
+        return Algorithm(server=Server(PlainRule(build, values)))
+    algorithm = METHODS.made(name, Algorithm, build, **values)
+    for part, kind in {"local": LocalRule, "server": Server, "criterion": MarginControl}.items():
+        value = getattr(algorithm, part)
         if not isinstance(value, kind):
             raise ConfigError(
                 f"algorithm {name!r}: its {part} is {type(value).__name__}, needed is "
                 f"{kind.__name__}"
             )
-    return built
+    return algorithm
 
 
 def compose(
@@ -154,26 +145,6 @@ def _parts(servers: Mapping[str, Server]) -> tuple[list[Named], Named, list[Name
 
 def _is_mean(server: Server) -> bool:
     return type(server.reduction) is Average
-
-
-def builder(name: str) -> Callable[..., Algorithm]:
-    """The function that builds a method.
-
-    Raises:
-        ConfigError: no such method.
-    """
-    if ":" in name:
-        where = f"algorithm {name!r}"
-        function = resolve(name, where)
-        return partial(_of_rule, function) if is_rule(function, where) else function
-    check_known(name)
-    build: Callable[..., Algorithm] = importlib.import_module(f"fedsim.algorithms.{name}").build
-    return build
-
-
-def _of_rule(function: Callable[..., Any], **hyperparameters: Any) -> Algorithm:
-    """The method whose server is a plain rule; its clients train by SGD."""
-    return Algorithm(server=Server(PlainRule(function, hyperparameters)))
 
 
 def check_fit(

@@ -205,9 +205,10 @@ def again(rerun: Rerun, state: ServerState, number: int) -> Round:
         gathered = gather(setup, rerun.executor, trained, ctx, log)
         after = conclude(setup, trained, gathered, ctx).state
     coalitions = None
-    if gathered.updates and gathered.attack is not None:
-        before, cohort = trained.state.server, gathered.attack.cohort
-        coalitions = Coalitions(setup.algorithm.server, before, cohort, ctx)
+    if gathered.updates and gathered.cohort is not None:
+        server, before = setup.algorithm.server, trained.state.server
+        sent, _ = server.sent(before, gathered.cohort, ctx)
+        coalitions = Coalitions(server, before, sent, ctx)
     return Round(number, state, after, gathered, coalitions)
 
 

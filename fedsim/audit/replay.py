@@ -407,9 +407,9 @@ def carried(before: Setup, after: Setup, state: ServerState) -> tuple[ServerStat
 
 def _transform(setup: Setup, name: str) -> object:
     """The cohort transform of this name, of the server or of the attack."""
-    if setup.attack is not None and setup.attack.name == name:
-        return setup.attack
-    return next((t for t in setup.algorithm.server.receive if t.name == name), None)
+    server = setup.algorithm.server
+    transforms = server.receive if server.attack is None else (server.attack, *server.receive)
+    return next((t for t in transforms if t.name == name), None)
 
 
 def equal(one: object, other: object) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
@@ -20,6 +21,8 @@ KINDS = {
     "data.name": "datasets",
     "model.name": "models",
     "data.partition": "partitions",
+    "attack.name": "attacks",
+    "compress.name": "compressors",
 }
 """The keys whose values are names, and the kind of these."""
 FOLDERS = ("data.dir", "engine.working_dir")
@@ -84,6 +87,11 @@ def _partitions() -> Rows:
     return [{"name": name, "description": text} for name, text in NAMES.items()]
 
 
+def _parts(package: str, registry: str) -> Rows:
+    parts = getattr(importlib.import_module(f"fedsim.{package}"), registry)
+    return [{"name": name, "description": parts.describe(name)} for name in parts.names()]
+
+
 def _presets() -> Rows:
     from fedsim.config import presets
 
@@ -103,6 +111,8 @@ CATALOGUES: Mapping[str, Callable[[], Rows]] = {
     "datasets": _datasets,
     "models": _models,
     "partitions": _partitions,
+    "attacks": lambda: _parts("attacks", "ATTACKS"),
+    "compressors": lambda: _parts("compressors", "COMPRESSORS"),
     "presets": _presets,
 }
 """By kind the names with what ``fedsim list`` says of them."""
@@ -191,5 +201,6 @@ def key_or_value(ctx: click.Context, parameter: click.Parameter, text: str) -> l
         return [CompletionItem(f"{key}={item.value}", help=item.help) for item in values]
     keys = {name: field.description for name, field in known.items()}
     sections = [*algorithms.names(), *(info.name for info in data.catalogue())]
+    sections = [section for section in sections if key.startswith(f"{section}.")]
     keys |= {f"{section}.{leaf}": None for section in sections for leaf in defaults(section)}
     return [CompletionItem(f"{k}=", help=text) for k, text in keys.items() if k.startswith(key)]

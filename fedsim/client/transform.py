@@ -50,12 +50,11 @@ class ClientTransform(Protocol):
 
 
 class SampleTransform(Protocol):
-    """Changes the samples that a client trains on.
+    """Changes the samples that a client trains on."""
 
-    ``changes_x`` says whether more than their labels change.
-    """
-
-    changes_x: ClassVar[bool]
+    @property
+    def changes_x(self) -> bool:
+        """Whether more than labels change."""
 
     def __call__(self, x: Tensor, y: Tensor, task: ClientTask) -> tuple[Tensor, Tensor]:
         """What takes the place of samples and labels.

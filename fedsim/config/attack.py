@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from fedsim.attacks import ATTACKS
 from fedsim.config.section import Section
+from fedsim.core.errors import nearest
 from fedsim.core.settings import MOST, InvalidSetting
 
 
@@ -15,22 +17,10 @@ class AttackConfig(Section):
 
     prefix = "attack."
     default_fraction: ClassVar[float] = 0.2
-    name: (
-        Literal[
-            "sign_flip",
-            "gaussian",
-            "label_flip",
-            "backdoor",
-            "alie",
-            "ipm",
-            "mimic",
-            "min_max",
-            "min_sum",
-        ]
-        | None
-    ) = None
-    """What malicious clients do; alie, ipm, mimic, min_max and min_sum know the benign updates of
-    the round; unset: no client is malicious."""
+    name: str | None = None
+    """What malicious clients do: sign_flip, gaussian, label_flip, backdoor; alie, ipm, mimic,
+    min_max or min_sum, which know the benign updates of the round; or FILE.py:build of your own;
+    unset: no client is malicious."""
     fraction: float | None = Field(default=None, ge=0, le=1)
     """Share of the clients that are malicious, rounded down; data.seed draws them; unset: 0.2."""
     clients: str | None = None
@@ -71,10 +61,10 @@ class AttackConfig(Section):
     def _ids(cls, value: object) -> str | None:
         if value is None:
             return None
-        given = value if isinstance(value, list | tuple) else str(value).split(",")
-        texts = [str(client).strip() for client in given]
-        known = all(text.isascii() and text.isdigit() and len(text) < 10 for text in texts)
-        if not (texts and known):
+        ids = value if isinstance(value, list | tuple) else str(value).split(",")
+        texts = [str(client).strip() for client in ids]
+        valid = all(text.isascii() and text.isdigit() and len(text) < 10 for text in texts)
+        if not (texts and valid):
             raise ValueError("must be ids of clients, separated by commas, as in 0,3,7")
         return ",".join(map(str, sorted(set(map(int, texts)))))
 
@@ -83,35 +73,33 @@ class AttackConfig(Section):
         """``clients`` as numbers."""
         return [int(client) for client in self.clients.split(",")] if self.clients else []
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of the attack itself that are given; others have the attack's defaults."""
+        common = ("name", "fraction", "clients", "start_round")
+        return {key: v for key, v in self if key not in common and v is not None}
+
     @model_validator(mode="after")
     def _used(self) -> AttackConfig:
-        given = {key: value for key, value in self if value != type(self).model_fields[key].default}
-        if given and self.name is None:
-            key, value = next(iter(given.items()))
-            raise InvalidSetting(f"attack.{key}", f"{value!r} given; give attack.name too")
+        changed = {key: v for key, v in self if v != type(self).model_fields[key].default}
+        if self.name is None:
+            for key, value in changed.items():
+                raise InvalidSetting(f"attack.{key}", f"{value!r} given; give attack.name too")
+            return self
         if self.fraction is not None and self.clients is not None:
             reason = f"{self.fraction:g} given beside attack.clients"
             raise InvalidSetting("attack.fraction", reason)
-        used: dict[str, tuple[str, ...]] = {
-            **dict.fromkeys(("source", "target"), ("label_flip", "backdoor")),
-            **dict.fromkeys(("poisoned", "pixels"), ("backdoor",)),
-            "warmup": ("mimic",),
-            "knowledge": ("alie", "ipm", "min_max", "min_sum"),
-            "perturbation": ("min_max", "min_sum"),
-            "bound": ("min_sum",),
-            "scale": ("sign_flip", "gaussian", "alie", "ipm", "backdoor"),
-        }
-        for key in used:
-            if key in given and self.name not in used[key]:
-                reason = f"attack {self.name} has none; only {', '.join(used[key])}"
-                raise InvalidSetting(f"attack.{key}", f"{given[key]!r} given; {reason}")
-        if self.name == "label_flip" and (self.source is None) != (self.target is None):
-            key, other = ("source", "target") if self.target is None else ("target", "source")
-            raise InvalidSetting(f"attack.{key}", f"{given[key]} given; give attack.{other} too")
-        if self.name == "label_flip" and self.source is not None and self.source == self.target:
-            reason = f"{self.source} given; it is attack.target, so that no label changes"
-            raise InvalidSetting("attack.source", reason)
-        if self.name == "backdoor" and self.source == (self.target or 0):
-            reason = f"{self.source} given; it is attack.target, which needs no trigger"
-            raise InvalidSetting("attack.source", reason)
+        if ":" not in self.name and self.name not in ATTACKS.names():
+            names = ATTACKS.names()
+            raise InvalidSetting(
+                "attack.name",
+                f"{self.name!r} given; must be one of {', '.join(names)}, or FILE.py:function"
+                f"{nearest(self.name, names)}",
+            )
+        declared = ATTACKS.parameters(self.name) if self.settings else {}
+        for key, value in self.settings.items():
+            if key not in declared:
+                users = [name for name in ATTACKS.names() if key in ATTACKS.parameters(name)]
+                reason = f"attack {self.name} has none; only {', '.join(users)}"
+                raise InvalidSetting(f"attack.{key}", f"{value!r} given; {reason}")
         return self

@@ -59,8 +59,8 @@ def read_layers(
 def resolve(*layers: Settings, build: bool = True) -> RunConfig:
     """Merges layers of settings to a configuration; a later layer wins.
 
-    ``build=False`` is for a first look, without importing torch: the methods are not built, so what
-    they themselves refuse is not found, and ``train.momentum`` is what was given.
+    ``build=False`` is for a first look, without importing torch: hyperparameters of methods are not
+    checked, and ``train.momentum`` is what was given.
 
     Raises:
         ConfigError: as :func:`load_config`.
@@ -131,7 +131,7 @@ def unused(given: Settings, runs: Iterable[RunConfig]) -> dict[str, str]:
     for run in runs:
         methods |= dict.fromkeys(run.methods)
         data_sets |= {run.data.name: None}
-        split |= {run.data.partition}
+        split |= {run.data.partition, run.attack.name, run.compress.name}
     reasons = {}
     for key, setting in given.items():
         section = key.rpartition(".")[0]

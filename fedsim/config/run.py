@@ -27,7 +27,7 @@ from fedsim.config.validation import (
     check_data_options,
     check_hyperparameters,
     check_name,
-    check_partition_options,
+    check_part_options,
     check_unused_options,
     default_options,
     is_section,
@@ -95,12 +95,12 @@ class RunConfig(RunSettings):
     def _gather_options(cls, values: Any, info: ValidationInfo) -> Any:
         """Moves sections of methods and data sets to ``hyperparameters``, with their defaults.
 
-        With ``{"build": False}`` as context the methods are not built: torch is not imported, and
-        what only ``build`` refuses is not found.
+        With ``{"build": False}`` as context the methods are not imported, since they import torch:
+        their sections stay as they are given.
         """
         if not isinstance(values, Mapping):
             return values
-        given = dict(values)
+        given, build = dict(values), (info.context or {}).get("build", True)
         if "async_" in given:
             given["async"] = given.pop("async_")
         if isinstance(given.get("data"), Mapping):
@@ -115,27 +115,30 @@ class RunConfig(RunSettings):
         data_name = _of_data(given, "name")
         partition = _of_data(given, "partition")
         roles = [("algorithm", algorithm), *(("server", name) for name in servers)]
-        roles += [("data.name", data_name)]
-        if isinstance(partition, str) and ":" in partition:
-            roles += [("data.partition", partition)]
+        named = {"data.partition": partition}
+        named |= {f"{key}.name": _section(given, key).get("name") for key in ("attack", "compress")}
+        parts = {n: key for key, n in named.items() if isinstance(n, str) and ":" in n}
+        roles += [("data.name", data_name), *((key, name) for name, key in parts.items())]
         for key, name in roles:
             if isinstance(name, str):
-                if not key.startswith("data."):
+                if key in ("algorithm", "server"):
                     check_name(key, name, algorithms.names(), "algorithm", user_defined=True)
                 own = sections.get(name) or {}
                 if isinstance(own, Mapping):  # else it is refused below
-                    own = default_options(key, name) | dict(own)
+                    known = build or ":" in name or key == "data.name"
+                    own = (default_options(key, name) if known else {}) | dict(own)
                 sections[name] = own
         checked, rule = {}, None
         for name, section in sections.items():
-            if name == partition:
-                checked[name] = check_partition_options(name, section)
+            if not build and name != data_name and data.find(name) is None:
+                checked[name] = section
+            elif name in parts:
+                checked[name] = check_part_options(parts[name], name, section)
             elif ":" in name and name not in (role for _, role in roles):
                 checked[name] = check_unused_options(name, section)
             elif name != data_name and data.find(name) is None:
-                build = (info.context or {}).get("build", True)
-                checked[name], method = check_hyperparameters(name, section, build=build)
-                if name == algorithm and method is not None:
+                checked[name], method = check_hyperparameters(name, section)
+                if name == algorithm:
                     rule = method.local
             elif options := check_data_options(name, section, data_name, _of_data(given, "dir")):
                 checked[name] = options

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from inspect import Parameter
 from typing import TYPE_CHECKING, Any
 
 from fedsim import algorithms, data
-from fedsim.core import imports, rules
+from fedsim.attacks import ATTACKS
+from fedsim.compressors import COMPRESSORS
+from fedsim.config.attack import AttackConfig
+from fedsim.config.compress import CompressConfig
+from fedsim.core import imports
 from fedsim.core.errors import ConfigError, nearest
 from fedsim.core.settings import InvalidSetting, Scalar, checked, defaults
 from fedsim.data import partitions
+from fedsim.server import plain
 
 if TYPE_CHECKING:
     from fedsim.algorithms.base import Algorithm
@@ -43,36 +48,39 @@ def check_name(
     )
 
 
-def own_options(name: str) -> dict[str, Parameter]:
-    """The options of a partition that are keys of its own section, not of section ``data``."""
-    declared = partitions.options(name)
-    return {key: option for key, option in declared.items() if key not in partitions.IN_DATA}
+def options_of(key: str, name: str) -> Mapping[str, Parameter]:
+    """The options of what ``key`` names, that are keys of the section of that name.
 
-
-OPTIONS: Mapping[str, Callable[[str], Mapping[str, Parameter]]] = {
-    "data.name": data.options,
-    "data.partition": own_options,
-}
-"""By key the options of what it names; of ``algorithm`` and ``server`` those of a method."""
+    A partition's, an attack's and a compressor's may also be keys of ``data``, ``attack`` and
+    ``compress``.
+    """
+    if key == "data.name":
+        return data.options(name)
+    declared, elsewhere = {
+        "data.partition": (partitions.options, partitions.IN_DATA),
+        "attack.name": (ATTACKS.parameters, AttackConfig.model_fields),
+        "compress.name": (COMPRESSORS.parameters, CompressConfig.model_fields),
+    }.get(key, (algorithms.parameters, ()))
+    return {option: p for option, p in declared(name).items() if option not in elsewhere}
 
 
 def default_options(key: str, name: str) -> dict[str, Any]:
-    """The defaults of the options of what ``key`` names: a data set, a partition or a method."""
+    """The defaults of the options of what ``key`` names."""
     try:
-        return defaults(OPTIONS.get(key, algorithms.parameters)(name))
+        return defaults(options_of(key, name))
     except ConfigError as error:
         raise InvalidSetting(key, str(error)) from error
 
 
-def check_partition_options(name: str, given: Any) -> dict[str, Scalar]:
-    """The section of the partition that is used."""
+def check_part_options(key: str, name: str, given: Any) -> dict[str, Scalar]:
+    """The section of the user's partition, attack or compressor that ``key`` names."""
     if not isinstance(given, Mapping):
         raise InvalidSetting(name, f"{given!r} given; must be a section of options")
-    return checked(name, own_options(name), given, "option")
+    return checked(name, options_of(key, name), given, "option")
 
 
 def check_unused_options(name: str, given: Any) -> dict[str, Scalar]:
-    """The section of a ``module:function`` that is not used: a method's or a partition's."""
+    """The section of a ``module:function`` that is not used."""
     if not isinstance(given, Mapping | None):
         raise InvalidSetting(name, f"{given!r} given; must be a section of options")
     where = f"section {name!r}"
@@ -81,7 +89,7 @@ def check_unused_options(name: str, given: Any) -> dict[str, Scalar]:
     except ConfigError as error:
         raise InvalidSetting(name, str(error)) from error
     given = given or {}
-    typed = {key: rules.typed(p) for key, p in declared.items()}
+    typed = {key: plain.typed(p) for key, p in declared.items()}
     used = {k: p for k, p in typed.items() if k in given or p.default is not p.empty}
     return checked(name, used, given, "option")
 
@@ -108,13 +116,10 @@ def check_data_options(name: str, given: Any, used: object, folder: object) -> d
     return values if name == used else {}
 
 
-def check_hyperparameters(
-    name: str, given: Any, *, build: bool = True
-) -> tuple[dict[str, Scalar], Algorithm | None]:
+def check_hyperparameters(name: str, given: Any) -> tuple[dict[str, Scalar], Algorithm]:
     """One method's section, with the types that ``build`` declares, and the method it builds.
 
-    Where ``build`` refuses the values, the key is that of the value that it refuses alone. With
-    ``build=False`` the method is None: it is not built, and torch is not imported.
+    Where ``build`` refuses the values, the key is that of the value that it refuses alone.
     """
     if not isinstance(given, Mapping | None):
         raise InvalidSetting(name, f"{given!r} given; must be a section of hyperparameters")
@@ -124,8 +129,6 @@ def check_hyperparameters(
         raise
     except ConfigError as error:
         raise InvalidSetting(name, str(error)) from error
-    if not build:
-        return values, None
     try:
         return values, algorithms.load(name, values)
     except ConfigError as error:

@@ -6,7 +6,7 @@ import inspect
 def descriptions() -> dict[str, str]:
     """A line on each method and setting, by its name in summary.csv: the report shows them."""
     from fedsim import algorithms, data
-    from fedsim.algorithms.catalogue import build_docstring
+    from fedsim.algorithms.catalogue import METHODS
     from fedsim.config.sections import fields
     from fedsim.core.settings import argument_texts
     from fedsim.data.registry import reader
@@ -14,7 +14,7 @@ def descriptions() -> dict[str, str]:
     lines = {name: algorithms.describe(name) for name in algorithms.names()}
     texts = {name: line.partition(": ")[2] or line for name, line in lines.items()}
     texts |= {key: field.description or "" for key, field in fields().items()}
-    sections = {name: build_docstring(name) for name in algorithms.names()}
+    sections = {name: METHODS.docstrings(name)[1] for name in algorithms.names()}
     sections |= {info.name: inspect.getdoc(reader(info.name)) or "" for info in data.catalogue()}
     for section, docstring in sections.items():
         said = argument_texts(docstring)

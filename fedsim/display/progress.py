@@ -22,10 +22,10 @@ from fedsim.core.errors import StoreError
 from fedsim.core.plurals import counted
 from fedsim.core.terminal import echo, tell
 from fedsim.display.tables import show
+from fedsim.metrics.collapse import final_predictions
 from fedsim.storage.rows import Row
 from fedsim.storage.run_dir import RunStore
 from fedsim.training.callbacks import Callback, Rows, RunInfo
-from fedsim.training.collapse import final_predictions
 
 LINES = 20
 """About so many lines of progress are printed in a pipe."""
@@ -270,7 +270,8 @@ def show_result(path: Path, summary: Mapping[str, object]) -> None:
     }
     show([{"result": name, "value": value} for name, value in lines.items()])
     store = RunStore(path)
-    final = final_predictions(store)
+    has_classes = (path / "classes.csv").is_file()
+    final = final_predictions(store.read("classes")) if has_classes else None
     if final is not None and final.collapsed:
         echo(final.describe(store.read_environment().get("classes", ())))
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from fedsim import models
 from fedsim.algorithms.base import Work
+from fedsim.attacks.backdoor import marked
 from fedsim.client import LocalEnv, dropout
-from fedsim.client.attacks import marked
 from fedsim.client.block import Stack, train_block
 from fedsim.client.order import steps_before, with_steps
 from fedsim.client.steps import Steps

@@ -96,11 +96,16 @@ def functions_of(config: RunConfig) -> dict[str, tuple[str, ...]]:
         "partition": (config.data.partition or "",),
         "executor": (config.engine.kind,),
         "schedule": (config.train.schedule,),
+        "attack": (config.attack.name or "",),
+        "compressor": (config.compress.name,),
     }
     return {role: tuple(name for name in names if ":" in name) for role, names in named.items()}
 
 
-NAMING = ("algorithm", "server", "model.name", "data.name", "data.partition", "train.schedule")
+NAMING = (
+    *("algorithm", "server", "model.name", "data.name", "data.partition", "train.schedule"),
+    *("attack.name", "compress.name"),
+)
 """Keys by which a config.yaml names functions that a verification would run."""
 
 
@@ -155,7 +160,7 @@ class Provenance:
 
     Args:
         code: of users' functions, by role: method, server, model, dataset, partition, executor,
-            schedule.
+            schedule, attack, compressor.
         data: None where env.json does not say it.
         accepted: by role the code that was accepted instead.
     """

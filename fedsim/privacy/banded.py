@@ -12,18 +12,28 @@ a prefix sum, carries less of it: the expected squared error of all rounds' mode
 Source: Choquette-Choo et al., "(Amplified) banded matrix factorization", NeurIPS 2023,
 arXiv:2306.08153, Eq. 6 (the objective) and Algorithm 9 (the noise, row by row). We restrict C to
 Toeplitz matrices, ``C[t, t - j] = c_j``, which have b numbers to find for any T and a column norm
-below 1 in the last rounds alone; McKenna, arXiv:2405.15913, measures how little that costs.
+below 1 in the last rounds alone; McKenna, arXiv:2405.15913, measures how little that costs. The
+noise is made row by row, by forward substitution of C Y = Z,
+
+    y_t = (z_t - sum_j c_j y_(t - j)) / c_0,   j = 1, ..., b - 1,
+
+for which only the last b - 1 rows of Y are needed: the state.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.optimize import minimize
 from scipy.signal import correlate, lfilter
 
-from fedsim.core.types import F64
+from fedsim.core.rng import generator
+from fedsim.core.types import F64, Array, RoundContext, Vectors
+
+BLOCK = 1 << 20
+"""Normal numbers drawn at a time (8 MiB)."""
 
 
 def coefficients(bands: int, rounds: int) -> F64:
@@ -76,3 +86,46 @@ def _objective(tail: F64, rounds: int) -> tuple[float, F64]:
     again = lfilter([1.0], c, sums)
     shifted = correlate(left * sums, again)[rounds - 1 :][: len(c)]  # sum_t (.)_t again_(t - j)
     return squared * total, (2 * c * total - 2 * squared * shifted)[1:]
+
+
+@dataclass(frozen=True)
+class BandedNoise:
+    """Noise that is correlated over b rounds; with c = (1,) it is that of independent rounds.
+
+    Args:
+        sent: the coordinates that clients send, P' together; the others get none.
+        coefficients: c (b,) of norm 1.
+    """
+
+    sent: tuple[slice, ...]
+    coefficients: tuple[float, ...]
+
+    def __call__(
+        self, step: Array, scale: float, state: Vectors, ctx: RoundContext
+    ) -> tuple[Array, Vectors]:
+        """The step (D,) with the noise times ``scale``, and the state for the next round.
+
+        ``step`` is written to. Keeps ``noise``, the last rows of Y (up to b - 1, P') with the
+        newest first.
+        """
+        if scale == 0:
+            return step, state
+        c = self.coefficients
+        total = sum(where.stop - where.start for where in self.sent)
+        past = state.get("noise", np.empty((0, total)))
+        rows = np.empty((min(len(past) + 1, len(c) - 1), total))
+        rng, first = generator(ctx.seed, "dp", ctx.round), 0
+        for where in self.sent:
+            for start in range(where.start, where.stop, BLOCK):
+                stop = min(start + BLOCK, where.stop)
+                columns = slice(first, first + stop - start)
+                fresh = rng.standard_normal(stop - start)
+                for weight, row in zip(c[1:], past[:, columns], strict=False):
+                    fresh -= weight * row
+                fresh /= c[0]
+                step[start:stop] = step[start:stop] + scale * fresh
+                if len(rows):
+                    rows[0, columns] = fresh
+                    rows[1:, columns] = past[: len(rows) - 1, columns]
+                first = columns.stop
+        return step, {"noise": rows}

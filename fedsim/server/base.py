@@ -23,7 +23,7 @@ import numpy as np
 from fedsim.core.types import F64, Array, Layout, RoundContext, Vectors
 from fedsim.server.cohort import Cohort
 from fedsim.server.gram import GramRule, Weights, shares
-from fedsim.server.threads import single_threaded_blas
+from fedsim.server.linalg import single_threaded_blas
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +88,7 @@ class ServerStep:
 
     Args:
         step: (D,) to add to the global vector.
+        sent: the updates as clients sent them, malicious ones after their attack.
         state: for the next round.
         downlink: what every client gets beside the model from the next round on.
         private: entries that replace those of single clients' states, by client id.
@@ -95,6 +96,7 @@ class ServerStep:
     """
 
     step: Array
+    sent: Cohort
     state: RuleState = field(default_factory=RuleState)
     downlink: Vectors = field(default_factory=dict)
     private: Mapping[int, Vectors] = field(default_factory=dict)
@@ -283,6 +285,8 @@ class Server:
         needs_whole_updates: the reduction reads whole vectors, so that none may stay on the nodes.
         root_samples: validation samples on which the server itself trains in each round, for a
             reduction that reads ``Cohort.reference``; 0: it does not.
+        attack: the first of all cohort transforms: what malicious clients send, which know updates
+            of the round.
     """
 
     reduction: Reduction
@@ -294,6 +298,7 @@ class Server:
     needs_same_start: bool = False
     needs_whole_updates: bool = False
     root_samples: int = 0
+    attack: CohortTransform | None = None
 
     @property
     def needs_own_clients(self) -> bool:
@@ -312,6 +317,7 @@ class Server:
         """The cohort's step; ``state`` is what the round before returned."""
         answer = Exchanged()
         with single_threaded_blas():
+            cohort, attack = self.sent(state, cohort, ctx)
             reduced, received, kept = self.reduced(state, cohort, ctx)
             step = _scaled(reduced.step, received)
             step, states = self._optimize(step, state.optimizers, cohort, ctx)
@@ -322,15 +328,25 @@ class Server:
             reduction=reduced.state,
             optimizers=states,
             exchange=answer.state,
-            receive=kept,
+            receive=attack | kept,
         )
         return ServerStep(
             step=step,
+            sent=cohort,
             state=after,
             downlink=answer.downlink,
             private=answer.private,
             metrics=_beside(received.metrics, reduced.metrics),
         )
+
+    def sent(
+        self, state: RuleState, cohort: Cohort, ctx: RoundContext
+    ) -> tuple[Cohort, dict[str, Vectors]]:
+        """The updates as clients send them, and by name what the attack keeps."""
+        if self.attack is None:
+            return cohort, {}
+        changed = self.attack(cohort, state.receive.get(self.attack.name, {}), ctx)
+        return changed.cohort, {self.attack.name: changed.state}
 
     def reduced(
         self, state: RuleState, cohort: Cohort, ctx: RoundContext

@@ -22,8 +22,7 @@ from fedsim.core.types import F64, Array, Layout, RoundContext
 from fedsim.server.base import RuleState, Server
 from fedsim.server.cohort import Cohort
 from fedsim.server.columns import Columns, symmetric
-from fedsim.server.linalg import ByColumn
-from fedsim.server.threads import single_threaded_blas
+from fedsim.server.linalg import ByColumn, single_threaded_blas
 
 Coalition = tuple[int, ...]
 """Places of some updates in a cohort, ascending."""

@@ -14,9 +14,9 @@ from fedsim.server.linalg import (
     map_pieces,
     partial_products,
     partial_squares,
+    single_threaded_blas,
     summed,
 )
-from fedsim.server.threads import single_threaded_blas
 
 
 class Columns(Protocol):

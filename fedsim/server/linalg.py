@@ -6,14 +6,18 @@ the results of the pieces are added in order, so that neither the number of thre
 that computes a piece changes a bit (docs/GRAM.md).
 """
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from functools import cache
 from typing import NamedTuple, TypeVar
 
 import numpy as np
+from threadpoolctl import ThreadpoolController
 
 from fedsim.core.machine import cores
 from fedsim.core.types import F64, Array
-from fedsim.server.threads import pool, single_threaded_blas
 
 SHARD = 1 << 17
 """Columns of a shard: pieces end at its multiples. A piece is the unit of parallel work."""
@@ -28,6 +32,23 @@ ENTRIES = 1 << 19
 T = TypeVar("T")
 ByColumn = Callable[[F64], F64]
 """(width,) from columns (m, width) of all updates; each value from its own column alone."""
+
+
+@cache
+def pool() -> ThreadPoolExecutor:
+    """A thread per core, for work that releases the GIL."""
+    return ThreadPoolExecutor(cores(), thread_name_prefix="fedsim-columns")
+
+
+@cache
+def _blas(scipy: bool) -> ThreadpoolController:
+    """The BLAS libraries of this process. SciPy has its own, and only some methods import it."""
+    return ThreadpoolController()
+
+
+def single_threaded_blas() -> AbstractContextManager[object]:
+    """Keeps BLAS and LAPACK at one thread, whose number would otherwise change the last bits."""
+    return _blas("scipy.linalg" in sys.modules).limit(limits=1, user_api="blas")
 
 
 class Piece(NamedTuple):

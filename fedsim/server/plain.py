@@ -1,20 +1,96 @@
-"""A user's function ``(gram, num_samples) -> coefficients`` as a reduction."""
+"""Plain rules: a user's function ``(gram, num_samples) -> coefficients`` as a reduction.
+
+``gram`` (m, m) and ``num_samples`` (m,) are float64; the aggregate is ``sum_i c_i g_i`` of the
+updates. Parameters named ``ctx`` and ``state`` get the :class:`~fedsim.core.types.RoundContext` and
+a dictionary of arrays, which the function may change and checkpoints keep. All other parameters are
+hyperparameters.
+"""
 
 from __future__ import annotations
 
+import inspect
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from inspect import Parameter
+from typing import Any, get_origin
 
 import numpy as np
 
-from fedsim.core.errors import ContractError, one_line
+from fedsim.core.errors import ConfigError, ContractError, one_line
 from fedsim.core.imports import signature, users_code
-from fedsim.core.rules import FORM, GIVEN, place
 from fedsim.core.types import F64, Array, RoundContext, Vectors
 from fedsim.server.base import Reduced
 from fedsim.server.cohort import Cohort
 from fedsim.server.gram import shares
+
+FORM = "def rule(gram, num_samples, *, eps=1e-3) -> coefficients"
+"""What a plain rule looks like, for messages."""
+GIVEN = ("ctx", "state")
+"""Names of the parameters that a rule gets if it has them."""
+FIRST = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+BY_NAME = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+ARRAYS = ("ndarray", "NDArray", "F64", "Array", "Any")
+"""Beginnings of annotations of arrays."""
+NUMBERS: Mapping[type, Any] = {bool: bool, int: int | float, float: float, str: str}
+"""The type of a hyperparameter without an annotation, by that of its default."""
+
+
+def is_rule(function: Callable[..., Any], where: str) -> bool:
+    """Whether a function of the user's is a plain rule, rather than the ``build`` of a method.
+
+    A rule's first parameter is an array: it has no default, and no type or that of an array.
+    A ConfigError as of :func:`fedsim.core.imports.signature`.
+    """
+    first = next(iter(signature(function, where).parameters.values()), None)
+    if first is None or first.kind not in FIRST or first.default is not Parameter.empty:
+        return False
+    kind = first.annotation
+    named = kind if isinstance(kind, str) else getattr(get_origin(kind) or kind, "__name__", "")
+    return kind is Parameter.empty or named.rpartition(".")[2].startswith(ARRAYS)
+
+
+def hyperparameters(function: Callable[..., Any], where: str) -> dict[str, Parameter]:
+    """The hyperparameters of a plain rule; one without a type has that of its default.
+
+    Raises:
+        ConfigError: it is no rule; names file and line, and shows the right form.
+    """
+    declared = list(signature(function, where, evaluate=True).parameters.values())
+    if len(declared) < 2 or any(p.kind not in FIRST for p in declared[:2]):
+        raise ConfigError(f"{_refused(function, where)} takes gram and num_samples first: {FORM}")
+    found = {}
+    for parameter in declared[2:]:
+        if parameter.name in GIVEN:
+            continue
+        own = typed(parameter)
+        if own.annotation is own.empty or own.kind not in BY_NAME:
+            raise ConfigError(
+                f"{_refused(function, where)} has a parameter {str(parameter)!r}, which needs a "
+                f"type or a number as its default: {FORM}"
+            )
+        found[own.name] = own
+    return found
+
+
+def typed(parameter: Parameter) -> Parameter:
+    """The parameter with the type of its default, where it has no type."""
+    if parameter.annotation is not parameter.empty:
+        return parameter
+    return parameter.replace(annotation=NUMBERS.get(type(parameter.default), parameter.empty))
+
+
+def _refused(function: Callable[..., Any], where: str) -> str:
+    return f"{where}: {place(function)}: a rule"
+
+
+def place(function: Callable[..., Any]) -> str:
+    """File and line of a function, ``my.py:12``."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None:  # an object with __call__
+        return f"{function.__module__}"
+    file = os.path.relpath(code.co_filename)
+    return f"{code.co_filename if file.startswith('..') else file}:{code.co_firstlineno}"
 
 
 @dataclass(frozen=True)
@@ -22,7 +98,7 @@ class PlainRule:
     """The rule over the whole model; statistics are averaged by samples.
 
     Args:
-        function: as in :mod:`fedsim.core.rules`.
+        function: of the user's, as above.
         hyperparameters: by name.
     """
 

@@ -13,8 +13,8 @@ import torch
 from fedsim import algorithms, models
 from fedsim.algorithms.base import Algorithm, identity
 from fedsim.client import dropout, probe
-from fedsim.client.compression import compression
 from fedsim.client.context import LocalEnv
+from fedsim.compressors.base import Compression
 from fedsim.config.resolve import with_normalization
 from fedsim.config.run import RunConfig
 from fedsim.config.sections import ClockConfig
@@ -50,7 +50,13 @@ from fedsim.systems.clock import BOUNDS, FLOAT_BYTES, TRAITS, Clock, LocalSchedu
 from fedsim.systems.distributions import parse_within
 from fedsim.systems.trace import read_trace
 from fedsim.training import combinations, evaluate, stacking
-from fedsim.training.attacks import attack_of, check_attack, possible_sizes
+from fedsim.training.attacks import (
+    attack_of,
+    attacked,
+    check_attack,
+    malicious_clients,
+    possible_sizes,
+)
 from fedsim.training.features import with_features
 from fedsim.training.loading import deal, with_shifts
 from fedsim.training.privacy import check_samples, private
@@ -111,8 +117,9 @@ def assemble(
         why = probe.fault(flat, fresh, algorithm.criterion, config.training, samples)
         if why is not None:
             raise ConfigError(f"model.name={model.name}: {why}")
-    attack = attack_of(config.attack, config.data, partition, dataset, algorithm)
-    algorithm = attack.algorithm
+    malicious = malicious_clients(config.attack, config.data, partition)
+    attack = attack_of(config, dataset, algorithm)
+    algorithm = attacked(algorithm, attack, malicious, config.attack.start_round)
     schedule = _schedule_of(config, partition.participants)
     least = size = cohort_size(len(partition.participants), config.train.sample_rate)
     if isinstance(schedule, Fixed):
@@ -147,9 +154,8 @@ def assemble(
         start=built.start,
         frozen=flat.frozen,
         provenance=Provenance(code_of(config), digests),
-        malicious=attack.clients,
-        attack=attack.omniscient,
-        triggered=attack.triggered,
+        malicious=tuple(malicious),
+        attack=attack,
         root=draw_root(algorithm.server.root_samples, dataset, config.data.seed),
         server_device=server_device(config.engine),
         drops=dropout.active(built.model),
@@ -258,7 +264,8 @@ def algorithm_of(config: RunConfig) -> Algorithm:
         margin_threshold=config.margin_threshold,
     )
     if config.compress.name != "none":
-        compressed = compression(algorithm.personal, **config.compress.model_dump())
+        compressor = config.compress.build(config.hyperparameters)
+        compressed = Compression(compressor=compressor, personal=algorithm.personal)
         algorithm = replace(algorithm, transforms=(*algorithm.transforms, compressed))
     if config.clock.mode == "sync":
         return algorithm

@@ -73,9 +73,7 @@ def _attacked(setup: Setup) -> bool:
 
 
 def _attacked_updates(setup: Setup) -> bool:
-    attack = setup.config.attack
-    on_samples = attack.name == "label_flip" or (attack.name == "backdoor" and not attack.scale)
-    return attack.name is not None and not on_samples
+    return setup.attack.changes_updates
 
 
 def _weighs_stale(setup: Setup) -> bool:
@@ -142,7 +140,7 @@ def _optimizers_see_cohort(setup: Setup) -> bool:
 
 
 def _omniscient(setup: Setup) -> bool:
-    return setup.attack is not None
+    return setup.attack.cohort is not None
 
 
 _STALE = "clock.mode=async, or another asynchronous schedule"

@@ -299,7 +299,7 @@ def attack_success(setup: Setup, executor: Executor, state: ServerState) -> floa
 
     By the global model; in personalised methods the unweighted mean over the benign clients' own.
     """
-    part = setup.triggered
+    part = setup.attack.triggered
     if part is None or not count(setup.spec, part):
         return math.nan
     models: dict[int | None, Candidate] = {None: Candidate(None, lambda: (state.params, {}))}

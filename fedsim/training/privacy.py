@@ -17,10 +17,10 @@ from fedsim.core.layout import FlatModel
 from fedsim.core.types import Layout, ModelSpec
 from fedsim.privacy.accounting import Accountant, Release, Sampling, epsilons, library, statement
 from fedsim.server import Average, Exchange
-from fedsim.server.banded import BandedNoise
 from fedsim.server.privacy import (
     AdaptiveClip,
     GaussianNoise,
+    Noise,
     PrivateMean,
     PrivateSum,
     noise_beside_count,
@@ -212,9 +212,7 @@ def _sent(algorithm: Algorithm, layout: Layout) -> tuple[slice, ...]:
     return tuple(slot.where for slot in params if not algorithm.personal(slot))
 
 
-def _banded(
-    config: RunConfig, sent: tuple[slice, ...], clients: int, cohort_size: int
-) -> BandedNoise:
+def _banded(config: RunConfig, sent: tuple[slice, ...], clients: int, cohort_size: int) -> Noise:
     """Noise of banded matrix factorisation, where clients take turns.
 
     Raises:
@@ -233,7 +231,7 @@ def _banded(
             f"dp.bands: {bands} given; a client may take part again after {separation} rounds "
             f"({cohort_size} of {clients} a round), so at most {separation} are possible"
         )
-    from fedsim.privacy.banded import coefficients  # its scipy takes a second
+    from fedsim.privacy.banded import BandedNoise, coefficients  # its scipy takes a second
 
     return BandedNoise(sent, tuple(coefficients(bands, config.train.rounds).tolist()))
 

@@ -21,12 +21,12 @@ from fedsim.core.types import (
 from fedsim.engine.base import Executor, Models
 from fedsim.engine.spec import array_sha256
 from fedsim.schedules.base import RoundPlan, check_plan, lr_at
-from fedsim.server.base import Received, ServerStep
+from fedsim.server.base import ServerStep
 from fedsim.server.cohort import Cohort, gram
 from fedsim.server.columns import Columns, LocalColumns
 from fedsim.server.device_columns import DeviceColumns
 from fedsim.server.gram import gradient_diversity, shares, spectrum
-from fedsim.server.threads import single_threaded_blas
+from fedsim.server.linalg import single_threaded_blas
 from fedsim.storage.checkpoint import ServerState
 from fedsim.systems.clock import Participation, wire_bytes
 from fedsim.systems.costs import Costs, round_costs
@@ -64,12 +64,11 @@ class Gathered:
 
     Args:
         updates: of the clients that did not diverge, as the executor gave them.
-        attack: the cohort as the server sees it, after what malicious clients did, and what the
-            attack keeps; None where there is nothing to aggregate.
+        cohort: of these; None where there is nothing to aggregate.
     """
 
     updates: list[ClientUpdate]
-    attack: Received | None
+    cohort: Cohort | None
 
 
 def run_round(
@@ -136,33 +135,23 @@ def gather(
         ordered = sorted(updates, key=lambda update: update.client_id)
         columns = DeviceColumns.on(setup.server_device, [update.delta for update in ordered])
     if not updates and setup.budget is None:  # the noise is released in any case
-        return Gathered(updates=updates, attack=None)
+        return Gathered(updates=updates, cohort=None)
     cohort = Cohort.empty(setup.layout, state.params)
     if updates:
         cohort = Cohort.of(updates, setup.layout, columns, state.params)
-    attack = Received(cohort=cohort)
-    if setup.attack is not None and updates:
-        earlier = state.server.receive.get(setup.attack.name, {})
-        attack = setup.attack(cohort, earlier, ctx)
-    cohort = replace(attack.cohort, reference=trained.reference)
-    return Gathered(updates=updates, attack=replace(attack, cohort=cohort))
+    return Gathered(updates=updates, cohort=replace(cohort, reference=trained.reference))
 
 
 def conclude(setup: Setup, trained: Trained, gathered: Gathered, ctx: RoundContext) -> Aggregated:
     """The server's step, and the state after the round."""
     state, plan, updates = trained.state, trained.plan, gathered.updates
     aggregated = Aggregated(state=state)
-    if gathered.attack is not None:
-        aggregated = aggregate(setup, state, gathered.attack.cohort, updates, ctx)
-    server = aggregated.state.server
-    if setup.attack is not None and gathered.attack is not None and gathered.attack.state:
-        receive = {**server.receive, setup.attack.name: gathered.attack.state}
-        server = replace(server, receive=receive)
+    if gathered.cohort is not None:
+        aggregated = aggregate(setup, state, gathered.cohort, updates, ctx)
     versions = {v: trained.models[v] for v in sorted(plan.needed)}
     unchanged = state.unchanged if updates else (*state.unchanged, ctx.round)
     after = replace(
         aggregated.state,
-        server=server,
         schedule=plan.state,
         versions=versions,
         unchanged=tuple(r for r in unchanged if versions and r >= min(versions)),
@@ -209,7 +198,7 @@ def record(
     measured = evaluate.columns(scores or {}, clients)
     if setup.config.attack.name is not None:
         measured["benign_test_accuracy"] = evaluate.benign_accuracy(setup, scores or {}, clients)
-    if setup.triggered is not None:
+    if setup.attack.triggered is not None:
         measured["attack_success_rate"] = success
     if setup.budget is not None:
         measured |= setup.budget.columns(log.round)
@@ -405,19 +394,20 @@ def aggregate(
 ) -> Aggregated:
     """Norms and Gram matrix of the updates, the server's step, and the state after it.
 
-    ``cohort`` has the updates as the server sees them, ``updates`` as the executor gave them.
+    ``cohort`` has the updates as they reach the server, ``updates`` as the executor gave them.
     """
     params = slice(0, setup.layout.num_params)
     conflicts = updates and evaluate.is_due(setup.config.evaluation.conflicts_every, ctx)
-    k, axes, diversity = cohort.gram(params) if conflicts else None, None, None
     step = setup.algorithm.server.step(state.server, cohort, ctx)
+    sent = step.sent
+    k, axes, diversity = sent.gram(params) if conflicts else None, None, None
     if k is not None:
         with single_threaded_blas():
             axes = spectrum(k)
-            diversity = gradient_diversity(k, shares(cohort.num_samples, "samples"))
+            diversity = gradient_diversity(k, shares(sent.num_samples, "samples"))
     return Aggregated(
-        clients=tuple(u.client_id for u in cohort.updates),
-        norms=cohort.norms(params),
+        clients=tuple(u.client_id for u in sent.updates),
+        norms=sent.norms(params),
         gram=k,
         axes=axes,
         gradient_diversity=diversity,

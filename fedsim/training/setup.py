@@ -8,10 +8,11 @@ import numpy as np
 import torch
 
 from fedsim.algorithms.base import Algorithm
-from fedsim.client.compression import Compression
+from fedsim.attacks.base import Attack
+from fedsim.compressors.base import Compression
 from fedsim.config.run import RunConfig
 from fedsim.core.machine import processor
-from fedsim.core.types import I64, Dataset, Layout, ModelSpec, Partition, Triggered, Vector, Vectors
+from fedsim.core.types import I64, Dataset, Layout, ModelSpec, Partition, Vector, Vectors
 from fedsim.engine.blocks import Stacking
 from fedsim.engine.devices import Kind
 from fedsim.engine.spec import LocalImages, WorkerSpec, array_sha256
@@ -20,7 +21,6 @@ from fedsim.identity.provenance import Provenance
 from fedsim.metrics.splits import clients_with
 from fedsim.models.weights import Loaded
 from fedsim.schedules.base import Roster, Schedule, Synchronous, lr_at
-from fedsim.server.attacks import Omniscient
 from fedsim.systems.clock import Clock
 from fedsim.training.loading import read_images
 from fedsim.training.privacy import Budget
@@ -43,8 +43,7 @@ class Setup:
         frozen: by name the tensors of the model that ``model.trainable`` leaves out.
         provenance: the user's code, and the data, as digests.
         malicious: the clients that section ``attack`` makes malicious, ascending.
-        attack: what they do with the updates of a round, None where they do nothing with them.
-        triggered: the test samples by whose predictions the attack's success is measured.
+        attack: what they do.
         budget: the epsilon of the rounds, None without user-level differential privacy.
         root: (n,) indices of the validation samples that the server itself trains on.
         server_device: the GPU that aggregates, None where the CPU does.
@@ -67,8 +66,7 @@ class Setup:
     frozen: Vectors = field(default_factory=dict)
     provenance: Provenance = field(default_factory=Provenance)
     malicious: tuple[int, ...] = ()
-    attack: Omniscient | None = None
-    triggered: Triggered | None = None
+    attack: Attack = field(default_factory=Attack)
     budget: Budget | None = None
     root: I64 = field(default_factory=lambda: np.empty(0, np.int64))
     server_device: torch.device | None = None
@@ -166,7 +164,7 @@ def needs_whole_updates(setup: Setup) -> str | None:
         buffered = setup.config.clock.mode == "async"
         named = "clock.mode=async" if buffered else f"train.schedule={setup.config.train.schedule}"
         return f"{named} with BatchNorm"
-    if setup.attack is not None and not setup.attack.in_span:
+    if setup.attack.cohort is not None and not setup.attack.cohort.in_span:
         own = setup.config.attack
         turned = own.perturbation is not None
         return f"attack.perturbation={own.perturbation}" if turned else f"attack.name={own.name}"

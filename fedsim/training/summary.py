@@ -14,11 +14,11 @@ from fedsim.config.run import RunConfig
 from fedsim.config.sections import ClockConfig, CompressConfig, DpConfig
 from fedsim.core.normalization import OF_DATASET
 from fedsim.core.types import F64
+from fedsim.metrics.collapse import final_predictions
 from fedsim.metrics.scores import gini
 from fedsim.storage.rows import metric_column
 from fedsim.storage.run_dir import RunStore
 from fedsim.storage.tables import Outcome
-from fedsim.training.collapse import final_predictions
 from fedsim.training.setup import Setup
 
 if TYPE_CHECKING:
@@ -111,7 +111,8 @@ def summarise(setup: Setup, store: RunStore, seconds: float) -> dict[str, Any]:
     row |= dict.fromkeys(CLIENT_COLUMNS)
     if accuracies is not None:
         row |= dict(zip(CLIENT_COLUMNS, _spread(accuracies), strict=True))
-    final = final_predictions(store)
+    has_classes = (store.path / "classes.csv").is_file()
+    final = final_predictions(store.read("classes")) if has_classes else None
     row |= {"collapsed": None if final is None else final.collapsed} | _final_clients(store)
     row |= outcomes(*(metric_column("test", metric) for metric in LATER_METRICS))
     row |= {name: rounds[name].iloc[-1] for name in EPSILONS if name in rounds}
@@ -153,7 +154,8 @@ def settings_of(config: RunConfig) -> dict[str, Any]:
     if config.dp != DpConfig():
         sections["dp"] = config.dp
     values = {f"{name}.{key}": v for name, section in sections.items() for key, v in section}
-    for name in (config.data.name, config.data.partition or ""):
+    parts = config.data.name, config.data.partition, config.attack.name, config.compress.name
+    for name in filter(None, parts):
         options = config.hyperparameters.get(name, {})
         values |= {f"{name}.{key}": value for key, value in options.items()}
     if config.clock.mode == "sync":

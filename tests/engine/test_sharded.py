@@ -18,9 +18,10 @@ from torch import nn
 
 import fedsim
 from fedsim import algorithms
+from fedsim.attacks.base import AttackedCohort, Malicious
+from fedsim.attacks.min_max import MinMax
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import WorkerError
-from fedsim.core.malicious import Malicious
 from fedsim.core.types import ClientUpdate, Layout, RoundContext, Slot
 from fedsim.engine.ray.sharded import (
     Aggregators,
@@ -31,7 +32,6 @@ from fedsim.engine.ray.sharded import (
 )
 from fedsim.models.vision import SplitModel
 from fedsim.server import ClipNorms
-from fedsim.server.attacks import MinMax
 from fedsim.server.base import RuleState
 from fedsim.server.cohort import Cohort
 from tests.engine.broken import Holder
@@ -174,7 +174,9 @@ def check_bits(nodes, methods):
                 if name.endswith("nnm"):
                     server = replace(server, receive=algorithms.load("nnm", {}).server.receive)
                 if name.endswith("attacked"):
-                    server = replace(server, receive=(MinMax(Malicious(frozenset([3, 9]))),))
+                    server = replace(
+                        server, attack=AttackedCohort(Malicious(frozenset([3, 9])), MinMax())
+                    )
                 spread = Sharded(aggregators=aggregators, held=held, again=no_other, max_retries=0)
                 here, there = cohort(list(rows)), cohort(rows, spread)
                 params = slice(0, SIZE - STATS)

@@ -54,7 +54,7 @@ def updates_of(run, number):
         state, ctx = again.state(number - 1), context(again.setup, number - 1)
         trained = train(again.setup, again.executor, state, ctx, RoundLog(number))
         got = gather(again.setup, again.executor, trained, ctx, RoundLog(number))
-        return got.attack.cohort, ctx, state
+        return got.cohort, ctx, state
 
 
 def quantities(made, number=None):

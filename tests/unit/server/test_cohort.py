@@ -16,8 +16,7 @@ from fedsim.core.types import ClientUpdate, Layout, Slot
 from fedsim.server import linalg as module
 from fedsim.server.cohort import Cohort, gram
 from fedsim.server.columns import LocalColumns
-from fedsim.server.linalg import cut
-from fedsim.server.threads import single_threaded_blas
+from fedsim.server.linalg import cut, single_threaded_blas
 from tests.commands import clean_environment
 
 
@@ -171,7 +170,7 @@ def test_blas_has_one_thread_inside_and_its_own_number_after():
 
 LATER = """
 import threadpoolctl
-from fedsim.server.threads import single_threaded_blas
+from fedsim.server.linalg import single_threaded_blas
 with single_threaded_blas():
     pass
 import scipy.linalg

@@ -11,6 +11,7 @@ import torch
 from safetensors.numpy import load_file
 
 import fedsim
+from fedsim.attacks import ATTACKS
 from fedsim.config.attack import AttackConfig
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError
@@ -22,17 +23,7 @@ from fedsim.training.setup import needs_whole_updates
 from fedsim.training.summary import UNDER_ATTACK
 from tests.stopping import Stop, Stopper
 
-NAMES = (
-    "sign_flip",
-    "gaussian",
-    "label_flip",
-    "backdoor",
-    "alie",
-    "ipm",
-    "mimic",
-    "min_max",
-    "min_sum",
-)
+NAMES = ATTACKS.names()
 THIRD = {"fraction": 0.4}
 
 
@@ -50,19 +41,19 @@ def ran(tmp_path, method="fedavg", **sections):
     [
         ({"scale": 2}, "scale", "2.0 given; give attack.name too"),
         ({"clients": "1"}, "clients", "give attack.name too"),
-        ({"name": "flip"}, "name", "'sign_flip', 'gaussian'"),
+        ({"name": "sign_flp"}, "name", "did you mean 'sign_flip'"),
         ({"name": "ipm", "scale": 0}, "scale", "greater than 0"),
         ({"name": "ipm", "fraction": 1.1}, "fraction", "less than or equal to 1"),
         ({"name": "ipm", "fraction": 0.2, "clients": "1"}, "fraction", "beside attack.clients"),
         ({"name": "ipm", "clients": "1;2"}, "clients", "ids of clients, separated by commas"),
         ({"name": "ipm", "clients": "-1"}, "clients", "ids of clients, separated by commas"),
         ({"name": "ipm", "clients": []}, "clients", "ids of clients, separated by commas"),
-        ({"name": "mimic", "scale": 2}, "scale", "attack mimic has none; only sign_flip"),
-        ({"name": "ipm", "source": 1, "target": 2}, "source", "attack ipm has none; only label"),
-        ({"name": "label_flip", "source": 1}, "source", "give attack.target too"),
-        ({"name": "label_flip", "target": 0}, "target", "give attack.source too"),
-        ({"name": "label_flip", "source": 1, "target": 1}, "source", "so that no label changes"),
-        ({"name": "backdoor", "source": 0}, "source", "0 given; it is attack.target"),
+        ({"name": "mimic", "scale": 2}, "scale", "attack mimic has none; only alie, backdoor"),
+        (
+            {"name": "ipm", "source": 1, "target": 2},
+            "source",
+            "attack ipm has none; only backdoor, label",
+        ),
         ({"name": "backdoor", "pixels": 0}, "pixels", "greater than or equal to 1"),
         ({"name": "ipm", "pixels": 2}, "pixels", "2 given; attack ipm has none; only backdoor"),
         ({"name": "mimic", "knowledge": "own"}, "knowledge", "attack mimic has none; only alie"),
@@ -91,13 +82,12 @@ def test_clients_are_a_text_or_a_list(clients):
     [
         ({"clients": "2,8"}, r"^attack\.clients: 8 given; it is no client that trains"),
         ({"fraction": 0.1}, r"^attack\.fraction: 0\.1 given; of 8 clients that is none$"),
-        ({"fraction": 1.0}, r"^attack\.fraction: all 8 clients are malicious; ipm changes no up"),
-        (
-            {"name": "alie", "clients": "0,1,2,3,4,5,6,7"},
-            r"^attack\.clients: all 8 clients are mal",
-        ),
         ({"name": "label_flip", "source": 1, "target": 10}, r"^attack\.target: 10 .* 0 to 9$"),
         ({"name": "backdoor", "pixels": 9}, r"^attack\.pixels: 9 given; the images have 8 x 8"),
+        ({"name": "label_flip", "source": 1}, r"^attack\.source: give attack\.target too"),
+        ({"name": "label_flip", "target": 0}, r"^attack\.target: give attack\.source too"),
+        ({"name": "label_flip", "source": 1, "target": 1}, r"^attack\.source: 1 is .* no label"),
+        ({"name": "backdoor", "source": 0}, r"^attack\.source: 0 is attack\.target"),
     ],
 )
 def test_attackers_and_classes_that_do_not_exist(attack, reason):
@@ -389,7 +379,7 @@ def test_a_backdoor_needs_images():
 def test_what_needs_whole_updates(attack, whole):
     setup = prepare(config("fedavg", attack={**attack, **THIRD}))
     assert needs_whole_updates(setup) == whole
-    assert setup.attack.knows == attack.get("knowledge", "benign")
+    assert setup.attack.cohort.knows == attack.get("knowledge", "benign")
 
 
 MALICIOUS = {"clients": "0,1"}
@@ -408,19 +398,20 @@ MALICIOUS = {"clients": "0,1"}
         (
             {"name": "alie", "clients": "0"},
             {"train": {"sample_rate": 1}, "data": {"num_clients": 5}},
-            "its z is 0 for 1 malicious client in cohorts of 5 of 5 clients.*set attack.scale",
+            "1 malicious client, in cohorts of 5 of 5 clients, would send what .*attack.scale",
         ),
         (
             {"name": "alie", "clients": "0", "scale": 1.0},
             {"train": {"sample_rate": 1}, "data": {"num_clients": 5}}, None,
         ),
+        ({"name": "ipm", "fraction": 1.0}, {}, "needs a benign client beside it"),
         (
             {"name": "ipm", **MALICIOUS}, {"train": {"sample_rate": 0.125}},
             "needs a benign client beside it in a round: cohorts of 1 of 8 clients",
         ),
         (
             {"name": "min_max", "knowledge": "own", "clients": "3"}, {},
-            "attack.knowledge: own given; 1 malicious client.*does not change",
+            "1 malicious client, in cohorts of 2 of 8 clients, .* attack.knowledge=benign",
         ),
         (
             {"name": "backdoor", "poisoned": 0.001, **MALICIOUS}, {},

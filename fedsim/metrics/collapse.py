@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from fedsim.storage.run_dir import RunStore
+if TYPE_CHECKING:
+    import pandas as pd
 
 TOLERANCE = 1e-9
 """Of the comparison with chance: means over classes and models are rounded."""
@@ -54,15 +56,12 @@ class FinalPredictions:
         )
 
 
-def final_predictions(store: RunStore) -> FinalPredictions | None:
-    """From the last evaluation in classes.csv.
+def final_predictions(table: pd.DataFrame) -> FinalPredictions | None:
+    """From the last evaluation in classes.csv, of which ``table`` has the rows.
 
-    None where there is none, where every token has a label, or where fewer than two classes have
+    None where every token has a label, or where fewer than two classes have
     test samples.
     """
-    if not (store.path / "classes.csv").is_file():
-        return None
-    table = store.read("classes")
     last = table[(table["round"] == table["round"].max()) & (table["support"] > 0)]
     if len(last) < 2:
         return None

@@ -6,11 +6,15 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from fedsim.core.malicious import Malicious
+from fedsim.attacks import omniscient
+from fedsim.attacks.alie import Alie, alie_z
+from fedsim.attacks.base import AttackedCohort, Malicious
+from fedsim.attacks.ipm import Ipm
+from fedsim.attacks.mimic import Mimic
+from fedsim.attacks.min_max import MinMax, Perturbed
+from fedsim.attacks.min_sum import MinSum
 from fedsim.core.rng import generator
 from fedsim.core.types import ClientUpdate, Layout, RoundContext, Slot
-from fedsim.server import attacks
-from fedsim.server.attacks import Alie, Ipm, Mimic, MinMax, MinSum, Perturbed, alie_z
 from fedsim.server.cohort import Cohort
 from fedsim.server.gram import shares
 from tests.oracles import attacks as oracle
@@ -44,10 +48,13 @@ def sent(attack, rows, stats=0, ctx=CTX):
 
 
 def of(kind, bad, start=0, **options):
-    own = Malicious(frozenset(bad), start=start)
     if kind is Perturbed:
-        options = {"of": MinMax(own), **options}
-    return kind(own, **options)
+        options = {"bound": MinMax(), **options}
+    return by(bad, kind(**options), start)
+
+
+def by(bad, attack, start=0):
+    return AttackedCohort(Malicious(frozenset(bad), start), attack)
 
 
 def test_by_hand():
@@ -160,14 +167,13 @@ def test_in_the_span_as_on_vectors(kind):
 def test_perturbations_by_hand():
     # known (0, 1), (4, 3): mu (2, 2), standard deviations sqrt(8) and sqrt(2); u_i = 5 for both
     rows = np.array([[0.0, 1.0], [9.0, 9.0], [4.0, 3.0]])
-    own = Malicious(frozenset([1]))
-    for of_, kind, expected in (
-        (MinSum(own), "sign", [2, 2] - np.sqrt(5 / 2) * np.ones(2)),
-        (MinSum(own), "std", [2, 2] - np.sqrt(5 / 10) * np.sqrt([8, 2])),
+    for bound, kind, expected in (
+        (MinSum(), "sign", [2, 2] - np.sqrt(5 / 2) * np.ones(2)),
+        (MinSum(), "std", [2, 2] - np.sqrt(5 / 10) * np.sqrt([8, 2])),
         # b_i = <mu - x_i, p> = 3 and -3 for the sign, c = 2, apart - u = 15: -3 + sqrt(9 + 30)
-        (MinMax(own), "sign", [2, 2] - (np.sqrt(39) - 3) / 2 * np.ones(2)),
+        (MinMax(), "sign", [2, 2] - (np.sqrt(39) - 3) / 2 * np.ones(2)),
     ):
-        attack = Perturbed(own, of_, kind)
+        attack = by([1], Perturbed(bound, kind))
         np.testing.assert_allclose(sent(attack, rows)[1], expected, rtol=1e-12, atol=1e-12)
 
 
@@ -175,23 +181,21 @@ def test_perturbations_by_hand():
 @pytest.mark.parametrize("knows", ["benign", "own"])
 def test_directions_bounds_and_knowledge_against_the_oracle(seed, knows, monkeypatch):
     """Bisection, in plain float64; blocks of 5 coordinates."""
-    monkeypatch.setattr(attacks, "BLOCK", 5)
+    monkeypatch.setattr(omniscient, "BLOCK", 5)
     rows, bad = draw(11, 13, seed), [2, 3, 8]
-    own = Malicious(frozenset(bad))
     x = [row.tolist() for i, row in enumerate(rows) if (i in bad) == (knows == "own")]
     directions = {"std": oracle.std, "sign": oracle.sign}
     wanted = {}
     for name, p in directions.items():
-        wanted[Perturbed(own, MinMax(own), name, knows=knows)] = oracle.min_max(x, p)
+        wanted[Perturbed(MinMax(), name, knows=knows)] = oracle.min_max(x, p)
         for bound, most in (("min", min), ("max", max)):
-            of_ = MinSum(own, bound)
-            wanted[Perturbed(own, of_, name, knows=knows)] = oracle.min_sum(x, p, most)
-    wanted[MinSum(own, "max", knows=knows)] = oracle.min_sum(x, bound=max)
-    wanted[MinMax(own, knows=knows)] = oracle.min_max(x)
-    wanted[Ipm(own, 0.5, knows=knows)] = oracle.ipm(x, 0.5)
-    wanted[Alie(own, knows=knows)] = oracle.alie(x, 11, 3)
+            wanted[Perturbed(MinSum(bound), name, knows=knows)] = oracle.min_sum(x, p, most)
+    wanted[MinSum("max", knows=knows)] = oracle.min_sum(x, bound=max)
+    wanted[MinMax(knows=knows)] = oracle.min_max(x)
+    wanted[Ipm(0.5, knows=knows)] = oracle.ipm(x, 0.5)
+    wanted[Alie(knows=knows)] = oracle.alie(x, 11, 3)
     for attack, vector in wanted.items():
-        got = sent(attack, rows)
+        got = sent(by(bad, attack), rows)
         for i in bad:
             np.testing.assert_allclose(got[i], vector, rtol=1e-9, atol=1e-9, err_msg=str(attack))
         np.testing.assert_array_equal(np.delete(got, bad, 0), np.delete(rows, bad, 0))
@@ -201,11 +205,8 @@ def test_directions_bounds_and_knowledge_against_the_oracle(seed, knows, monkeyp
 def test_no_start_value_limits_the_length(perturbation):
     """As far as the bound allows, for updates of any size: gamma grows with them."""
     rows = 1e4 * draw(6, 9)
-    own = Malicious(frozenset([0]))
-    attack = MinMax(own)
-    if perturbation != "unit_vec":
-        attack = Perturbed(own, attack, perturbation)
-    vector, known = sent(attack, rows)[0], rows[1:]
+    attack = MinMax() if perturbation == "unit_vec" else Perturbed(MinMax(), perturbation)
+    vector, known = sent(by([0], attack), rows)[0], rows[1:]
     apart = ((known[:, None] - known) ** 2).sum(axis=2).max()
     np.testing.assert_allclose(((vector - known) ** 2).sum(axis=1).max(), apart, rtol=1e-9)
 
@@ -226,7 +227,7 @@ def over_rounds(attack, rounds):
 def test_mimic_copies_along_the_direction_of_largest_variance():
     # the benign updates differ along the first axis alone, so that z is its unit vector or minus it
     rows = [[9.0, 9.0], [1.0, 5.0], [2.0, 5.0], [4.0, 5.0]]
-    copied, state = over_rounds(Mimic(Malicious(frozenset([0])), 2), [rows] * 4)
+    copied, state = over_rounds(by([0], Mimic(2)), [rows] * 4)
     np.testing.assert_allclose(np.abs(state["z"]), [1, 0], atol=1e-12)
     assert copied == ([3] * 4 if state["z"][0] > 0 else [1] * 4)
     assert state["counts"].tolist() == [2, copied[-1]]
@@ -235,7 +236,7 @@ def test_mimic_copies_along_the_direction_of_largest_variance():
 @pytest.mark.parametrize("seed", range(5))
 def test_the_warm_up_of_mimic_against_the_oracle(seed):
     rounds = [draw(6, 5, seed=10 * seed + t) for t in range(6)]
-    copied, state = over_rounds(Mimic(Malicious(frozenset([0])), 4), rounds)
+    copied, state = over_rounds(by([0], Mimic(4)), rounds)
     z = generator(0, "mimic", 0).standard_normal(5)
     expected, direction = oracle.mimic([x[1:] for x in rounds], z, 4)
     assert copied == [i + 1 for i in expected]
@@ -244,10 +245,10 @@ def test_the_warm_up_of_mimic_against_the_oracle(seed):
 
 def test_mimic_without_its_client_copies_along_z():
     rows = np.array([[9.0, 9.0], [1.0, 5.0], [2.0, 5.0], [4.0, 5.0]])
-    attack = Mimic(Malicious(frozenset([0])), 1)
+    attack = by([0], Mimic(1))
     state = {"z": np.array([1.0, 0.0]), "mu": np.zeros(2), "counts": np.array([1, 7])}
     received = attack(cohort(rows), state, CTX)
     np.testing.assert_array_equal(received.cohort.rows[0], rows[3])
     assert received.state is state
-    unattacked = Mimic(Malicious(frozenset([0]), start=5), 1)(cohort(rows), state, CTX)
+    unattacked = by([0], Mimic(1), start=5)(cohort(rows), state, CTX)
     assert unattacked.state is state

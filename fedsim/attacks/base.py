@@ -1,0 +1,184 @@
+"""What malicious clients do, and where in a round it takes effect.
+
+An attack changes the samples that a malicious client trains on, the update that it sends, or, where
+malicious clients work together and know updates of others, the updates of the cohort. What a method
+sends beside the update (control variates, prototypes) stays what training made it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedsim.client import Coded
+from fedsim.core.errors import ConfigError
+from fedsim.core.rng import generator
+from fedsim.core.types import (
+    ClientTask,
+    Dataset,
+    Layout,
+    RoundContext,
+    Slot,
+    Triggered,
+    Vector,
+    Vectors,
+)
+from fedsim.server import Cohort, Received
+
+
+@dataclass(frozen=True)
+class Federation:
+    """What an attack is built for.
+
+    Args:
+        dataset: the data of all clients.
+        personal: the slots that stay on a client, of which nothing is sent.
+    """
+
+    dataset: Dataset
+    personal: Callable[[Slot], bool]
+
+    def check_class(self, key: str, label: int | None) -> None:
+        """Refuses a class that the data have not, by a ConfigError."""
+        last = self.dataset.num_classes - 1
+        if label is not None and label > last:
+            raise ConfigError(f"attack.{key}: {label} given; the classes are 0 to {last}")
+
+
+class SampleAttack(Protocol):
+    """Changes the samples of a malicious client."""
+
+    def __call__(self, x: Tensor, y: Tensor, task: ClientTask) -> tuple[Tensor, Tensor]:
+        """Samples and labels to train on; see :class:`~fedsim.client.SampleTransform`."""
+
+
+class UpdateAttack(Protocol):
+    """Changes the update of a malicious client, which knows its own alone."""
+
+    def __call__(self, delta: Vector, task: ClientTask, layout: Layout) -> Vector:
+        """The (D,) that it sends; ``delta`` (D,) must not be written to."""
+
+
+class CohortAttack(Protocol):
+    """Changes the updates of malicious clients, which know updates of the round."""
+
+    @property
+    def in_span(self) -> bool:
+        """Whether it sends sums of the updates; else it reads whole vectors."""
+
+    def __call__(
+        self, cohort: Cohort, malicious: NDArray[np.bool_], state: Vectors, ctx: RoundContext
+    ) -> tuple[Cohort, Vectors]:
+        """The cohort as it is sent, and what the attack keeps.
+
+        ``malicious`` (m,) says whose updates are to be changed: some of them, and not all.
+        """
+
+    def has_effect(self, m: int, malicious: int) -> bool:
+        """Whether it changes an update in a cohort of m, of which so many are malicious."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attack:
+    """What malicious clients do in the rounds in which they attack; nothing by default.
+
+    Args:
+        samples: what they train on.
+        changes_x: whether that is more than other labels.
+        affected: of labels (n,), how many of such samples are changed; None: nobody knows.
+        update: what they send in place of their update, before it is compressed.
+        cohort: what they make of it by the updates of others, or by those of each other.
+        triggered: the test samples by whose predictions the success is measured; None: it is not.
+    """
+
+    samples: SampleAttack | None = None
+    changes_x: bool = True
+    affected: Callable[[NDArray[np.int64]], int] | None = None
+    update: UpdateAttack | None = None
+    cohort: CohortAttack | None = None
+    triggered: Triggered | None = None
+
+    @property
+    def changes_updates(self) -> bool:
+        """Whether clients send another update than training made."""
+        return self.update is not None or self.cohort is not None
+
+
+@dataclass(frozen=True)
+class Malicious:
+    """The malicious clients of a run.
+
+    Args:
+        clients: their ids.
+        start: the first round (from 0) in which they attack; before it they are honest.
+    """
+
+    clients: frozenset[int]
+    start: int = 0
+
+    def active(self, client: int, round: int) -> bool:
+        """Whether a client attacks in a round (from 0)."""
+        return round >= self.start and client in self.clients
+
+
+def draw_malicious(participants: Sequence[int], fraction: float, seed: int) -> tuple[int, ...]:
+    """floor(fraction n) of the n participants, uniformly, ascending.
+
+    They depend on nothing else. Those of a smaller fraction are among those of a larger one. A
+    product that rounding leaves just below a whole number counts as that number.
+    """
+    count = math.floor(fraction * len(participants) + 1e-9)
+    order = generator(seed, "attackers").permutation(len(participants))
+    return tuple(sorted(participants[i] for i in order[:count].tolist()))
+
+
+@dataclass(frozen=True)
+class AttackedSamples:
+    """The sample transform of an attack."""
+
+    malicious: Malicious
+    attack: SampleAttack
+    changes_x: bool = True
+
+    def __call__(self, x: Tensor, y: Tensor, task: ClientTask) -> tuple[Tensor, Tensor]:
+        """Changes the samples of malicious clients alone."""
+        active = self.malicious.active(task.client, task.ctx.round)
+        return self.attack(x, y, task) if active else (x, y)
+
+
+@dataclass(frozen=True)
+class AttackedUpdates:
+    """The client transform of an attack."""
+
+    malicious: Malicious
+    attack: UpdateAttack
+    name: ClassVar[str] = "attack"
+
+    def __call__(self, delta: Vector, state: Vectors, task: ClientTask, layout: Layout) -> Coded:
+        """Changes the updates of malicious clients alone; keeps no state."""
+        active = self.malicious.active(task.client, task.ctx.round)
+        return Coded(self.attack(delta, task, layout) if active else delta)
+
+
+@dataclass(frozen=True)
+class AttackedCohort:
+    """The cohort transform of an attack; a cohort of one kind of clients stays as it is."""
+
+    malicious: Malicious
+    attack: CohortAttack
+    name: ClassVar[str] = "attack"
+    needs_own_clients: ClassVar[bool] = False
+
+    def __call__(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> Received:
+        """Keeps what the attack keeps."""
+        active = (self.malicious.active(u.client_id, ctx.round) for u in cohort.updates)
+        malicious = np.fromiter(active, np.bool_, len(cohort.updates))
+        if malicious.any() and not malicious.all():
+            cohort, state = self.attack(cohort, malicious, state, ctx)
+        return Received(cohort=cohort, state=state)
