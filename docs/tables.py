@@ -1,16 +1,16 @@
-"""Writes docs/TABLES.md from the rows of fedsim/storage/rows.py: ``python docs/tables.py``."""
+"""Writes docs/TABLES.md from the rows of fedsim/core/rows.py: ``python docs/tables.py``."""
 
 from __future__ import annotations
 
 import inspect
 from pathlib import Path
 
-from fedsim.storage.rows import TABLES, Row
+from fedsim.core.rows import TABLES, Row
 
 PAGE = Path(__file__).resolve().parent / "TABLES.md"
 INTRO = """# Tables
 
-The CSV tables of a run directory and their columns, made from `fedsim/storage/rows.py` by
+The CSV tables of a run directory and their columns, made from `fedsim/core/rows.py` by
 `python docs/tables.py`. An empty cell means "not available". Accuracies lie in 0..1; losses are
 mean cross-entropies without regularisers; where every token has a label, losses and accuracies are
 means over the tokens that count. All tables but `timings.csv` and `errors.csv` are the same, byte

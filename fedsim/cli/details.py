@@ -18,9 +18,9 @@ from fedsim.config.validation import cohort_size
 from fedsim.core.errors import ConfigError, StoreError
 from fedsim.core.machine import kind_of
 from fedsim.core.normalization import OF_DATASET
-from fedsim.core.plurals import counted
 from fedsim.core.reading import parse_json
 from fedsim.core.terminal import echo
+from fedsim.core.text import counted
 from fedsim.display.tables import show as show_table
 from fedsim.privacy.accounting import Sampling, neighbours
 from fedsim.storage import directories, status

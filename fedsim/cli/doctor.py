@@ -23,8 +23,8 @@ from fedsim.cli.options import (
     verbose_option,
 )
 from fedsim.core.errors import ConfigError
-from fedsim.core.plurals import counted
 from fedsim.core.terminal import echo
+from fedsim.core.text import counted
 from fedsim.version import __version__
 
 if TYPE_CHECKING:

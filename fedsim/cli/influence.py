@@ -22,9 +22,9 @@ from fedsim.cli.options import (
     verbose_option,
 )
 from fedsim.cli.resume import CHANGEABLE
-from fedsim.core.plurals import counted
 from fedsim.core.reading import parse_json
 from fedsim.core.terminal import echo
+from fedsim.core.text import counted
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -23,8 +23,8 @@ from fedsim.cli.options import (
     verbose_option,
 )
 from fedsim.core.errors import ConfigError
-from fedsim.core.plurals import counted
 from fedsim.core.terminal import echo
+from fedsim.core.text import counted, duration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -220,7 +220,6 @@ def _check_data(job: Job, folder: Path | None) -> None:
 def _list(folder: Path | None, form: str) -> None:
     """Prints all tables with their jobs."""
     from fedsim.config import published
-    from fedsim.display.board import duration
     from fedsim.display.tables import show
     from fedsim.storage.directories import folder_of
 

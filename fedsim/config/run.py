@@ -34,8 +34,8 @@ from fedsim.config.validation import (
 )
 from fedsim.core.errors import ConfigError, spelled
 from fedsim.core.normalization import OF_DATASET
-from fedsim.core.plurals import counted
 from fedsim.core.settings import InvalidSetting, with_folder
+from fedsim.core.text import counted
 from fedsim.core.types import ModelSpec, PrivateSteps, Training
 from fedsim.data import partitions
 from fedsim.models import trainable

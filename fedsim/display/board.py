@@ -13,7 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Column
 
 from fedsim.core.terminal import echo, printable
-from fedsim.display.progress import in_notebook, number
+from fedsim.core.text import decimals, duration
+from fedsim.display.progress import in_notebook
 from fedsim.training.events import (
     ENDINGS,
     Begun,
@@ -130,7 +131,7 @@ class Board:
             run.seen += 1
             run.took += event.seconds
             if event.row[self.metric] is not None:
-                run.accuracy = number(event.row[self.metric])
+                run.accuracy = decimals(event.row[self.metric])
         elif isinstance(event, Logged):
             logger.log(event.level, "%s: %s", job.name, event.text)
         if job.name in self.waiting:
@@ -189,7 +190,7 @@ class Board:
             logger.info("%s: finished before", where)
         elif isinstance(event, Done):
             seconds = time.monotonic() - run.since
-            accuracy = number(event.summary.get("final_test_accuracy"))
+            accuracy = decimals(event.summary.get("final_test_accuracy"))
             logger.info(
                 "%s: %s, test accuracy %s%s", where, duration(seconds), accuracy, self._rest()
             )
@@ -257,12 +258,3 @@ def show_traceback(event: Failed, verbose: bool) -> None:
     """The traceback of a failure, where tracebacks are shown."""
     if verbose and event.traceback:
         echo(event.traceback, file=sys.stderr, nl=False)
-
-
-def duration(seconds: float) -> str:
-    """``12 s``, ``3 min`` or ``1 h 20 min``."""
-    if seconds < 99.5:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    hours, rest = divmod(minutes, 60)
-    return f"{hours} h {rest} min" if hours else f"{minutes} min"

@@ -19,10 +19,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column
 
 from fedsim.core.errors import StoreError
-from fedsim.core.plurals import counted
+from fedsim.core.rows import Row
 from fedsim.core.terminal import echo, tell
+from fedsim.core.text import counted, decimals
 from fedsim.display.tables import show
-from fedsim.storage.rows import Row
 from fedsim.storage.run_dir import RunStore
 from fedsim.training.callbacks import Callback, Rows, RunInfo
 from fedsim.training.collapse import final_predictions
@@ -93,7 +93,7 @@ class Lines(Callback):
         self.failed += row["dropped"]
         self.recent.append(rows["timings"][-1]["seconds"])  # of phase total
         if row["test_accuracy"] is not None:
-            self.evaluated = round, number(row["test_accuracy"])
+            self.evaluated = round, decimals(row["test_accuracy"])
         self._report(row)
 
     def on_run_end(self, summary: Mapping[str, object]) -> None:
@@ -154,7 +154,7 @@ class Lines(Callback):
         width = len(str(rounds))
         tell(
             f"round {self.done:>{width}}/{rounds}  test accuracy {self.accuracy()}  "
-            f"train loss {number(row.get('train_loss'))}  {self.pace():.2f} s/round{failed}"
+            f"train loss {decimals(row.get('train_loss'))}  {self.pace():.2f} s/round{failed}"
         )
 
 
@@ -192,7 +192,7 @@ class Bar(Lines):
             self.task,
             completed=self.done,
             accuracy=self.accuracy(),
-            loss=number(row["train_loss"]),
+            loss=decimals(row["train_loss"]),
             pace=f"{self.pace():.2f}",
             failed=f"  {self.failed} failed" if self.failed else "",
         )
@@ -218,7 +218,7 @@ class Notebook(Lines):
     def _report(self, row: Row) -> None:
         failed = f", clients failed {self.failed}" if self.failed else ""
         self.line = (
-            f"test accuracy {self.accuracy()}, train loss {number(row.get('train_loss'))}, "
+            f"test accuracy {self.accuracy()}, train loss {decimals(row.get('train_loss'))}, "
             f"{self.pace():.2f} s/round{failed}"
         )
         if time.monotonic() - self.drawn > PAUSE:
@@ -253,15 +253,15 @@ def show_result(path: Path, summary: Mapping[str, object]) -> None:
             f"{path / 'summary.csv'}: damaged: rounds is {rounds!r}, total_seconds {seconds!r}"
         )
     last = min(10, rounds)
-    best = f"{number(summary['best_test_accuracy'])} (round {summary['best_round']}, chosen by "
+    best = f"{decimals(summary['best_test_accuracy'])} (round {summary['best_round']}, chosen by "
     lines = {
-        "final test accuracy": number(summary["final_test_accuracy"]),
+        "final test accuracy": decimals(summary["final_test_accuracy"]),
         "best test accuracy": f"{best}{summary['best_by']} accuracy)",
     }
     if last > 1:
-        lines[f"mean of last {last} rounds"] = number(summary["last10_test_accuracy"])
+        lines[f"mean of last {last} rounds"] = decimals(summary["last10_test_accuracy"])
     for name, column in METRICS.items():
-        if (value := number(summary.get(column))) != "-":
+        if (value := decimals(summary.get(column))) != "-":
             lines[name] = value
     lines |= {
         "rounds": str(rounds),
@@ -273,8 +273,3 @@ def show_result(path: Path, summary: Mapping[str, object]) -> None:
     final = final_predictions(store)
     if final is not None and final.collapsed:
         echo(final.describe(store.read_environment().get("classes", ())))
-
-
-def number(value: object) -> str:
-    """Four decimals, ``-`` for a value that is not available."""
-    return f"{value:.4f}" if isinstance(value, float) and math.isfinite(value) else "-"

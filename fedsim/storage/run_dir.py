@@ -28,12 +28,12 @@ import numpy as np
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, DataError, StoreError, one_line
 from fedsim.core.reading import parse_json
+from fedsim.core.rows import TABLES, FinalClientRow, PartitionRow, Row, metric_column
 from fedsim.core.tables import csv_plain, csv_safe
 from fedsim.core.terminal import check_text
 from fedsim.core.types import Array
 from fedsim.storage import status, vocabulary
 from fedsim.storage.digests import TableDigest
-from fedsim.storage.rows import TABLES, FinalClientRow, PartitionRow, Row, metric_column
 from fedsim.version import __version__
 
 if TYPE_CHECKING:

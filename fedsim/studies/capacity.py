@@ -14,7 +14,7 @@ from fedsim.config.validation import cohort_size
 from fedsim.core import reuse
 from fedsim.core.errors import ConfigError
 from fedsim.core.machine import PROCESS, available_memory, cores, model_copies, num_gpus
-from fedsim.core.plurals import counted
+from fedsim.core.text import counted
 from fedsim.core.types import GIB
 from fedsim.studies.parallel import Drivers, Here
 from fedsim.training.callbacks import Callback

@@ -16,7 +16,7 @@ from scipy import stats
 from fedsim.audit.recorded import Difference, distance
 from fedsim.core import files
 from fedsim.core.analysis import analysis
-from fedsim.storage.rows import metric_column
+from fedsim.core.rows import metric_column
 from fedsim.studies.sweep import SEEDS, group_of
 from fedsim.training.summary import (
     CLIENT_COLUMNS,

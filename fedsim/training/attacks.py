@@ -15,7 +15,7 @@ from fedsim.config.attack import AttackConfig
 from fedsim.config.sections import DataConfig
 from fedsim.core.errors import ConfigError
 from fedsim.core.malicious import Malicious, draw_malicious
-from fedsim.core.plurals import counted
+from fedsim.core.text import counted
 from fedsim.core.types import Dataset, Partition, Triggered
 from fedsim.schedules.asynchronous import Buffered
 from fedsim.schedules.selection import Fixed, Poisson

@@ -20,6 +20,7 @@ from fedsim.core.errors import ConfigError, FedsimError, Interrupted, StoreError
 from fedsim.core.imports import users_code
 from fedsim.core.machine import kind_of, other_kind
 from fedsim.core.normalization import OF_DATASET
+from fedsim.core.rows import ModelRow, TimingRow
 from fedsim.data import partitions, patients, splits
 from fedsim.engine.base import Executor
 from fedsim.engine.blocks import named
@@ -32,7 +33,6 @@ from fedsim.storage.checkpoint import (
     layout_hash,
 )
 from fedsim.storage.restore import restore
-from fedsim.storage.rows import ModelRow, TimingRow
 from fedsim.storage.run_dir import (
     RunStore,
     RunWriter,

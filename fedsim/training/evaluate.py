@@ -18,6 +18,14 @@ import numpy as np
 
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError
+from fedsim.core.rows import (
+    ClassRow,
+    ConfusionRow,
+    DecompositionRow,
+    EvaluationRow,
+    LossMatrixRow,
+    metric_columns,
+)
 from fedsim.core.types import (
     F64,
     I64,
@@ -36,14 +44,6 @@ from fedsim.metrics.scores import SampleScores, group_score, mean_scores
 from fedsim.metrics.splits import clients_with, count, counts, group_positions, num_labels
 from fedsim.server.gram import shares
 from fedsim.storage.checkpoint import ServerState
-from fedsim.storage.rows import (
-    ClassRow,
-    ConfusionRow,
-    DecompositionRow,
-    EvaluationRow,
-    LossMatrixRow,
-    metric_columns,
-)
 from fedsim.training.log import RoundLog
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from fedsim.core.rows import ErrorRow, Row, TimingRow
 from fedsim.engine.base import Incident
-from fedsim.storage.rows import ErrorRow, Row, TimingRow
 
 
 @dataclass

@@ -8,10 +8,10 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from fedsim.client.private import STEPS
+from fedsim.core.rows import ClientRow, CosineRow, RoundRow, ServerRow, SpectrumRow
 from fedsim.core.types import F64, ClientUpdate, RoundContext
 from fedsim.server.gram import conflict_ratio, cosines
 from fedsim.storage.checkpoint import ServerState
-from fedsim.storage.rows import ClientRow, CosineRow, RoundRow, ServerRow, SpectrumRow
 from fedsim.systems.clock import Participation
 from fedsim.systems.costs import Costs
 from fedsim.training.log import RoundLog

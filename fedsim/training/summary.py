@@ -12,9 +12,9 @@ from fedsim.config.attack import AttackConfig
 from fedsim.config.run import RunConfig
 from fedsim.config.sections import ClockConfig, CompressConfig, DpConfig
 from fedsim.core.normalization import OF_DATASET
+from fedsim.core.rows import metric_column
 from fedsim.core.types import F64
 from fedsim.metrics.scores import gini
-from fedsim.storage.rows import metric_column
 from fedsim.storage.run_dir import RunStore
 from fedsim.training.collapse import final_predictions
 from fedsim.training.setup import Setup

@@ -15,7 +15,7 @@ from fedsim.cli import details, main
 from fedsim.config.resolve import to_yaml
 from fedsim.config.run import RunConfig
 from fedsim.core.files import lock
-from fedsim.storage.rows import ClassRow, ClientRow, RoundRow
+from fedsim.core.rows import ClassRow, ClientRow, RoundRow
 from fedsim.storage.run_dir import RunWriter
 from tests.commands import clean_environment
 from tests.unit.cli.test_runs import write_run

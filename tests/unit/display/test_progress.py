@@ -10,8 +10,8 @@ import pytest
 
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import StoreError
+from fedsim.core.rows import RoundRow, Row, TimingRow
 from fedsim.display import progress, tables
-from fedsim.storage.rows import RoundRow, Row, TimingRow
 from fedsim.training.callbacks import RunInfo
 
 INFO = RunInfo(

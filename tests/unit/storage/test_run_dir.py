@@ -20,10 +20,10 @@ import torch
 
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, StoreError
+from fedsim.core.rows import TABLES, RoundRow, metric_columns
 from fedsim.core.tables import csv_plain, csv_safe
 from fedsim.core.types import Metrics
 from fedsim.storage import run_dir as module
-from fedsim.storage.rows import TABLES, RoundRow, metric_columns
 from fedsim.storage.run_dir import (
     RunWriter,
     cell,

@@ -10,7 +10,7 @@ import pytest
 from fedsim.config.run import RunConfig
 from fedsim.config.sections import fields
 from fedsim.core import columns
-from fedsim.storage.rows import RoundRow, TimingRow
+from fedsim.core.rows import RoundRow, TimingRow
 from fedsim.storage.run_dir import RunWriter
 from fedsim.training.collapse import final_predictions
 from fedsim.training.provenance import Data, Provenance
