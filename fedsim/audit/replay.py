@@ -25,6 +25,7 @@ from fedsim.config import experiments
 from fedsim.config.experiments import Setting, Settings
 from fedsim.config.resolve import resolve
 from fedsim.config.run import RunConfig
+from fedsim.config.sections import FREE
 from fedsim.core.errors import ConfigError
 from fedsim.core.types import F64, ClientTask, RoundContext, Vector, Vectors
 from fedsim.schedules.base import Pass, Roster, RoundPlan, Schedule
@@ -36,7 +37,6 @@ from fedsim.training import evaluate
 from fedsim.training.export import client_number
 from fedsim.training.loading import with_normalization
 from fedsim.training.log import RoundLog
-from fedsim.training.resume import FREE
 from fedsim.training.setup import Setup, assemble, check_effects, make_executor, start_of
 
 REFUSED: Mapping[str, str] = {

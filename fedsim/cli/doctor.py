@@ -72,7 +72,12 @@ class GpusType(click.ParamType[Any]):
         return Assumed(int(match[1] or 1), int(match[2]), float(match[3] or 0))
 
 
-@click.command(cls=SettingsCommand, shown=("Data", "Model", "Clients", "Engine"))
+def _of_placement(key: str) -> bool:
+    """Whether the help lists the flag of a key."""
+    return key.startswith(("data.", "model.", "engine.")) or key == "train.sample_rate"
+
+
+@click.command(cls=SettingsCommand, shown=_of_placement)
 @preset_options
 @set_any_option
 @several_option(

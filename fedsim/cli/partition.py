@@ -41,7 +41,7 @@ MAX_PIXELS = 128
 """Larger images are shown at this size."""
 
 
-@click.command(cls=SettingsCommand, shown=("Data", "Clients"))
+@click.command(cls=SettingsCommand, shown=lambda key: key.startswith(("data.", "folder.")))
 @click.argument("run", metavar="[RUN]", required=False, shell_complete=folders)
 @preset_options
 @set_any_option

@@ -16,9 +16,9 @@ from fedsim.cli.common import (
 )
 from fedsim.cli.names import folders
 from fedsim.cli.options import (
-    FLAGS,
     SettingsCommand,
     accept_option,
+    changeable,
     set_option,
     track_option,
     verbose_option,
@@ -28,16 +28,8 @@ from fedsim.core.terminal import echo
 if TYPE_CHECKING:
     from fedsim.config.experiments import Settings
 
-DECISIVE = (
-    *("engine.client_batch", "engine.on_client_failure"),
-    *("engine.precision", "engine.deterministic", "engine.fast"),
-)
-"""Keys of section engine that can change a result: they are fixed for a run."""
-CHANGEABLE = {"Engine": tuple(flag for flag in FLAGS["Engine"] if flag.key not in DECISIVE)}
-"""The flags that may be given anew, since they cannot change a result."""
 
-
-@click.command(cls=SettingsCommand, flags=CHANGEABLE, show_defaults=False)
+@click.command(cls=SettingsCommand, takes=changeable, show_defaults=False)
 @click.argument("directory", metavar="DIR", shell_complete=folders)
 @set_option(
     group="Engine", help="Another key of section engine: engine.memory_per_client=4. Repeatable."

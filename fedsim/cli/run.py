@@ -18,6 +18,7 @@ from fedsim.cli.common import (
 from fedsim.cli.dry_run import check_dry_run, dry_run_options, show_estimate
 from fedsim.cli.options import (
     SettingsCommand,
+    common,
     help_all_option,
     out_option,
     preset_options,
@@ -30,16 +31,7 @@ if TYPE_CHECKING:
     from fedsim.config.experiments import Settings
 
 
-COMMON = (
-    *("algorithm", "server", "margin", "train.rounds", "seed", "data.name", "data.dir"),
-    *("model.name", "train.local_epochs", "train.batch_size", "train.lr", "data.num_clients"),
-    *("train.sample_rate", "data.partition", "data.alpha", "evaluation.decompose_every"),
-    "engine.kind",
-)
-"""The keys whose flags ``--help`` lists."""
-
-
-@click.command(cls=SettingsCommand, shown=COMMON, rare=("measure", "gpu_price", "track"))
+@click.command(cls=SettingsCommand, shown=common, rare=("measure", "gpu_price", "track"))
 @preset_options
 @set_any_option
 @out_option(help="Directory of the run; a new one under runs/ by default.")

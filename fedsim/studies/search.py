@@ -15,6 +15,7 @@ from fedsim.config import search
 from fedsim.config.experiments import Experiment, Setting, Settings
 from fedsim.config.resolve import resolve, to_yaml, unused, warn_unused
 from fedsim.config.run import RunConfig
+from fedsim.config.sections import FREE
 from fedsim.core import files
 from fedsim.core.errors import ConfigError
 from fedsim.core.settings import Scalar
@@ -26,7 +27,7 @@ from fedsim.studies.capacity import Parallel, check_trainable, with_engine
 from fedsim.studies.proposals import Proposer
 from fedsim.studies.sweep import MOST_RUNS, check_stackable, varied_axes
 from fedsim.training import loading
-from fedsim.training.resume import FREE, decisive
+from fedsim.training.resume import decisive
 
 BEST, CONFIRMED = "best.yaml", "confirm.csv"
 COUNT = 25

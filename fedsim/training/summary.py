@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedsim import data
-from fedsim.config.attack import AttackConfig
 from fedsim.config.run import RunConfig
-from fedsim.config.sections import ClockConfig, CompressConfig, DpConfig
+from fedsim.config.sections import COLUMNS, KEYS, SECTIONS, fields
 from fedsim.core.normalization import OF_DATASET
 from fedsim.core.rows import metric_column
 from fedsim.core.types import F64
@@ -53,9 +51,6 @@ OPTIONAL = (
     "data.normalization",
 )
 """Settings that are columns only where they are set."""
-ELSEWHERE = {"data.name", "data.dir", "data.num_clients", "data.alpha", "model.name"}
-ELSEWHERE |= {"train.rounds", "train.sample_rate", "evaluation.target_accuracy", *OPTIONAL}
-"""Keys that are columns under another name, or no part of the result."""
 
 
 def summarise(setup: Setup, store: RunStore, seconds: float) -> dict[str, Any]:
@@ -137,37 +132,37 @@ def settings_of(config: RunConfig) -> dict[str, Any]:
 
     Those of the methods and of the data set in use have the keys of their sections.
     """
-    given = {key: attrgetter(key)(config) for key in OPTIONAL}
-    row = {key: value for key, value in given.items() if value not in (None, OF_DATASET)}
+    values = {key: config.value(key) for key in OPTIONAL}
+    row = {key: value for key, value in values.items() if value not in (None, OF_DATASET)}
     for method in config.methods:
-        values = config.hyperparameters[method]
-        row |= {f"{method}.{key}": value for key, value in values.items()}
-    sections = {name: getattr(config, name) for name in ("data", "model", "train", "evaluation")}
-    if config.clock != ClockConfig():
-        sections["clock"] = config.clock
-    if config.clock.mode == "async":
-        sections["async"] = config.asynchrony
-    if config.attack != AttackConfig():
-        sections["attack"] = config.attack
-    if config.compress != CompressConfig():
-        sections["compress"] = config.compress
-    if config.dp != DpConfig():
-        sections["dp"] = config.dp
-    values = {f"{name}.{key}": v for name, section in sections.items() for key, v in section}
+        row |= {f"{method}.{key}": v for key, v in config.hyperparameters[method].items()}
+    for name in SECTIONS:
+        if name != "engine" and _has_columns(name, config):
+            row |= _columns(name, config)
     for name in (config.data.name, config.data.partition or ""):
         options = config.hyperparameters.get(name, {})
-        values |= {f"{name}.{key}": value for key, value in options.items()}
-    if config.clock.mode == "sync":
-        values.pop("clock.mode", None)
-    if config.train.cohort == "fixed":
-        del values["train.cohort"]
-    if not config.train.secure_aggregation:
-        del values["train.secure_aggregation"]
-    if config.train.selection == "uniform":
-        del values["train.selection"], values["train.candidates"]
-    if config.train.clients is None:
-        del values["train.clients"]
-    return row | {key: value for key, value in values.items() if key not in ELSEWHERE}
+        row |= {f"{name}.{key}": value for key, value in options.items()}
+    return row
+
+
+def _has_columns(section: str, config: RunConfig) -> bool:
+    """Whether a section is in the summary: rare ones are where something is set in them."""
+    if section == "async":
+        return config.clock.mode == "async"
+    always = section in ("data", "model", "train", "evaluation")
+    return always or getattr(config, section) != RunConfig.model_fields[section].default
+
+
+def _columns(section: str, config: RunConfig) -> dict[str, Any]:
+    """The columns of a section that have the names of its keys."""
+    row = {}
+    for leaf, value in getattr(config, section):
+        key = f"{section}.{leaf}"
+        with_key = KEYS[key].column_with and f"{section}.{KEYS[key].column_with}"
+        shown = not with_key or config.value(with_key) != fields()[with_key].default
+        if shown and COLUMNS.get(key) == key and key not in OPTIONAL:
+            row[key] = value
+    return row
 
 
 def last10(values: pd.Series[float], rounds: int) -> float:
