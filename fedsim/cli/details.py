@@ -19,6 +19,7 @@ from fedsim.core.errors import ConfigError, StoreError
 from fedsim.core.machine import kind_of
 from fedsim.core.normalization import OF_DATASET
 from fedsim.core.reading import parse_json
+from fedsim.core.rows import EPSILONS
 from fedsim.core.terminal import echo
 from fedsim.core.text import counted
 from fedsim.display.tables import show as show_table
@@ -36,8 +37,6 @@ CURVES = ("train_loss", "val_accuracy", "test_accuracy")
 RESULTS = ("val_", "test_", "client_test_", "train_loss", "benign_", "attack_success_rate")
 """What the names of those columns of rounds.csv begin with that are results."""
 YES = {True: "yes", False: "no"}
-EPSILONS = ("epsilon", "deployment_epsilon")
-"""Columns of rounds.csv of runs with user-level privacy."""
 MOST_CLASSES = 40
 """Of more classes no table is printed."""
 DIGESTS = ("data_digest", "code.")

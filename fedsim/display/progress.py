@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column
 
 from fedsim.core.errors import StoreError
-from fedsim.core.rows import Row
+from fedsim.core.rows import EPSILONS, METRICS, SCORES, Row, metric_column
 from fedsim.core.terminal import echo, tell
 from fedsim.core.text import counted, decimals
 from fedsim.display.tables import show
@@ -31,12 +31,13 @@ LINES = 20
 """About so many lines of progress are printed in a pipe."""
 PAUSE = 0.2
 """Seconds between two updates of a notebook."""
-METRICS = {
-    "final balanced accuracy": "final_test_balanced_accuracy",
-    "final macro-F1": "final_test_macro_f1",
-    "final AUC": "final_test_auc",
-    "epsilon": "epsilon",
-    "epsilon of the deployment": "deployment_epsilon",
+LINES_OF_RESULT = {
+    **{
+        f"final {score.title}": metric_column("test", name, "final")
+        for name, score in SCORES.items()
+        if score.takes and not score.late and name != "accuracy"
+    },
+    **{METRICS[column].title: column for column in EPSILONS},
 }
 """Further lines of the final table, where summary.csv has a value."""
 
@@ -260,7 +261,7 @@ def show_result(path: Path, summary: Mapping[str, object]) -> None:
     }
     if last > 1:
         lines[f"mean of last {last} rounds"] = decimals(summary["last10_test_accuracy"])
-    for name, column in METRICS.items():
+    for name, column in LINES_OF_RESULT.items():
         if (value := decimals(summary.get(column))) != "-":
             lines[name] = value
     lines |= {

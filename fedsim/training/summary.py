@@ -10,7 +10,7 @@ from fedsim import data
 from fedsim.config.run import RunConfig
 from fedsim.config.sections import COLUMNS, KEYS, SECTIONS, fields
 from fedsim.core.normalization import OF_DATASET
-from fedsim.core.rows import metric_column
+from fedsim.core.rows import EPSILONS, METRICS, SCORES, WHEN, metric_column
 from fedsim.core.types import F64
 from fedsim.metrics.scores import gini
 from fedsim.storage.run_dir import RunStore
@@ -20,11 +20,10 @@ from fedsim.training.setup import Setup
 if TYPE_CHECKING:
     import pandas as pd
 
-METRICS = ("accuracy", "balanced_accuracy", "macro_f1", "auc")
-"""Of the test part; each has a final, a best and a last-10 column."""
-LATER_METRICS = ("ece",)
-"""Those whose columns stand at the end."""
-UNDER_ATTACK = ("benign_test_accuracy", "attack_success_rate")
+FIRST = tuple(name for name, score in SCORES.items() if score.takes and not score.late)
+LAST = tuple(name for name, score in SCORES.items() if score.takes and score.late)
+"""Scores of the test part whose columns stand in the middle, and at the end."""
+UNDER_ATTACK = tuple(column for column, metric in METRICS.items() if metric.takes == WHEN[::2])
 """Columns of rounds.csv of runs with an attack; each has a final and a last-10 column."""
 GINI = "client_accuracy_gini"
 CLIENT_COLUMNS = ("client_accuracy_std", "client_accuracy_p10", "client_accuracy_worst")
@@ -36,8 +35,6 @@ FINAL_CLIENTS = {
     "heldout_finetuned_accuracy": (1, "finetuned_accuracy"),
 }
 """What is summed up of final_clients.csv: by name the value of ``held_out``, and the column."""
-EPSILONS = ("epsilon", "deployment_epsilon")
-"""Columns of rounds.csv of runs with differential privacy."""
 TARGET = ("target_accuracy", "rounds_to_target", "seconds_to_target", "simulated_seconds_to_target")
 """When the target accuracy was reached."""
 TOTALS = ("simulated_seconds", "downlink_bytes", "uplink_bytes")
@@ -74,7 +71,7 @@ def summarise(setup: Setup, store: RunStore, seconds: float) -> dict[str, Any]:
     )
     scores = {
         metric: _scores(tested[metric_column("test", metric)], best, len(rounds))
-        for metric in METRICS
+        for metric in FIRST
     }
     accuracy = scores.pop("accuracy")
     row: dict[str, Any] = {
@@ -106,7 +103,7 @@ def summarise(setup: Setup, store: RunStore, seconds: float) -> dict[str, Any]:
         row |= dict(zip(CLIENT_COLUMNS, _spread(accuracies), strict=True))
     final = final_predictions(store)
     row |= {"collapsed": None if final is None else final.collapsed} | _final_clients(store)
-    for metric in LATER_METRICS:
+    for metric in LAST:
         column = metric_column("test", metric)
         values = _scores(tested[column], best, len(rounds))
         row |= {metric_column("test", metric, when): v for when, v in values.items()}
