@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from fedsim.cli.common import (
-    importing,
     interruptible,
     make_run_importable,
-    session_ahead,
     trackers_of,
 )
 from fedsim.cli.names import folders
@@ -59,7 +57,6 @@ def resume(
     """
     from fedsim.display.progress import display, show_result
     from fedsim.storage.run_dir import RunStore
-    from fedsim.training.resume import configuration
 
     store, shown = RunStore(Path(directory)), display()
     file = store.path / "config.yaml"
@@ -68,17 +65,9 @@ def resume(
         echo(f"{directory} is finished; its result:")
         show_result(store.path, store.summary)
         return
-    trackers = trackers_of(track)
     with interruptible(ctx, shown):
-        session = session_ahead(ctx, configuration(store.path, flags, build=False))
-        with importing():
-            from fedsim.display.trackers import resumed
-            from fedsim.training import driver  # imports torch, while Ray starts
+        from fedsim.display.trackers import resumed
+        from fedsim.training import driver  # imports torch, which takes seconds
 
-        driver.resume(
-            store.path,
-            flags,
-            resumed(store.path, [shown, *trackers]),
-            session,
-            accept_changed_code=accept_changed_code,
-        )
+        followers = resumed(store.path, [shown, *trackers_of(track)])
+        driver.resume(store.path, flags, followers, accept_changed_code=accept_changed_code)

@@ -7,7 +7,7 @@ used raises :class:`~fedsim.core.settings.InvalidSetting`, one line that names t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationInfo, model_validator
@@ -27,7 +27,7 @@ from fedsim.config.validation import (
 )
 from fedsim.core.errors import ConfigError, spelled
 from fedsim.core.normalization import OF_DATASET
-from fedsim.core.settings import InvalidSetting, Scalar, with_folder
+from fedsim.core.settings import InvalidSetting, with_folder
 from fedsim.core.text import counted
 from fedsim.core.types import ModelSpec, PrivateSteps, Training
 from fedsim.data import partitions
@@ -61,30 +61,52 @@ class RunConfig(RunSettings):
         """
         if not isinstance(values, Mapping):
             return values
-        values = dict(values)
-        if "async_" in values:
-            values["async"] = values.pop("async_")
-        if isinstance(values.get("data"), Mapping):
-            values["data"] = with_folder(values["data"])
-        sections = dict(values.get("hyperparameters") or {})
-        sections |= {name: values[name] for name in values if is_section(name)}
-        roles = _roles(values)
+        given = dict(values)
+        if "async_" in given:
+            given["async"] = given.pop("async_")
+        if isinstance(given.get("data"), Mapping):
+            given["data"] = with_folder(given["data"])
+        sections = dict(given.get("hyperparameters") or {})
+        sections |= {name: given[name] for name in given if is_section(name)}
+        algorithm = given.get("algorithm", cls.model_fields["algorithm"].default)
+        if isinstance(algorithm, str):
+            algorithm = given["algorithm"] = spelled(algorithm, algorithms.names()) or algorithm
+        chain = _chain(given.get("server"))
+        servers = tuple(spelled(name, algorithms.names()) or name for name in chain)
+        data_name = _of_data(given, "name")
+        partition = _of_data(given, "partition")
+        roles = [("algorithm", algorithm), *(("server", name) for name in servers)]
+        roles += [("data.name", data_name)]
+        if isinstance(partition, str) and ":" in partition:
+            roles += [("data.partition", partition)]
         for key, name in roles:
-            if not key.startswith("data."):
-                check_name(key, name, algorithms.names(), "algorithm", user_defined=True)
-            options = sections.get(name) or {}
-            if isinstance(options, Mapping):  # else it is refused below
-                options = default_options(key, name) | dict(options)
-            sections[name] = options
-        build = (info.context or {}).get("build", True)
-        checked, rule = _checked_options(values, sections, roles, build=build)
-        others = {name: value for name, value in values.items() if not is_section(name)}
-        if servers := [name for key, name in roles if key == "server"]:
-            others["server"] = ",".join(servers)
-        asks = {"optimizer", "lr_head"} & _section(others, "train").keys()
-        if asks or (rule is not None and rule.plain_sgd):
-            others["train"] = _training(str(values["algorithm"]), rule, others.get("train", {}))
-        return others | {"hyperparameters": checked}
+            if isinstance(name, str):
+                if not key.startswith("data."):
+                    check_name(key, name, algorithms.names(), "algorithm", user_defined=True)
+                own = sections.get(name) or {}
+                if isinstance(own, Mapping):  # else it is refused below
+                    own = default_options(key, name) | dict(own)
+                sections[name] = own
+        checked, rule = {}, None
+        for name, section in sections.items():
+            if name == partition:
+                checked[name] = check_partition_options(name, section)
+            elif ":" in name and name not in (role for _, role in roles):
+                checked[name] = check_unused_options(name, section)
+            elif name != data_name and data.find(name) is None:
+                build = (info.context or {}).get("build", True)
+                checked[name], method = check_hyperparameters(name, section, build=build)
+                if name == algorithm and method is not None:
+                    rule = method.local
+            elif options := check_data_options(name, section, data_name, _of_data(given, "dir")):
+                checked[name] = options
+        rest = {name: value for name, value in given.items() if not is_section(name)}
+        if servers:
+            rest["server"] = ",".join(servers)
+        asked = {"optimizer", "lr_head"} & _section(rest, "train").keys()
+        if asked or (rule is not None and rule.plain_sgd):
+            rest["train"] = _training(algorithm, rule, rest.get("train", {}))
+        return rest | {"hyperparameters": checked}
 
     @model_validator(mode="after")
     def _fits_together(self) -> RunConfig:
@@ -269,57 +291,14 @@ class RunConfig(RunSettings):
         return unknown_key(key, (*fields(), *_option_keys()), fields())
 
 
-def _roles(values: dict[str, Any]) -> list[tuple[str, str]]:
-    """What is named that may have a section of options, as key and name.
-
-    Names of methods in another spelling are replaced, that of the algorithm also in ``values``.
-    """
-    names = algorithms.names()
-    algorithm = values.setdefault("algorithm", RunSettings.model_fields["algorithm"].default)
-    if isinstance(algorithm, str):
-        values["algorithm"] = spelled(algorithm, names) or algorithm
-    chain = [spelled(name, names) or name for name in _chain(values.get("server"))]
-    partition = _of_data(values, "partition")
-    roles = [("algorithm", values["algorithm"]), *(("server", name) for name in chain)]
-    roles += [("data.name", _of_data(values, "name"))]
-    if isinstance(partition, str) and ":" in partition:
-        roles += [("data.partition", partition)]
-    return [(key, name) for key, name in roles if isinstance(name, str)]
-
-
-def _checked_options(
-    values: Mapping[str, Any],
-    sections: Mapping[str, Any],
-    roles: Sequence[tuple[str, str]],
-    *,
-    build: bool,
-) -> tuple[dict[str, Mapping[str, Scalar]], LocalRule | None]:
-    """The checked sections of methods, data sets and partitions, and the method's client part."""
-    data_name, partition = _of_data(values, "name"), _of_data(values, "partition")
-    checked: dict[str, Mapping[str, Scalar]] = {}
-    rule = None
-    for name, section in sections.items():
-        if name == partition:
-            checked[name] = check_partition_options(name, section)
-        elif ":" in name and name not in (role for _, role in roles):
-            checked[name] = check_unused_options(name, section)
-        elif name != data_name and data.find(name) is None:
-            checked[name], method = check_hyperparameters(name, section, build=build)
-            if name == values["algorithm"] and method is not None:
-                rule = method.local
-        elif options := check_data_options(name, section, data_name, _of_data(values, "dir")):
-            checked[name] = options
-    return checked, rule
-
-
-def _of_data(values: Mapping[str, Any], leaf: str) -> Any:
+def _of_data(given: Mapping[str, Any], leaf: str) -> Any:
     """The value of a key of section ``data``."""
-    return _section(values, "data").get(leaf, DataConfig.model_fields[leaf].default)
+    return _section(given, "data").get(leaf, DataConfig.model_fields[leaf].default)
 
 
-def _section(values: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _section(given: Mapping[str, Any], name: str) -> dict[str, Any]:
     """A section as it was given; empty where it is none."""
-    section = values.get(name, {})
+    section = given.get(name, {})
     return dict(section) if isinstance(section, Mapping | Section) else {}
 
 
