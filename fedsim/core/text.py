@@ -34,3 +34,10 @@ def duration(seconds: float) -> str:
 def megabytes(count: float) -> str:
     """``12.0 MB`` or ``1.5 GB``."""
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
+
+
+def setting_text(value: object) -> str:
+    """A setting as YAML has it."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
