@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedsim.core.columns import is_setting
+from fedsim.config.sections import is_setting
 
 from . import AnalysisError, units
 from .figures.style import TITLES

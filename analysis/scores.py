@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pandas as pd
 
+import fedsim.core.rows as tables
+
 from . import units
 from .files import has_rows, read_table
 from .runs import Group
@@ -33,23 +35,23 @@ class Score:
     lowest: bool = False
 
 
-SCORES: Mapping[str, Score] = {
-    "accuracy": Score("accuracy"),
-    "balanced_accuracy": Score("balanced accuracy"),
-    "macro_f1": Score("macro-F1"),
-    "auc": Score("AUC"),
-    "loss": Score("loss", NATS, lowest=True),
-    "ece": Score("calibration error (ECE)", lowest=True),
-}
+_UNITS = {"%": PERCENT, "nats": NATS, "": BUDGET}
+
+
+def _score(metric: tables.Metric) -> Score:
+    """A score as its column declares it."""
+    return Score(metric.title, _UNITS[metric.unit], metric.lowest)
+
+
+SCORES: Mapping[str, Score] = {name: _score(metric) for name, metric in tables.SCORES.items()}
 """Of the test part, by name; the columns of rounds.csv are ``test_<name>`` and ``val_<name>``."""
 OTHERS: Mapping[str, Score] = {
-    "attack_success_rate": Score("attack success rate", lowest=True),
-    "benign_test_accuracy": Score("test accuracy of benign clients"),
-    "epsilon": Score("epsilon", BUDGET, lowest=True),
-    "deployment_epsilon": Score("epsilon of the deployment", BUDGET, lowest=True),
+    column: _score(metric)
+    for column, metric in tables.METRICS.items()
+    if column in tables.RoundRow.optional()
 }
 """Of runs with an attack or with privacy, by their column of rounds.csv."""
-EPSILONS = ("epsilon", "deployment_epsilon")
+EPSILONS = tables.EPSILONS
 """Those that are infinite without noise."""
 VALIDATION: Mapping[str, str] = {f"val_{name}": name for name in SCORES}
 """Columns of rounds.csv that searches choose by, and the score that each is on the test part."""

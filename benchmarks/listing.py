@@ -13,7 +13,7 @@ import click
 
 from fedsim.config.resolve import to_yaml
 from fedsim.config.run import RunConfig
-from fedsim.storage.rows import RoundRow
+from fedsim.core.rows import RoundRow
 from fedsim.storage.run_dir import RunWriter
 
 

@@ -21,7 +21,7 @@ from pydantic.fields import FieldInfo
 
 from fedsim.cli import main
 from fedsim.cli.names import CATALOGUES
-from fedsim.cli.options import FLAGS, HELP_ALL
+from fedsim.cli.options import HELP_ALL, flag_names
 from fedsim.config import sections
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -240,7 +240,7 @@ def cell(value: object) -> str:
 
 def keys() -> str:
     """The page of all keys, a table for each section."""
-    flags = {flag.key: flag.names[-1] for group in FLAGS.values() for flag in group}
+    flags = {key: names[-1] for key, names in flag_names().items()}
     lines = [KEYS]
     of_run = {k: f for k, f in sections.fields().items() if "." not in k}
     lines += ["## Run", "", *table(of_run, flags)]

@@ -1,16 +1,16 @@
-"""Writes docs/TABLES.md from the rows of fedsim/storage/rows.py: ``python docs/tables.py``."""
+"""Writes docs/TABLES.md from the rows of fedsim/core/rows.py: ``python docs/tables.py``."""
 
 from __future__ import annotations
 
 import inspect
 from pathlib import Path
 
-from fedsim.storage.rows import TABLES, Row
+from fedsim.core.rows import TABLES, Row
 
 PAGE = Path(__file__).resolve().parent / "TABLES.md"
 INTRO = """# Tables
 
-The CSV tables of a run directory and their columns, made from `fedsim/storage/rows.py` by
+The CSV tables of a run directory and their columns, made from `fedsim/core/rows.py` by
 `python docs/tables.py`. An empty cell means "not available". Accuracies lie in 0..1; losses are
 mean cross-entropies without regularisers; where every token has a label, losses and accuracies are
 means over the tokens that count. All tables but `timings.csv` and `errors.csv` are the same, byte
@@ -46,7 +46,7 @@ so that no spreadsheet runs it as a formula; a carriage return is a blank. `RunS
 
 A column with a dot in its name is a setting, and so are `algorithm`, `dataset`, `model`,
 `num_clients`, `sample_rate`, `alpha`, `rounds`, `best_by`, `server` and those of the margin; every
-other column is an outcome (`fedsim/core/columns.py`).
+other column is an outcome (`fedsim/config/sections.py`).
 
 `aggregate.csv` of a sweep has a row per configuration: `n` seeds, or partitions where `data.seed`
 is in the grid, each with the mean over its seeds; `_mean`, `_std` (divided by n - 1) and `_ci95`

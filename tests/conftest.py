@@ -31,7 +31,7 @@ NUMERIC = (
     *("unit/training/test_decompose.py", "unit/training/test_driver.py"),
     *("unit/training/test_features.py", "unit/training/test_finetune.py"),
     *("unit/training/test_predict.py", "unit/training/test_resume.py"),
-    *("unit/training/test_stacking.py", "unit/training/test_text.py"),
+    *("unit/training/test_stacking.py", "unit/training/test_tokens.py"),
 )
 """Files whose tests compare numbers that the processor's kernels round."""
 

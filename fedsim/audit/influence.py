@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from fedsim.audit.rerun import Rerun, opened
 from fedsim.core.errors import ConfigError, FedsimError, nearest
 from fedsim.core.imports import users_code
 from fedsim.core.rng import generator
-from fedsim.core.types import Metrics
+from fedsim.core.rows import SCORES
 from fedsim.metrics.shapley import everybody, exact, members, prefixes, sampled
 from fedsim.server.coalitions import Coalitions, Moved
 from fedsim.storage.checkpoint import ServerState
@@ -40,11 +40,8 @@ from fedsim.training.rows import RoundLog
 from fedsim.training.setup import Setup
 
 STEP = "step"
-METRICS = (STEP, *(f"{part}_{f.name}" for part in ("val", "test") for f in fields(Metrics)))
+METRICS = (STEP, *(f"{part}_{name}" for part in ("val", "test") for name in SCORES))
 """What the value of a coalition is measured by."""
-LOWER_IS_BETTER = frozenset(
-    f"{part}_{name}" for part in ("val", "test") for name in ("loss", "ece")
-)
 EXACT = 10
 """Cohorts of at most so many clients have exact Shapley values, from all of their coalitions."""
 
@@ -298,7 +295,7 @@ def values_of(
     found = {c: getattr(own, name) for c, own in scores.items()}
     if any(value is None for value in found.values()):
         raise ConfigError(f"metric {metric}: the {part} part of this run has no {name}")
-    sign = -1.0 if metric in LOWER_IS_BETTER else 1.0
+    sign = -1.0 if SCORES[name].lowest else 1.0
     return {c: sign * (value - found[0]) for c, value in found.items()}
 
 

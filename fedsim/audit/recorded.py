@@ -13,8 +13,8 @@ from itertools import zip_longest
 from pathlib import Path
 
 from fedsim.audit.rounding import Rounding
+from fedsim.core.rows import TABLES, Row
 from fedsim.core.types import Vector
-from fedsim.storage.rows import TABLES, Row
 from fedsim.storage.run_dir import DIAGNOSTIC, GROWING, cell
 from fedsim.training.round import model_sha256
 from fedsim.training.rows import RoundLog

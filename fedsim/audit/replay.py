@@ -25,9 +25,9 @@ from fedsim.config import experiments
 from fedsim.config.experiments import Setting, Settings
 from fedsim.config.resolve import resolve, with_normalization
 from fedsim.config.run import RunConfig
+from fedsim.config.sections import FREE
 from fedsim.core.errors import ConfigError
 from fedsim.core.types import F64, ClientTask, RoundContext, Vector, Vectors
-from fedsim.identity.resume import FREE
 from fedsim.schedules.base import Pass, Roster, RoundPlan, Schedule
 from fedsim.server.base import RuleState
 from fedsim.storage.checkpoint import ServerState, layout_hash

@@ -17,6 +17,7 @@ from fedsim.config.run import RunConfig
 from fedsim.core.errors import FedsimError, StoreError
 from fedsim.core.imports import users_code
 from fedsim.core.machine import num_gpus
+from fedsim.core.rows import ModelRow
 from fedsim.engine.base import Executor
 from fedsim.identity.environment import check_begun, check_dropout, device_of
 from fedsim.identity.resume import configuration
@@ -24,7 +25,6 @@ from fedsim.storage import status
 from fedsim.storage.checkpoint import FOLDER, Fingerprint, Position, ServerState, records, round_of
 from fedsim.storage.client_states import ClientStateStore
 from fedsim.storage.restore import read
-from fedsim.storage.rows import ModelRow
 from fedsim.storage.run_dir import RunStore
 from fedsim.training.assemble import make_executor, prepare, start_of
 from fedsim.training.driver import fingerprint

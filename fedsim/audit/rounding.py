@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from fedsim.core.rows import Row, metric_column
 from fedsim.core.types import Dataset
-from fedsim.storage.rows import Row, metric_column
 from fedsim.training.rows import RoundLog
 
 TOLERANCE, OF_A_LOSS = 0.01, 0.02

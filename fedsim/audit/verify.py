@@ -40,11 +40,11 @@ from fedsim.core.errors import FedsimError, described
 from fedsim.core.files import CLIENTS, MODEL, VOCABULARY
 from fedsim.core.imports import refused
 from fedsim.core.reading import check_tree
+from fedsim.core.rows import ErrorRow
 from fedsim.core.types import Vector
 from fedsim.identity.provenance import functions_in
 from fedsim.storage import digests, final_models, status, tensors
 from fedsim.storage.checkpoint import ServerState, read_record
-from fedsim.storage.rows import ErrorRow
 from fedsim.storage.run_dir import RunWriter, cell
 from fedsim.training.driver import write_split
 from fedsim.training.export import export_models, personal_slots

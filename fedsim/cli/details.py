@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +17,10 @@ from fedsim.config.validation import cohort_size
 from fedsim.core.errors import ConfigError, StoreError
 from fedsim.core.machine import kind_of
 from fedsim.core.normalization import OF_DATASET
-from fedsim.core.plurals import counted
 from fedsim.core.reading import parse_json
+from fedsim.core.rows import EPSILONS
 from fedsim.core.terminal import echo
+from fedsim.core.text import counted, decimals, setting_text
 from fedsim.display.tables import show as show_table
 from fedsim.identity.provenance import Provenance
 from fedsim.privacy.accounting import Sampling, neighbours
@@ -28,20 +28,16 @@ from fedsim.storage import directories, status
 from fedsim.storage.status import RunStatus
 
 BLOCKS = "▁▂▃▄▅▆▇█"
-ASCII_BLOCKS = "_.-=+*#@"
 WIDTH = 60
 """A curve has at most so many characters."""
 CURVES = ("train_loss", "val_accuracy", "test_accuracy")
 """The columns of rounds.csv that are drawn."""
 RESULTS = ("val_", "test_", "client_test_", "train_loss", "benign_", "attack_success_rate")
 """What the names of those columns of rounds.csv begin with that are results."""
-YES = {True: "yes", False: "no"}
-EPSILONS = ("epsilon", "deployment_epsilon")
-"""Columns of rounds.csv of runs with user-level privacy."""
 MOST_CLASSES = 40
 """Of more classes no table is printed."""
 DIGESTS = ("data_digest", "code.")
-"""What the names of :attr:`Details.digests` begin with."""
+"""What the names of the digests in :attr:`Details.conditions` begin with."""
 Row = Mapping[str, str]
 
 
@@ -68,23 +64,22 @@ class Details:
     classes: Sequence[Row]
 
     @property
-    def digests(self) -> dict[str, str]:
-        """``data_digest``, and ``code.ROLE`` for each function of the user's; as far as known."""
-        try:
-            known = Provenance.read(self.status.path)
-        except ConfigError:  # a damaged env.json says nothing here
-            return {}
-        of_data = {} if known.data is None else {"data_digest": known.data.short}
-        return of_data | {f"code.{role}": code.short for role, code in known.code.items()}
-
-    @property
     def conditions(self) -> dict[str, Any]:
         """The settings, and what else can change results: version, kind of device, data, code."""
         kind = kind_of(self.environment) if self.environment else {}
-        known = {"fedsim": self.environment.get("fedsim"), "device": kind.get("name")}
-        known["server_device"] = kind.get("server")
-        versions = {key: value for key, value in known.items() if value is not None}
-        return {**self.settings, **versions, **self.digests}
+        conditions = {
+            "fedsim": self.environment.get("fedsim"),
+            "device": kind.get("name"),
+            "server_device": kind.get("server"),
+        }
+        try:
+            provenance = Provenance.read(self.status.path)
+        except ConfigError:  # a damaged env.json says nothing here
+            return {**self.settings, **conditions}
+        if provenance.data is not None:
+            conditions["data_digest"] = provenance.data.short
+        conditions |= {f"code.{role}": code.short for role, code in provenance.code.items()}
+        return {**self.settings, **{k: v for k, v in conditions.items() if v is not None}}
 
     @property
     def changed(self) -> dict[str, tuple[Any, Any]]:
@@ -101,7 +96,7 @@ class Details:
         """By column of rounds.csv: its value at the end, in the best round and the mean of the
         evaluated rounds among the last ten; without columns that are empty."""
         best = status.best_row(self.rounds)
-        recent = [r for r in self.rounds if int(r["round"]) > len(self.rounds) - 10]
+        recent = [row for row in self.rounds if int(row["round"]) > len(self.rounds) - 10]
         results = {}
         for column in self.rounds[0] if self.rounds else ():
             values = curve(self.rounds, column)
@@ -124,20 +119,25 @@ class Details:
         level, clients = settings["dp.level"], settings["data.num_clients"]
         if level is None or not self.rounds:
             return None
-        drawn: Sampling = "poisson"
+        sampling: Sampling = "poisson"
         if level == "user" and settings["train.cohort"] == "fixed":
             m = cohort_size(clients, settings["train.sample_rate"])
             turns = settings["train.selection"] == "round_robin"
-            drawn = "full" if turns or m == clients else "fixed"
-        said = {"level": level, "delta": settings["dp.delta"], "neighbours": neighbours(drawn)}
+            sampling = "full" if turns or m == clients else "fixed"
+        values = {
+            "level": level,
+            "delta": settings["dp.delta"],
+            "neighbours": neighbours(sampling),
+        }
         if level == "user":
             last = self.rounds[-1]
-            known = [column for column in EPSILONS if column in last] or EPSILONS[:1]
-            return said | {column: status.number(last.get(column)) for column in known}
-        last_of = {row["client_id"]: row for row in self.clients if row["status"] == "ok"}
-        own = [status.number(row.get("epsilon")) for row in last_of.values()]
-        finite = [epsilon for epsilon in own if epsilon is not None]
-        return said | {"epsilon": max(finite, default=0.0) if len(finite) == len(own) else None}
+            columns = [column for column in EPSILONS if column in last] or EPSILONS[:1]
+            return values | {column: status.number(last.get(column)) for column in columns}
+        newest = {row["client_id"]: row for row in self.clients if row["status"] == "ok"}
+        epsilons = [status.number(row.get("epsilon")) for row in newest.values()]
+        finite = [epsilon for epsilon in epsilons if epsilon is not None]
+        largest = max(finite, default=0.0) if len(finite) == len(epsilons) else None
+        return values | {"epsilon": largest}
 
     @property
     def best_round(self) -> int | None:
@@ -180,26 +180,45 @@ def read(run: str | Path) -> Details:
     if not status.is_run({entry.name for entry in path.iterdir()}):
         hint = f"; 'fedsim runs {path}' lists those below it" if any(directories.find(path)) else ""
         raise ConfigError(f"RUN {path}: holds no run{hint}")
-    given = experiments.read(path / "config.yaml").settings
+    settings = {k: s.value for k, s in experiments.read(path / "config.yaml").settings.items()}
+    rounds = _rows(path / "rounds.csv", numbers=True)
+    classes = _rows(path / "classes.csv")
+    state = status.read(path)
+    if state.state == status.DAMAGED:
+        raise StoreError(f"{path}: cannot be read ({state.problem})")
+    summary = status.table(path / "summary.csv") if (path / "summary.csv").exists() else []
+    collapsed = summary[0].get("collapsed") if summary else None
     try:
-        state = status.read(path)
-        if state.state == status.DAMAGED:
-            raise ValueError(state.problem)
-        rounds = _table(path / "rounds.csv", numbers=True)
-        classes = _table(path / "classes.csv")
-        private = "dp.level" in given and given["dp.level"].value == "example"
-        clients = _table(path / "clients.csv") if private else []
-    except (OSError, ValueError, csv.Error) as error:
-        raise StoreError(f"{path}: cannot be read ({error})") from error
+        environment = parse_json((path / "env.json").read_bytes())
+    except (OSError, ValueError):
+        environment = {}
+    private = settings.get("dp.level") == "example"
     return Details(
         status=state,
-        settings={key: setting.value for key, setting in given.items()},
-        environment=_environment(path),
-        collapsed=_collapsed(path),
+        settings=settings,
+        environment=environment if isinstance(environment, dict) else {},
+        collapsed=collapsed == "True" if collapsed else None,
         rounds=rounds,
-        clients=clients,
+        clients=_rows(path / "clients.csv") if private else [],
         classes=[row for row in classes if row["round"] == classes[-1]["round"]],
     )
+
+
+def _rows(file: Path, numbers: bool = False) -> list[dict[str, str]]:
+    """The rows of a table, none where the run has none; with ``numbers`` their cells are checked.
+
+    Raises:
+        StoreError: it cannot be read.
+    """
+    try:
+        rows = status.table(file) if file.exists() else []
+        for row in rows:
+            int(row["round"])
+            for cell in row.values() if numbers else ():
+                status.number(cell)
+    except (OSError, ValueError, KeyError, csv.Error) as error:
+        raise StoreError(f"{file}: cannot be read ({error})") from error
+    return rows
 
 
 def default_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -215,66 +234,20 @@ def default_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     return values | {"model.name": info.default_model, "data.partition": info.default_partition}
 
 
-def _table(file: Path, numbers: bool = False) -> list[dict[str, str]]:
-    """The rows of a table, none where the run has none.
-
-    Raises:
-        OSError, ValueError, csv.Error: it cannot be read; ``round`` is no whole number; with
-            ``numbers``, a cell is no number.
-    """
-    rows = status.table(file) if file.exists() else []
-    for line, row in enumerate(rows, 2):
-        if not row.get("round", "").isdigit():
-            raise ValueError(f"{file}, line {line}: round is no whole number")
-        for column, cell in row.items() if numbers else ():
-            if cell and not _is_number(cell):
-                raise ValueError(f"{file}, line {line}: {column} is {cell!r}, not a number")
-    return rows
-
-
-def _environment(path: Path) -> dict[str, Any]:
-    try:
-        environment = parse_json((path / "env.json").read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return environment if isinstance(environment, dict) else {}
-
-
-def _collapsed(path: Path) -> bool | None:
-    rows = status.table(path / "summary.csv") if (path / "summary.csv").exists() else []
-    said = rows[0].get("collapsed") if rows else None
-    return said == "True" if said else None
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
 def curve(rows: Sequence[Row], column: str) -> dict[int, float]:
     """The values of a column by round, without rounds that have none."""
     pairs = ((int(row["round"]), status.number(row.get(column))) for row in rows)
     return {number: value for number, value in pairs if value is not None}
 
 
-def sparkline(values: Sequence[float], blocks: str = BLOCKS) -> str:
+def sparkline(values: Sequence[float]) -> str:
     """The values as a line of blocks, lowest to highest; long ones are thinned out."""
     if len(values) > WIDTH:
         last = len(values) - 1
         values = [values[round(i * last / (WIDTH - 1))] for i in range(WIDTH)]
     low, high = min(values), max(values)
-    width = (high - low) or 1.0
-    return "".join(blocks[round((v - low) / width * (len(blocks) - 1))] for v in values)
-
-
-def text(value: object) -> str:
-    """A setting as YAML has it."""
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    height = (high - low) or 1.0
+    return "".join(BLOCKS[round((v - low) / height * (len(BLOCKS) - 1))] for v in values)
 
 
 def show(run: Details) -> None:
@@ -296,50 +269,65 @@ def show(run: Details) -> None:
         echo("a function of your own has changed since, which --accept-changed-code accepted")
     echo()
     changed = [
-        {"setting": key, "value": text(value), "default": text(default)}
+        {"setting": key, "value": setting_text(value), "default": setting_text(default)}
         for key, (value, default) in run.changed.items()
     ]
     if not changed:
         echo("all settings have their defaults")
     show_table(changed)
-    if run.results:
-        echo()
-        best = f"best (round {run.best_round})" if run.best_round else "best"
-        headings = {"final": "final", "best": best}
-        if state.rounds_done > 1:
-            headings["last10"] = f"last {min(10, state.rounds_done)}"
-        show_table(
-            [
-                {"result": column.replace("_", " ")}
-                | {h: "-" if values[k] is None else f"{values[k]:.4f}" for k, h in headings.items()}
-                for column, values in run.results.items()
-            ]
-        )
+    _show_results(run)
     _show_privacy(run)
     if run.collapsed:
         echo("\nthe final model collapsed: its balanced accuracy is at most that of chance")
     _show_classes(run)
-    _show_curves(run)
+    curves = {column: curve(run.rounds, column) for column in CURVES}
+    lines = [
+        f"{column.replace('_', ' '):13}  {decimals(values[0])} {sparkline(values)} "
+        f"{decimals(values[-1])}  rounds {min(points)} to {max(points)}"
+        for column, points in curves.items()
+        if len(values := list(points.values())) > 1
+    ]
+    if lines:
+        echo("\n" + "\n".join(lines))
+
+
+def _show_results(run: Details) -> None:
+    if not run.results:
+        return
+    done = run.status.rounds_done
+    headings = {"final": "final", "best": f"best (round {run.best_round})"}
+    if run.best_round is None:
+        headings["best"] = "best"
+    if done > 1:
+        headings["last10"] = f"last {min(10, done)}"
+    echo()
+    show_table(
+        [
+            {"result": column.replace("_", " ")}
+            | {heading: decimals(values[when]) for when, heading in headings.items()}
+            for column, values in run.results.items()
+        ]
+    )
 
 
 def _show_privacy(run: Details) -> None:
-    known = run.privacy
-    if known is None:
+    privacy = run.privacy
+    if privacy is None:
         return
-    numbers = {
-        column: "infinity" if (epsilon := known[column]) is None else f"{epsilon:.4g}"
+    texts = {
+        column: "infinity" if privacy[column] is None else f"{privacy[column]:.4g}"
         for column in EPSILONS
-        if column in known
+        if column in privacy
     }
-    whom = {"user": "client", "example": "sample of a client"}[known["level"]]
-    most = "at most " * (known["level"] == "example")
+    whom = {"user": "client", "example": "sample of a client"}[privacy["level"]]
+    bound = "at most " if privacy["level"] == "example" else ""
     echo(
-        f"\ndifferential privacy of {whom.split()[0]}s: epsilon {most}{numbers['epsilon']} after "
-        f"{counted(run.status.rounds_done, 'round')}, delta {known['delta']:g}; neighbours "
-        f"{known['neighbours']} {whom}"
+        f"\ndifferential privacy of {whom.split()[0]}s: epsilon {bound}{texts['epsilon']} after "
+        f"{counted(run.status.rounds_done, 'round')}, delta {privacy['delta']:g}; neighbours "
+        f"{privacy['neighbours']} {whom}"
     )
-    if "deployment_epsilon" in numbers:
-        echo(f"epsilon of the deployment: {numbers['deployment_epsilon']}")
+    if "deployment_epsilon" in texts:
+        echo(f"epsilon of the deployment: {texts['deployment_epsilon']}")
 
 
 def _show_classes(run: Details) -> None:
@@ -349,94 +337,69 @@ def _show_classes(run: Details) -> None:
     rows = []
     for row in run.classes:
         label = row.get("label", "-")
-        scores = {k: _short(v) for k, v in row.items() if k not in ("round", "label")}
         if isinstance(class_names, list) and label.isdigit() and int(label) < len(class_names):
             label = str(class_names[int(label)])
+        cells = {key: cell for key, cell in row.items() if key not in ("round", "label")}
+        scores = {k: f"{float(c):.4f}" if "." in c else c or "-" for k, c in cells.items()}
         rows.append({f"class (round {row['round']})": label, **scores})
     echo()
     show_table(rows)
 
 
-def _short(cell: str) -> str:
-    """A cell of classes.csv with four decimals."""
-    try:
-        return f"{float(cell):.4f}" if "." in cell else cell or "-"
-    except ValueError:
-        return cell
-
-
-def _show_curves(run: Details) -> None:
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    blocks = BLOCKS if "utf" in encoding.lower() else ASCII_BLOCKS
-    lines = []
-    for column in CURVES:
-        points = curve(run.rounds, column)
-        if len(points) > 1:
-            rounds, values = list(points), list(points.values())
-            line = f"{values[0]:.4f} {sparkline(values, blocks)} {values[-1]:.4f}"
-            what = f"rounds {rounds[0]} to {rounds[-1]}"
-            lines.append(f"{column.replace('_', ' '):13}  {line}  {what}")
-    if lines:
-        echo("\n" + "\n".join(lines))
-
-
 def show_comparison(runs: Sequence[Details]) -> None:
     """Prints the settings in which runs differ, and their results side by side."""
     labels = _labels([run.status.path for run in runs])
-    texts = [{key: text(value) for key, value in run.conditions.items()} for run in runs]
-    show_table(_beside("setting", labels, _differing(texts)) or [{"setting": "all are equal"}])
+    settings = comparison(runs)["settings"]
+    rows = [
+        {"setting": key}
+        | dict(zip(labels, ("-" if v is None else setting_text(v) for v in values), strict=True))
+        for key, values in settings.items()
+    ]
+    show_table(rows or [{"setting": "all are equal"}])
     echo()
-    results = []
+    columns = []
     for run in runs:
-        pairs = {
-            f"{name} {column.replace('_', ' ')}": f"{value:.4f}"
-            for column, values in run.results.items()
-            for name, value in values.items()
-            if value is not None and column not in CURVES[:1]
+        column = {
+            "state": run.status.state,
+            "rounds": f"{run.status.rounds_done} of {run.settings['train.rounds']}",
+            "collapsed": {True: "yes", False: "no", None: "-"}[run.collapsed],
         }
-        done = f"{run.status.rounds_done} of {run.settings['train.rounds']}"
-        collapsed = {} if run.collapsed is None else {"collapsed": YES[run.collapsed]}
-        results.append({"state": run.status.state, "rounds": done, **collapsed, **pairs})
-    show_table(_beside("result", labels, results))
+        for name, values in run.results.items():
+            if name != "train_loss":
+                title = name.replace("_", " ")
+                column |= {f"{when} {title}": decimals(value) for when, value in values.items()}
+        columns.append(column)
+    keys = dict.fromkeys(key for column in columns for key in column)
+    cells = {key: [column.get(key, "-") for column in columns] for key in keys}
+    show_table(
+        [
+            {"result": key} | dict(zip(labels, row, strict=True))
+            for key, row in cells.items()
+            if {*row} != {"-"}
+        ]
+    )
 
 
 def comparison(runs: Sequence[Details]) -> dict[str, Any]:
-    """The comparison for programs: lists in the order of the runs."""
-    differing = _differing([run.conditions for run in runs])
+    """The comparison for programs: lists in the order of the runs.
+
+    Of the settings those in which the runs are not all the same; a digest that one does not have
+    does not count.
+    """
+    every = [run.conditions for run in runs]
+    settings = {}
+    for key in dict.fromkeys(key for conditions in every for key in conditions):
+        values = [conditions.get(key) for conditions in every]
+        present = [v for v in values if v is not None] if key.startswith(DIGESTS) else values
+        if any(value != present[0] for value in present):
+            settings[key] = values
     return {
         "runs": [str(run.status.path) for run in runs],
         "states": [run.status.state for run in runs],
-        "settings": {key: [run.get(key) for run in differing] for key in _keys(differing)},
+        "settings": settings,
         "collapsed": [run.collapsed for run in runs],
         "results": [run.results for run in runs],
     }
-
-
-def _differing(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The entries in which the runs are not all the same; a digest that one does not have does not
-    count."""
-    keys = [key for key in _keys(runs) if _differs(key, runs)]
-    return [{key: run[key] for key in keys if key in run} for run in runs]
-
-
-def _differs(key: str, runs: Sequence[Mapping[str, Any]]) -> bool:
-    if key.startswith(DIGESTS):
-        return len({run[key] for run in runs if key in run}) > 1
-    return any(run.get(key) != runs[0].get(key) for run in runs)
-
-
-def _keys(runs: Sequence[Mapping[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(key for run in runs for key in run))
-
-
-def _beside(
-    heading: str, labels: Sequence[str], runs: Sequence[Mapping[str, str]]
-) -> list[dict[str, str]]:
-    """A row per key, a column per run."""
-    return [
-        {heading: key, **{n: run.get(key, "-") for n, run in zip(labels, runs, strict=True)}}
-        for key in _keys(runs)
-    ]
 
 
 def _labels(paths: Sequence[Path]) -> list[str]:

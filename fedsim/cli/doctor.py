@@ -23,8 +23,8 @@ from fedsim.cli.options import (
     verbose_option,
 )
 from fedsim.core.errors import ConfigError
-from fedsim.core.plurals import counted
 from fedsim.core.terminal import echo
+from fedsim.core.text import counted
 from fedsim.version import __version__
 
 if TYPE_CHECKING:
@@ -72,7 +72,12 @@ class GpusType(click.ParamType[Any]):
         return Assumed(int(match[1] or 1), int(match[2]), float(match[3] or 0))
 
 
-@click.command(cls=SettingsCommand, shown=("Data", "Model", "Clients", "Engine"))
+def _of_placement(key: str) -> bool:
+    """Whether the help lists the flag of a key."""
+    return key.startswith(("data.", "model.", "engine.")) or key == "train.sample_rate"
+
+
+@click.command(cls=SettingsCommand, shown=_of_placement)
 @preset_options
 @set_any_option
 @several_option(

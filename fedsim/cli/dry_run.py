@@ -10,8 +10,8 @@ import click
 
 from fedsim.cli.options import several_option
 from fedsim.core.errors import ConfigError
-from fedsim.core.plurals import counted
 from fedsim.core.terminal import echo
+from fedsim.core.text import counted, duration, megabytes
 
 if TYPE_CHECKING:
     from fedsim.config.run import RunConfig
@@ -70,7 +70,6 @@ def show_estimate(
         FedsimError: a measured run failed, or a fraction of a GPU does not hold its training.
     """
     from fedsim.cli.doctor import gpu_rows
-    from fedsim.display.board import duration
     from fedsim.display.tables import show
     from fedsim.engine.devices import trains_on_gpu
     from fedsim.studies.estimate import estimate
@@ -107,20 +106,14 @@ def show_estimate(
 
 def totals(found: Estimate, runs: int, gpu_price: float | None) -> list[tuple[str, str]]:
     """Name and value of what all runs take together."""
-    from fedsim.display.board import duration
 
     at_once = f", {found.at_once} at once" if found.at_once > 1 else ""
     rows = [("runs", f"{counted(runs, 'run')}{at_once}")]
     rows.append(("time", "not measured" if found.seconds is None else duration(found.seconds)))
-    rows.append(("disk", size(found.disk)))
-    rows.append(("memory", f"{size(found.memory)}, and the data"))
+    rows.append(("disk", megabytes(found.disk)))
+    rows.append(("memory", f"{megabytes(found.memory)}, and the data"))
     if found.gpu_hours is not None and (found.gpus or gpu_price is not None):
         hours = f"{found.gpu_hours:.2f} ({counted(int(found.gpus), 'GPU')})"
         cost = "" if gpu_price is None else f", {found.gpu_hours * gpu_price:.2f} in all"
         rows.append(("GPU hours", hours + cost))
     return rows
-
-
-def size(count: float) -> str:
-    """Bytes as ``12 MB`` or ``1.5 GB``."""
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

@@ -16,15 +16,15 @@ from fedsim.cli.options import (
     GroupedOption,
     SettingsCommand,
     accept_option,
+    changeable,
     files_option,
     format_option,
     set_option,
     verbose_option,
 )
-from fedsim.cli.resume import CHANGEABLE
-from fedsim.core.plurals import counted
 from fedsim.core.reading import parse_json
 from fedsim.core.terminal import echo
+from fedsim.core.text import counted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,7 +37,7 @@ SHOWN = 20
 what_option = partial(click.option, cls=GroupedOption, group="What to measure")
 
 
-@click.command(cls=SettingsCommand, flags=CHANGEABLE, show_defaults=False)
+@click.command(cls=SettingsCommand, takes=changeable, show_defaults=False)
 @run_argument("run")
 @what_option(
     "--rounds",

@@ -15,18 +15,6 @@ if TYPE_CHECKING:
 
 Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 Rows = list[dict[str, Any]]
-KINDS = {
-    "algorithm": "algorithms",
-    "server": "algorithms",
-    "data.name": "datasets",
-    "model.name": "models",
-    "data.partition": "partitions",
-    "attack.name": "attacks",
-    "compress.name": "compressors",
-}
-"""The keys whose values are names, and the kind of these."""
-FOLDERS = ("data.dir", "engine.working_dir")
-"""The keys whose values are folders."""
 PLACEHOLDER = ":NAME"
 """What the name of a library's networks ends with."""
 
@@ -172,12 +160,17 @@ def published_tables(_: click.Context, __: click.Parameter, text: str) -> list[C
     ]
 
 
-def value_of(key: str, annotation: Any) -> Completer | None:
+def value_of(key: str) -> Completer | None:
     """How the value of a key is completed; None where nothing is known of it."""
-    if key in KINDS:
-        return named(KINDS[key])
-    if key in FOLDERS:
-        return folders
+    from fedsim.config.sections import KEYS, fields
+
+    if key not in KEYS:
+        return None
+    if KEYS[key].names:
+        return named(KEYS[key].names)
+    if KEYS[key].path:
+        return folders if KEYS[key].path == "dir" else files
+    annotation = fields()[key].annotation
     choices = get_args(annotation) if get_origin(annotation) is Literal else ()
     if annotation is bool:
         choices = ("true", "false")
@@ -194,12 +187,11 @@ def key_or_value(ctx: click.Context, parameter: click.Parameter, text: str) -> l
     from fedsim.config.sections import fields
 
     key, equals, value = text.partition("=")
-    known = fields()
     if equals:
-        complete = value_of(key, known[key].annotation) if key in known else None
+        complete = value_of(key)
         values = complete(ctx, parameter, value) if complete else []
         return [CompletionItem(f"{key}={item.value}", help=item.help) for item in values]
-    keys = {name: field.description for name, field in known.items()}
+    keys = {name: field.description for name, field in fields().items()}
     sections = [*algorithms.names(), *(info.name for info in data.catalogue())]
     sections = [section for section in sections if key.startswith(f"{section}.")]
     keys |= {f"{section}.{leaf}": None for section in sections for leaf in defaults(section)}

@@ -1,9 +1,8 @@
-"""The options that commands share: which flag sets which key, and help in groups."""
+"""The options that commands share: flags of settings, made from their keys, and help in groups."""
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
 import click
@@ -59,55 +58,68 @@ class GroupedCommand(click.Command):
                 formatter.write_dl(groups[heading])
 
 
-@dataclass(frozen=True)
-class Flag:
-    """A flag that sets a key, whose description, default and choices are its help.
+SWITCHES: Mapping[str, tuple[str, str]] = {
+    "folder.strict_labels": (
+        "--strict-labels/--no-strict-labels",
+        "Refuse labels that look like typing errors, and classes with one image, in a folder of "
+        "images.",
+    ),
+    "engine.fast": (
+        "--fast",
+        "On a GPU: --precision bf16 and kernels whose bits may differ from run to run "
+        "(engine.deterministic=false).",
+    ),
+}
+"""Flags of an option of a data set, and of several keys at once: their names and help."""
+HEADINGS = {"": "Experiment", "folder": "Data", "train": "Training"}
+"""Headings of the help that are not the name of the keys' section."""
+
+
+@cache
+def flag_names() -> Mapping[str, tuple[str, ...]]:
+    """The flags of each key that has any, as its field declares them."""
+    from fedsim.config.sections import KEYS
+
+    declared = {key: tuple(entry.flag.split()) for key, entry in KEYS.items() if entry.flag}
+    return declared | {key: (names,) for key, (names, _) in SWITCHES.items()}
+
+
+def flag_option(
+    key: str, names: tuple[str, ...], *, show_default: bool = True, default: str | None = None
+) -> GroupedOption:
+    """The option that sets a key, whose description, default and choices are its help.
 
     Args:
-        key: dotted, see :mod:`fedsim.config.sections`.
-        names: such as ``("-a", "--algorithm")``.
-        metavar: of its value in the help; None: by the key's type.
-        switch: what the switch does, where the key has no text: an option of a data set, or one of
-            :data:`~fedsim.config.sections.SHORTHANDS`.
+        key: dotted.
+        names: of the flag.
+        show_default: whether the help shows the default.
+        default: in words, where it is not that of the key.
     """
+    from fedsim.config.sections import KEYS, fields
 
-    key: str
-    names: tuple[str, ...]
-    metavar: str | None = None
-    switch: str = ""
-
-    @property
-    def name(self) -> str:
-        """The name of the parameter."""
-        return self.key.replace(".", "__")
-
-    def option(
-        self, group: str, *, show_default: bool = True, default: str | None = None
-    ) -> GroupedOption:
-        """The option, under a heading of the help; ``default`` takes the place of the key's."""
-        from fedsim.config.sections import fields
-
-        names = [*self.names, self.name]
-        if self.switch:
-            return GroupedOption(names, group=group, default=None, is_flag=True, help=self.switch)
-        field = fields()[self.key]
-        shown = default or (field.default if show_default else None)
-        text = re.sub("`+", "'", " ".join((field.description or "").split()))
-        if self.metavar and get_origin(field.annotation) is Literal:
-            text += f" One of {', '.join(get_args(field.annotation))}."
-        if isinstance(shown, str | int | float) and shown is not False:
-            number = f"{shown:g}" if isinstance(shown, float) else shown
-            text += f"  [default: {number}]"
-        switch = field.annotation is bool
-        return GroupedOption(
-            names,
-            group=group,
-            default=None,
-            is_flag=switch,
-            metavar=None if switch else self.metavar or _metavar(field.annotation),
-            help=text,
-            shell_complete=None if switch else value_of(self.key, field.annotation),
-        )
+    section = key.rpartition(".")[0]
+    heading = HEADINGS.get(section, section.capitalize())
+    declarations = [*names, key.replace(".", "__")]
+    if key in SWITCHES:
+        text = SWITCHES[key][1]
+        return GroupedOption(declarations, group=heading, default=None, is_flag=True, help=text)
+    field, metavar = fields()[key], KEYS[key].metavar
+    shown = default or (field.default if show_default else None)
+    text = re.sub("`+", "'", " ".join((field.description or "").split()))
+    if metavar and get_origin(field.annotation) is Literal:
+        text += f" One of {', '.join(get_args(field.annotation))}."
+    if isinstance(shown, str | int | float) and shown is not False:
+        text += f"  [default: {f'{shown:g}' if isinstance(shown, float) else shown}]"
+    switch = field.annotation is bool
+    return GroupedOption(
+        declarations,
+        group=heading,
+        default=None,
+        is_flag=switch,
+        metavar=None if switch else metavar or _metavar(field.annotation),
+        help=text,
+        shell_complete=None if switch else value_of(key),
+    )
 
 
 def _metavar(kind: Any) -> str:
@@ -118,88 +130,6 @@ def _metavar(kind: Any) -> str:
     return "N" if int in kinds else "X" if float in kinds else "NAME"
 
 
-FLAGS: Mapping[str, tuple[Flag, ...]] = {
-    "Experiment": (
-        Flag("algorithm", ("-a", "--algorithm")),
-        Flag("server", ("--server",), "NAME[,NAME]"),
-        Flag("margin", ("--margin",), "FORM"),
-        Flag("train.rounds", ("--rounds",)),
-        Flag("train.patience", ("--patience",)),
-        Flag("seed", ("--seed",)),
-        Flag("label", ("--label",)),
-    ),
-    "Data": (
-        Flag("data.name", ("-d", "--dataset")),
-        Flag("data.dir", ("--data-dir",), "DIR"),
-        Flag(
-            "folder.strict_labels",
-            ("--strict-labels/--no-strict-labels",),
-            switch="Refuse labels that look like typing errors, and classes with one image, in a "
-            "folder of images.",
-        ),
-        Flag("data.val_fraction", ("--val-fraction",), "F"),
-        Flag("data.seed", ("--data-seed",)),
-    ),
-    "Model": (
-        Flag("model.name", ("--model",)),
-        Flag("model.pretrained", ("--pretrained/--no-pretrained",)),
-        Flag("model.weights", ("--weights",), "FILE|RUN"),
-    ),
-    "Local training": (
-        Flag("train.local_epochs", ("--local-epochs", "--epochs")),
-        Flag("train.batch_size", ("--batch-size",)),
-        Flag("train.optimizer", ("--optimizer",)),
-        Flag("train.lr", ("--lr",)),
-        Flag("train.lr_schedule", ("--lr-schedule",), "NAME"),
-        Flag("train.momentum", ("--momentum",)),
-        Flag("train.weight_decay", ("--weight-decay",)),
-    ),
-    "Clients": (
-        Flag("data.num_clients", ("--clients",), "K"),
-        Flag("train.sample_rate", ("--sample-rate",), "RATE"),
-        Flag("train.secure_aggregation", ("--secure-aggregation/--no-secure-aggregation",)),
-        Flag("data.partition", ("--partition",)),
-        Flag("data.alpha", ("--alpha",), "A"),
-        Flag("data.group", ("--group",), "none|patient"),
-        Flag("data.feature_shift", ("--feature-shift",), "KIND"),
-        Flag("data.feature_strength", ("--feature-strength",), "S"),
-    ),
-    "Evaluation": (
-        Flag("evaluation.every", ("--evaluate-every",)),
-        Flag("evaluation.decompose_every", ("--decompose-every",), "K"),
-        Flag("evaluation.decompose_split", ("--decompose-split",)),
-        Flag("evaluation.decompose_scope", ("--decompose-scope",)),
-        Flag("evaluation.decompose_max_samples", ("--decompose-max-samples",)),
-        Flag("evaluation.loss_matrix", ("--loss-matrix/--no-loss-matrix",)),
-        Flag("evaluation.clients_every", ("--evaluate-clients-every",), "K"),
-        Flag("evaluation.cosines", ("--cosines/--no-cosines",)),
-        Flag("evaluation.target_accuracy", ("--target-accuracy",), "A"),
-    ),
-    "Engine": (
-        Flag("engine.kind", ("--engine",), "ray|serial"),
-        Flag("engine.actors", ("--actors",), "auto|per-client|N"),
-        Flag("engine.client_batch", ("--client-batch",), "N|auto"),
-        Flag("engine.gpus_per_client", ("--gpus-per-client",), "F"),
-        Flag("engine.cpus_per_client", ("--cpus-per-client",), "F"),
-        Flag("engine.address", ("--address",), "ADDR"),
-        Flag("engine.client_timeout", ("--client-timeout",), "SECONDS"),
-        Flag("engine.max_retries", ("--max-retries",)),
-        Flag("engine.on_client_failure", ("--on-client-failure",)),
-        Flag("engine.checkpoint_every", ("--checkpoint-every",)),
-        Flag("engine.aggregation_shards", ("--aggregation-shards",), "N|auto"),
-        Flag("engine.working_dir", ("--working-dir",), "DIR"),
-        Flag("engine.precision", ("--precision",)),
-        Flag(
-            "engine.fast",
-            ("--fast",),
-            switch="On a GPU: --precision bf16 and kernels whose bits may differ from run to run "
-            "(engine.deterministic=false).",
-        ),
-    ),
-}
-"""By heading of the help."""
-
-
 OTHERS = "More flags, all accepted here: 'fedsim run --help-all'."
 """Below the help of a command that does not show all flags."""
 OF_SEVERAL_RUNS: Mapping[str, str] = {
@@ -208,12 +138,27 @@ OF_SEVERAL_RUNS: Mapping[str, str] = {
 """Defaults of commands that do several runs, see :func:`fedsim.studies.capacity.with_engine`."""
 
 
+def common(key: str) -> bool:
+    """Whether the help of ``fedsim run`` lists the flag of a key."""
+    from fedsim.config.sections import KEYS
+
+    return key in KEYS and KEYS[key].common
+
+
+def changeable(key: str) -> bool:
+    """Whether a flag may be given anew for a run that has begun, since it changes no result."""
+    from fedsim.config.sections import FREE
+
+    return key in FREE and key.startswith("engine.")
+
+
 class SettingsCommand(GroupedCommand):
     """A command with flags for settings, by heading; making them takes imports.
 
     Args:
-        flags: by heading.
-        shown: the flags that the help lists, by heading or key, with a line about the others, which
+        takes: whether it takes the flag of a key; None: all.
+        more: flags of its own, by key.
+        shown: whether the help lists a flag that it takes, with a line about the others, which
             --help-all lists; None: all.
         rare: the command's own options that only --help-all lists, by name.
         show_defaults: whether the help shows them.
@@ -223,8 +168,9 @@ class SettingsCommand(GroupedCommand):
     def __init__(
         self,
         *args: Any,
-        flags: Mapping[str, tuple[Flag, ...]] = FLAGS,
-        shown: Collection[str] | None = None,
+        takes: Callable[[str], bool] | None = None,
+        more: Mapping[str, str] | None = None,
+        shown: Callable[[str], bool] | None = None,
         rare: Collection[str] = (),
         show_defaults: bool = True,
         defaults: Mapping[str, str] | None = None,
@@ -232,36 +178,36 @@ class SettingsCommand(GroupedCommand):
     ) -> None:
         super().__init__(*args, **attributes)
         self.epilog = OTHERS if shown else None
-        self.flags, self.rare = flags, {*rare}
-        self.shown = {*flags} if shown is None else {*shown}
-        self.show_defaults, self.defaults = show_defaults, defaults or {}
+        self.takes, self.more, self.shown = takes, more or {}, shown
+        self.rare, self.show_defaults, self.defaults = {*rare}, show_defaults, defaults or {}
 
     @cached_property
-    def setting_options(self) -> list[click.Parameter]:
-        """The options of the flags."""
-        options: list[click.Parameter] = []
-        for group, flags in self.flags.items():
-            for flag in flags:
-                default = self.defaults.get(flag.key)
-                options.append(flag.option(group, show_default=self.show_defaults, default=default))
-        return options
+    def flags(self) -> Mapping[str, tuple[str, ...]]:
+        """The names of its flags, by key."""
+        takes = self.takes or (lambda _: True)
+        declared = {key: names for key, names in flag_names().items() if takes(key)}
+        return declared | {key: (name,) for key, name in self.more.items()}
+
+    @cached_property
+    def setting_options(self) -> Mapping[str, GroupedOption]:
+        """The options of the flags, by key."""
+        return {
+            key: flag_option(
+                key, names, show_default=self.show_defaults, default=self.defaults.get(key)
+            )
+            for key, names in self.flags.items()
+        }
 
     def listed(self, ctx: click.Context) -> list[click.Parameter]:
         """The parameters that the help lists."""
-        if ctx.meta.get(HELP_ALL):
+        if ctx.meta.get(HELP_ALL) or self.shown is None:
             return self.get_params(ctx)
         own = [each for each in super().get_params(ctx) if each.name not in self.rare]
-        names = {
-            flag.name
-            for group, flags in self.flags.items()
-            for flag in flags
-            if self.shown & {group, flag.key}
-        }
-        return own + [option for option in self.setting_options if option.name in names]
+        return own + [option for key, option in self.setting_options.items() if self.shown(key)]
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """The command's own parameters, then the flags."""
-        return [*super().get_params(ctx), *self.setting_options]
+        return [*super().get_params(ctx), *self.setting_options.values()]
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes where the other flags are listed."""
@@ -282,9 +228,11 @@ class SettingsCommand(GroupedCommand):
             return rest
         from fedsim.config.resolve import from_flags
 
-        flags = [flag for group in self.flags.values() for flag in group]
-        given = {f.key: (f.names[-1].partition("/")[0], ctx.params.pop(f.name)) for f in flags}
-        ctx.params["flags"] = from_flags(given, ctx.params.pop("sets"))
+        values = {
+            key: (_shown_name(names), ctx.params.pop(key.replace(".", "__")))
+            for key, names in self.flags.items()
+        }
+        ctx.params["flags"] = from_flags(values, ctx.params.pop("sets"))
         return rest
 
     def _with_hint(self, error: click.NoSuchOption) -> click.NoSuchOption:
@@ -293,12 +241,16 @@ class SettingsCommand(GroupedCommand):
         from fedsim.config.sections import fields
 
         key = known_as(error.option_name.lstrip("-").replace("-", "_"), fields())
-        flags = [flag for group in self.flags.values() for flag in group if flag.key == key]
-        if key is None or not (flags or self.flags is FLAGS):
+        if key is None or (key not in self.flags and self.takes):
             return error
-        meant = flags[0].names[-1].partition("/")[0] if flags else f"--set {key}=..."
+        meant = _shown_name(self.flags[key]) if key in self.flags else f"--set {key}=..."
         message = f"No such option {error.option_name!r}. Did you mean {meant!r}?"
         return click.NoSuchOption(error.option_name, message, ctx=error.ctx)
+
+
+def _shown_name(names: tuple[str, ...]) -> str:
+    """The flag as messages name it: the last one, of a switch the first half."""
+    return names[-1].partition("/")[0]
 
 
 files_option = partial(click.option, cls=GroupedOption, group="Files and settings")

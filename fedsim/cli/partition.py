@@ -20,8 +20,8 @@ from fedsim.cli.options import (
 )
 from fedsim.core.analysis import analysis
 from fedsim.core.errors import ConfigError
-from fedsim.core.plurals import counted
 from fedsim.core.terminal import echo
+from fedsim.core.text import counted, few
 
 if TYPE_CHECKING:
     from fedsim.config.experiments import Settings
@@ -41,7 +41,7 @@ MAX_PIXELS = 128
 """Larger images are shown at this size."""
 
 
-@click.command(cls=SettingsCommand, shown=("Data", "Clients"))
+@click.command(cls=SettingsCommand, shown=lambda key: key.startswith(("data.", "folder.")))
 @click.argument("run", metavar="[RUN]", required=False, shell_complete=folders)
 @preset_options
 @set_any_option
@@ -175,8 +175,7 @@ def site_line(dataset: Dataset) -> str:
         return ""
     counts = np.bincount(dataset.site[dataset.train], minlength=len(dataset.site_names)).tolist()
     sites = [f"{name} {n}" for name, n in zip(dataset.site_names, counts, strict=True)]
-    more = f", and {len(sites) - SITES} more" if len(sites) > SITES else ""
-    return f"{counted(len(sites), 'site')}: {', '.join(sites[:SITES])}{more}"
+    return f"{counted(len(sites), 'site')}: {few(sites, SITES)}"
 
 
 def write_split(dataset: Dataset, split: Partition, folder: Path, malicious: Sequence[int]) -> None:

@@ -20,8 +20,8 @@ from fedsim.cli.options import (
     number_or_name,
     verbose_option,
 )
-from fedsim.core.plurals import counted
 from fedsim.core.terminal import echo
+from fedsim.core.text import counted, few
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -135,9 +135,8 @@ def _predict_images(
     for frame in _written(frames(model, found), out):
         counts.update(frame["prediction"])
     whose = "the global model" if client is None else f"client {client}'s model"
-    shown = ", ".join(f"{count} {name}" for name, count in counts.most_common(SHOWN))
-    more = f", and {len(counts) - SHOWN} more classes" if len(counts) > SHOWN else ""
-    echo(f"{counted(len(found), 'image')}, predicted by {whose}: {shown}{more}")
+    shown = few([f"{count} {name}" for name, count in counts.most_common()], SHOWN, "classes")
+    echo(f"{counted(len(found), 'image')}, predicted by {whose}: {shown}")
     echo(f"file  {out}")
 
 

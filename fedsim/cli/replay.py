@@ -14,18 +14,16 @@ import click
 from fedsim.cli.common import check_new_file, make_run_importable, run_argument
 from fedsim.cli.names import files
 from fedsim.cli.options import (
-    FLAGS,
-    Flag,
     GroupedOption,
     SettingsCommand,
     accept_option,
+    changeable,
     files_option,
     format_option,
     number_or_name,
     set_option,
     verbose_option,
 )
-from fedsim.cli.resume import CHANGEABLE
 from fedsim.core.reading import parse_json
 from fedsim.core.terminal import echo
 
@@ -36,10 +34,8 @@ if TYPE_CHECKING:
     from fedsim.config.experiments import Settings
 
 CHANGE = "What to change"
-RULES = tuple(flag for flag in FLAGS["Experiment"] if flag.key in ("server", "margin"))
 ROUNDING = 1e-12
 """Relative; a client that trained in another way differs by more than single precision."""
-CHANGES = {CHANGE: (*RULES, Flag("attack.name", ("--attack",), "NAME"))}
 
 
 rounds_option = partial(
@@ -52,7 +48,12 @@ def client(text: str) -> int | str:
     return number_or_name(text.removeprefix("client:"))
 
 
-@click.command(cls=SettingsCommand, flags={**CHANGES, **CHANGEABLE}, show_defaults=False)
+@click.command(
+    cls=SettingsCommand,
+    takes=lambda key: key in ("server", "margin") or changeable(key),
+    more={"attack.name": "--attack"},
+    show_defaults=False,
+)
 @run_argument("run")
 @rounds_option("--round", required=True, metavar="R", help="The first round.")
 @rounds_option("--until", metavar="S", help="The last round; unset: the first one.")
@@ -106,7 +107,7 @@ def replay(
         check_new_file(Path(out), "--out")
     make_run_importable(run, flags)
     from fedsim.audit.replay import replay as again
-    from fedsim.identity.resume import FREE
+    from fedsim.config.sections import FREE
 
     made = again(
         run,

@@ -12,7 +12,6 @@ from fedsim.cli.common import make_importable, repeatable, tracebacks
 from fedsim.cli.dry_run import check_dry_run, dry_run_options, show_estimate
 from fedsim.cli.names import origin, published_tables
 from fedsim.cli.options import (
-    FLAGS,
     OF_SEVERAL_RUNS,
     SettingsCommand,
     format_option,
@@ -23,8 +22,8 @@ from fedsim.cli.options import (
     verbose_option,
 )
 from fedsim.core.errors import ConfigError
-from fedsim.core.plurals import counted
 from fedsim.core.terminal import echo
+from fedsim.core.text import counted, duration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,17 +32,19 @@ if TYPE_CHECKING:
     from fedsim.config.published.tables import Job, Table
     from fedsim.studies.reproduce import Result
 
-OWN = {
-    "Data": tuple(flag for flag in FLAGS["Data"] if flag.key == "data.dir"),
-    "Model": tuple(flag for flag in FLAGS["Model"] if flag.key == "model.weights"),
-    "Engine": FLAGS["Engine"],
-}
-"""The flags that say where files are and how runs are done; all others belong to the table."""
+
+def _of_the_machine(key: str) -> bool:
+    """Whether a flag says where files are or how runs are done; others belong to the table."""
+    return key in ("data.dir", "model.weights") or key.startswith("engine.")
+
+
 ALLOWED = ("data.dir", "model.weights", "evaluation.batch_size")
 """Keys of ``--set`` beside those of section engine."""
 
 
-@click.command(cls=SettingsCommand, flags=OWN, show_defaults=False, defaults=OF_SEVERAL_RUNS)
+@click.command(
+    cls=SettingsCommand, takes=_of_the_machine, show_defaults=False, defaults=OF_SEVERAL_RUNS
+)
 @click.argument("name", required=False, shell_complete=published_tables)
 @several_option("--list", "listed", is_flag=True, help="Show all tables: state and cost.")
 @several_option(
@@ -220,7 +221,6 @@ def _check_data(job: Job, folder: Path | None) -> None:
 def _list(folder: Path | None, form: str) -> None:
     """Prints all tables with their jobs."""
     from fedsim.config import published
-    from fedsim.display.board import duration
     from fedsim.display.tables import show
     from fedsim.storage.directories import folder_of
 

@@ -8,17 +8,15 @@ from typing import TYPE_CHECKING
 import click
 
 from fedsim.cli.common import (
-    importing,
     interruptible,
     make_run_importable,
-    session_ahead,
     trackers_of,
 )
 from fedsim.cli.names import folders
 from fedsim.cli.options import (
-    FLAGS,
     SettingsCommand,
     accept_option,
+    changeable,
     set_option,
     track_option,
     verbose_option,
@@ -28,16 +26,8 @@ from fedsim.core.terminal import echo
 if TYPE_CHECKING:
     from fedsim.config.experiments import Settings
 
-DECISIVE = (
-    *("engine.client_batch", "engine.on_client_failure"),
-    *("engine.precision", "engine.deterministic", "engine.fast"),
-)
-"""Keys of section engine that can change a result: they are fixed for a run."""
-CHANGEABLE = {"Engine": tuple(flag for flag in FLAGS["Engine"] if flag.key not in DECISIVE)}
-"""The flags that may be given anew, since they cannot change a result."""
 
-
-@click.command(cls=SettingsCommand, flags=CHANGEABLE, show_defaults=False)
+@click.command(cls=SettingsCommand, takes=changeable, show_defaults=False)
 @click.argument("directory", metavar="DIR", shell_complete=folders)
 @set_option(
     group="Engine", help="Another key of section engine: engine.memory_per_client=4. Repeatable."
@@ -66,7 +56,6 @@ def resume(
       fedsim resume runs/digits/fedld/RUN --engine serial
     """
     from fedsim.display.progress import display, show_result
-    from fedsim.identity.resume import configuration
     from fedsim.storage.run_dir import RunStore
 
     store, shown = RunStore(Path(directory)), display()
@@ -76,17 +65,9 @@ def resume(
         echo(f"{directory} is finished; its result:")
         show_result(store.path, store.summary)
         return
-    trackers = trackers_of(track)
     with interruptible(ctx, shown):
-        session = session_ahead(ctx, configuration(store.path, flags, build=False))
-        with importing():
-            from fedsim.display.trackers import resumed
-            from fedsim.training import driver  # imports torch, while Ray starts
+        from fedsim.display.trackers import resumed
+        from fedsim.training import driver  # imports torch, which takes seconds
 
-        driver.resume(
-            store.path,
-            flags,
-            resumed(store.path, [shown, *trackers]),
-            session,
-            accept_changed_code=accept_changed_code,
-        )
+        followers = resumed(store.path, [shown, *trackers_of(track)])
+        driver.resume(store.path, flags, followers, accept_changed_code=accept_changed_code)

@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING
 import click
 
 from fedsim.cli.common import (
-    importing,
+    configuration,
     interruptible,
-    layers_of,
-    resolved,
-    session_ahead,
     trackers_of,
 )
 from fedsim.cli.dry_run import check_dry_run, dry_run_options, show_estimate
 from fedsim.cli.options import (
     SettingsCommand,
+    common,
     help_all_option,
     out_option,
     preset_options,
@@ -30,16 +28,7 @@ if TYPE_CHECKING:
     from fedsim.config.experiments import Settings
 
 
-COMMON = (
-    *("algorithm", "server", "margin", "train.rounds", "seed", "data.name", "data.dir"),
-    *("model.name", "train.local_epochs", "train.batch_size", "train.lr", "data.num_clients"),
-    *("train.sample_rate", "data.partition", "data.alpha", "evaluation.decompose_every"),
-    "engine.kind",
-)
-"""The keys whose flags ``--help`` lists."""
-
-
-@click.command(cls=SettingsCommand, shown=COMMON, rare=("measure", "gpu_price", "track"))
+@click.command(cls=SettingsCommand, shown=common, rare=("measure", "gpu_price", "track"))
 @preset_options
 @set_any_option
 @out_option(help="Directory of the run; a new one under runs/ by default.")
@@ -77,24 +66,18 @@ def run(
 
     Ctrl-C and SIGTERM save a checkpoint; 'fedsim resume DIR' continues the run.
     """
-    from fedsim.config.resolve import resolve
     from fedsim.display.progress import display
     from fedsim.storage.run_dir import check_free
 
     check_dry_run(dry_run, measure, gpu_price)
     folder, shown = Path(out) if out else None, display()
     with interruptible(ctx, shown):
-        layers = layers_of(preset, config, flags)
+        settings = configuration(preset, config, flags)
         if dry_run:
-            wanted = [resolved(layers)]
-            show_estimate(wanted, 1, measure=measure is not False, gpu_price=gpu_price)
+            show_estimate([settings], 1, measure=measure is not False, gpu_price=gpu_price)
             return
-        early = resolve(*layers, build=False)
         if folder is not None:
             check_free(folder)
-        trackers = trackers_of(track)
-        session = session_ahead(ctx, early)
-        with importing():
-            from fedsim.training import driver  # imports torch, while Ray starts
+        from fedsim.training import driver  # imports torch, which takes seconds
 
-        driver.run(resolved(layers), folder, [shown, *trackers], session)
+        driver.run(settings, folder, [shown, *trackers_of(track)])

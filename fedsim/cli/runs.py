@@ -15,8 +15,8 @@ from fedsim.cli.options import format_option, verbose_option
 from fedsim.cli.searches import trials_of
 from fedsim.cli.searches import values as values_of_search
 from fedsim.core.errors import ConfigError
-from fedsim.core.plurals import counted
 from fedsim.core.terminal import echo
+from fedsim.core.text import counted, decimals
 
 if TYPE_CHECKING:
     from fedsim.storage.directories import Found, SweepStatus
@@ -102,8 +102,8 @@ def _cells(item: Found) -> dict[str, str]:
         "seed": "-" if item.seed is None else str(item.seed),
         "rounds": f"{item.rounds_done}/{'-' if item.rounds is None else item.rounds}",
         "state": item.state,
-        "final": _accuracy(item.final_test_accuracy),
-        "best": _accuracy(item.best_test_accuracy),
+        "final": decimals(item.final_test_accuracy),
+        "best": decimals(item.best_test_accuracy),
         "when": (_when(item.changed) or "-").replace("T", " ")[:16],
         "problem": item.problem or "",
     }
@@ -127,10 +127,6 @@ def _done(sweep: SweepStatus) -> str:
     total = counted(len(sweep.grid or sweep.runs), "run" if known else "begun run")
     failed = f", {counts[FAILED]} failed" if counts[FAILED] else ""
     return f"{counts[FINISHED]} of {total}{failed}"
-
-
-def _accuracy(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"
 
 
 def _when(seconds: float | None) -> str | None:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsim.core.errors import DataError, StoreError
-from fedsim.core.plurals import counted
 from fedsim.core.terminal import echo
+from fedsim.core.text import counted
 
 if TYPE_CHECKING:
     from fedsim.storage.directories import SearchStatus

@@ -21,8 +21,8 @@ from fedsim.cli.options import (
     verbose_option,
 )
 from fedsim.cli.sweep import show_ended
-from fedsim.core.plurals import counted
 from fedsim.core.terminal import echo
+from fedsim.core.text import counted
 
 if TYPE_CHECKING:
     from fedsim.config.experiments import Settings

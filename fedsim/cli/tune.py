@@ -25,9 +25,9 @@ from fedsim.cli.options import (
     verbose_option,
 )
 from fedsim.core.errors import FedsimError
-from fedsim.core.plurals import counted
 from fedsim.core.searches import METRICS, PRUNERS, SAMPLERS
 from fedsim.core.terminal import echo
+from fedsim.core.text import counted
 
 if TYPE_CHECKING:
     import pandas as pd

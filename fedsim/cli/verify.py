@@ -19,8 +19,8 @@ from fedsim.cli.options import (
     verbose_option,
 )
 from fedsim.core.errors import exit_status
-from fedsim.core.plurals import counted
 from fedsim.core.terminal import echo
+from fedsim.core.text import counted
 from fedsim.training.signals import handled
 
 if TYPE_CHECKING:

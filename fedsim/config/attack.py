@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from fedsim.attacks import ATTACKS
-from fedsim.config.section import Section
+from fedsim.config.section import Key, Section
 from fedsim.core.errors import nearest
 from fedsim.core.settings import MOST, InvalidSetting
 
@@ -17,7 +17,7 @@ class AttackConfig(Section):
 
     prefix = "attack."
     default_fraction: ClassVar[float] = 0.2
-    name: str | None = None
+    name: Annotated[str | None, Key(names="attacks")] = None
     """What malicious clients do: sign_flip, gaussian, label_flip, backdoor; alie, ipm, mimic,
     min_max or min_sum, which know the benign updates of the round; or FILE.py:build of your own;
     unset: no client is malicious."""

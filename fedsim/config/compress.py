@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from fedsim.compressors import COMPRESSORS
-from fedsim.config.section import Section
+from fedsim.config.section import Key, Section
 from fedsim.core.errors import nearest
 from fedsim.core.settings import MOST, InvalidSetting
 
@@ -20,7 +20,7 @@ class CompressConfig(Section):
     """Section ``compress``: how clients compress the update that they send."""
 
     prefix = "compress."
-    name: str = "none"
+    name: Annotated[str, Key(names="compressors")] = "none"
     """Compressor: none, the largest entries (top_k), entries drawn uniformly (random_k), stochastic
     rounding (qsgd), signs times the mean magnitude of a tensor's entries (sign), matrices of low
     rank (power_sgd), or FILE.py:build of your own."""

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from fedsim.config.section import Section
-from fedsim.core.settings import MOST, InvalidSetting
+from fedsim.config.section import Key, Section
+from fedsim.core.settings import CountOrNone, InvalidSetting, Positive
+
+USER, ADAPTIVE = ("dp.level=user",), ("dp.quantile",)
 
 
 class DpConfig(Section):
     """Section ``dp``: differential privacy of the global model."""
 
     prefix = "dp."
+    only_with = "dp.level"
     initial_clip: ClassVar[float] = 0.1
     level: Literal["user", "example"] | None = None
     """Whom it protects: a client with all of its samples, by noise on the server (user), or a
@@ -29,56 +32,34 @@ class DpConfig(Section):
     accountant: Literal["pld", "rdp"] = "pld"
     """How epsilon is computed: from privacy loss distributions (pld, tighter), or from Renyi
     divergences (rdp)."""
-    mechanism: Literal["gaussian", "banded"] = "gaussian"
+    mechanism: Annotated[Literal["gaussian", "banded"], Key(only_with=USER)] = "gaussian"
     """Noise of the rounds, user level: independent (gaussian), or correlated by a banded matrix
     (banded, DP-FTRL), with train.selection=round_robin."""
-    bands: int | None = Field(default=None, ge=1, le=MOST)
+    bands: Annotated[CountOrNone, Key(only_with=("dp.mechanism=banded",))] = None
     """Bandwidth of the banded matrix, at most the rounds from one participation of a client to its
     next one; unset: these."""
-    quantile: float | None = Field(default=None, gt=0, lt=1)
+    quantile: Annotated[
+        float | None, Field(gt=0, lt=1), Key(only_with=(*USER, "dp.mechanism=gaussian"))
+    ] = None
     """Quantile of the updates' norms to which the clipping norm adapts, user level; unset: the
     clipping norm is fixed."""
-    clip_lr: float = Field(default=0.2, gt=0)
+    clip_lr: Annotated[Positive, Key(only_with=ADAPTIVE)] = 0.2
     """Learning rate eta of adaptive clipping: C <- C exp(-eta (share not clipped - quantile))."""
-    count_noise: float | None = Field(default=None, gt=0)
+    count_noise: Annotated[float | None, Field(gt=0), Key(only_with=ADAPTIVE)] = None
     """Standard deviation of the noise on the number of updates that are not clipped, in adaptive
     clipping; unset: a twentieth of the expected cohort."""
-    clip_control: float | None = Field(default=None, gt=0)
+    clip_control: Annotated[float | None, Field(gt=0), Key(only_with=USER)] = None
     """Norm to which a client's change of SCAFFOLD's control variate is clipped, user level."""
-    max_samples: int | None = Field(default=None, ge=1, le=MOST)
+    max_samples: Annotated[CountOrNone, Key(only_with=USER)] = None
     """Clients weigh min(samples / max_samples, 1), user level; unset: all the same."""
-    noise_cohort: int | None = Field(default=None, ge=1, le=MOST)
+    noise_cohort: Annotated[CountOrNone, Key(only_with=(*USER, "dp.population"))] = None
     """Expected cohort of a larger deployment, user level: the noise on the mean is as small as it
     would be there, and its epsilon is written beside that of the run."""
-    population: int | None = Field(default=None, ge=1, le=MOST)
+    population: Annotated[CountOrNone, Key(only_with=(*USER, "dp.noise_cohort"))] = None
     """Clients of that deployment."""
 
     @model_validator(mode="after")
-    def _without_effect(self) -> DpConfig:
-        given = {key: value for key, value in self if value != type(self).model_fields[key].default}
-        if given and self.level is None:
-            key, value = next(iter(given.items()))
-            raise InvalidSetting(f"dp.{key}", f"{value} given; give dp.level too")
-        for key in (
-            "mechanism", "quantile", "clip_control", "max_samples", "noise_cohort", "population",
-        ):  # fmt: skip
-            if key in given and self.level == "example":
-                reason = f"{given[key]} given; not possible with dp.level=example"
-                raise InvalidSetting(f"dp.{key}", reason)
-        for key in ("clip_lr", "count_noise"):
-            if key in given and self.quantile is None:
-                reason = f"{given[key]:g} given; only adaptive clipping has it, see dp.quantile"
-                raise InvalidSetting(f"dp.{key}", reason)
-        if self.bands is not None and self.mechanism != "banded":
-            reason = f"{self.bands} given; only dp.mechanism=banded has them"
-            raise InvalidSetting("dp.bands", reason)
-        if self.mechanism == "banded" and self.quantile is not None:
-            reason = f"{self.quantile:g} given; dp.mechanism=banded needs a fixed clipping norm"
-            raise InvalidSetting("dp.quantile", reason)
-        if (self.population is None) != (self.noise_cohort is None):
-            one, other = "population", "noise_cohort"
-            key, missing = (other, one) if self.population is None else (one, other)
-            raise InvalidSetting(f"dp.{key}", f"{given[key]} given; give dp.{missing} too")
+    def _complete(self) -> DpConfig:
         if self.population and self.noise_cohort and self.noise_cohort > self.population:
             reason = f"{self.noise_cohort} given, more than dp.population={self.population}"
             raise InvalidSetting("dp.noise_cohort", reason)

@@ -7,7 +7,7 @@ used raises :class:`~fedsim.core.settings.InvalidSetting`, one line that names t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationInfo, model_validator
@@ -15,14 +15,7 @@ from pydantic import ValidationInfo, model_validator
 from fedsim import algorithms, data, models
 from fedsim.config.hints import unknown_key
 from fedsim.config.section import Section
-from fedsim.config.sections import (
-    AsyncConfig,
-    DataConfig,
-    EvaluationConfig,
-    RunSettings,
-    TrainConfig,
-    fields,
-)
+from fedsim.config.sections import DataConfig, RunSettings, TrainConfig, conditions, fields
 from fedsim.config.validation import (
     check_data_options,
     check_hyperparameters,
@@ -34,25 +27,14 @@ from fedsim.config.validation import (
 )
 from fedsim.core.errors import ConfigError, spelled
 from fedsim.core.normalization import OF_DATASET
-from fedsim.core.plurals import counted
 from fedsim.core.settings import InvalidSetting, with_folder
+from fedsim.core.text import counted
 from fedsim.core.types import ModelSpec, PrivateSteps, Training
 from fedsim.data import partitions
 from fedsim.models import trainable
 
 if TYPE_CHECKING:
     from fedsim.client import LocalRule
-    from fedsim.config.attack import AttackConfig
-    from fedsim.config.sections import (
-        ClockConfig,
-        CompressConfig,
-        DpConfig,
-        EngineConfig,
-        ModelConfig,
-    )
-
-OF_DECOMPOSITION = ("decompose_split", "decompose_scope", "decompose_max_samples", "loss_matrix")
-"""Keys of section evaluation that have no effect without ``decompose_every``."""
 
 
 class RunConfig(RunSettings):
@@ -67,28 +49,7 @@ class RunConfig(RunSettings):
 
     if TYPE_CHECKING:  # sections as dictionaries, too, and options, for checkers without a plugin
 
-        def __init__(
-            self,
-            *,
-            algorithm: str = ...,
-            server: str | Sequence[str] | None = ...,
-            margin: str | None = ...,
-            margin_weight: float | None = ...,
-            margin_threshold: float | None = ...,
-            label: str | None = ...,
-            seed: int = ...,
-            data: DataConfig | Mapping[str, Any] = ...,
-            model: ModelConfig | Mapping[str, Any] = ...,
-            train: TrainConfig | Mapping[str, Any] = ...,
-            evaluation: EvaluationConfig | Mapping[str, Any] = ...,
-            clock: ClockConfig | Mapping[str, Any] = ...,
-            async_: AsyncConfig | Mapping[str, Any] = ...,
-            attack: AttackConfig | Mapping[str, Any] = ...,
-            compress: CompressConfig | Mapping[str, Any] = ...,
-            dp: DpConfig | Mapping[str, Any] = ...,
-            engine: EngineConfig | Mapping[str, Any] = ...,
-            **options: Mapping[str, Any],
-        ) -> None: ...
+        def __init__(self, **settings: Any) -> None: ...
 
     @model_validator(mode="before")
     @classmethod
@@ -152,30 +113,43 @@ class RunConfig(RunSettings):
 
     @model_validator(mode="after")
     def _fits_together(self) -> RunConfig:
-        check_name("model.name", self.model.name, models.NAMES, "model", user_defined=True)
-        info = data.find(self.data.name)
-        known = info.columns if info else ()
-        for what in self.data.column_names:
-            if what not in known:
-                named = f"{self.data.name} has the columns {', '.join(known)}"
-                if not known:
-                    named = "only data sets csv and hf have named columns"
-                reason = f"{self.data.columns} given; {named}"
-                raise InvalidSetting("data.columns", reason)
+        self._check_names()
+        self._check_columns()
+        self._check_effects()
+        self._check_training()
+        self._check_attack()
         try:
             trainable.parse(self.model.trainable)
         except ValueError as error:
-            given = self.model.trainable
-            raise InvalidSetting("model.trainable", f"{given!r} given; {error}") from None
-        names = partitions.NAMES
-        check_name("data.partition", self.data.partition, names, "partition", user_defined=True)
-        check_name(
-            "train.schedule", self.train.schedule, ("synchronous",), "schedule", user_defined=True
-        )
-        self._check_asynchrony()
-        self._check_selection()
-        self._check_local_steps()
-        self._check_attack()
+            reason = f"{self.model.trainable!r} given; {error}"
+            raise InvalidSetting("model.trainable", reason) from None
+        fractions = [("val_fraction", "test_fraction")]
+        for key, beside in (*fractions, ("client_test_fraction", "client_val_fraction")):
+            part, other = getattr(self.data, key), getattr(self.data, beside)
+            if part + other >= 1:
+                reason = f"with data.{beside}={other} nothing is left for training"
+                raise InvalidSetting(f"data.{key}", f"{part} given; {reason}")
+        if self.evaluation.cosines and self.evaluation.conflicts == "never":
+            raise InvalidSetting(
+                "evaluation.conflicts",
+                "never given, but evaluation.cosines=true needs the inner products of updates",
+            )
+        return self
+
+    def value(self, key: str) -> Any:
+        """The value of a dotted key."""
+        section, _, leaf = key.rpartition(".")
+        return getattr(getattr(self, section) if section else self, leaf)
+
+    def _check_names(self) -> None:
+        """Refuses unknown names of models, partitions, schedules, augmentations and margins."""
+        names: list[tuple[str, str | None, Iterable[str], str]] = [
+            ("model.name", self.model.name, models.NAMES, "model"),
+            ("data.partition", self.data.partition, partitions.NAMES, "partition"),
+            ("train.schedule", self.train.schedule, ("synchronous",), "schedule"),
+        ]
+        for key, name, allowed, kind in names:
+            check_name(key, name, allowed, kind, user_defined=True)
         if self.data.augment is not None:
             from fedsim.data.transforms import AUGMENTS  # imports torch, which takes seconds
 
@@ -184,40 +158,35 @@ class RunConfig(RunSettings):
             from fedsim.client.criterion import FORMS
 
             check_name("margin", self.margin, FORMS, "form of margin control")
-        fractions = [("val_fraction", "test_fraction")]
-        for key, beside in (*fractions, ("client_test_fraction", "client_val_fraction")):
-            given, other = getattr(self.data, key), getattr(self.data, beside)
-            if given + other >= 1:
-                reason = f"with data.{beside}={other} nothing is left for training"
-                raise InvalidSetting(f"data.{key}", f"{given} given; {reason}")
-        for key in () if self.evaluation.decompose_every else OF_DECOMPOSITION:
-            if getattr(self.evaluation, key) != EvaluationConfig.model_fields[key].default:
-                raise InvalidSetting(
-                    f"evaluation.{key}",
-                    "has no effect without the decomposition; set evaluation.decompose_every too",
-                )
-        if self.evaluation.cosines and self.evaluation.conflicts == "never":
-            raise InvalidSetting(
-                "evaluation.conflicts",
-                "never given, but evaluation.cosines=true needs the inner products of updates",
-            )
-        return self
 
-    def _check_asynchrony(self) -> None:
-        """Section async only with clock.mode=async, which is a schedule of its own."""
-        if self.clock.mode == "async" and self.train.schedule != "synchronous":
-            raise InvalidSetting(
-                "train.schedule",
-                f"{self.train.schedule} given, but clock.mode=async is a schedule, too",
-            )
-        for key, value in self.asynchrony if self.clock.mode == "sync" else ():
-            if value != AsyncConfig.model_fields[key].default:
-                raise InvalidSetting(
-                    f"async.{key}", "has no effect with clock.mode=sync; set clock.mode=async too"
-                )
+    def _check_columns(self) -> None:
+        """Refuses columns that the data set does not have."""
+        info = data.find(self.data.name)
+        columns = info.columns if info else ()
+        for column in self.data.column_names:
+            if column not in columns:
+                has = f"{self.data.name} has the columns {', '.join(columns)}"
+                if not columns:
+                    has = "only data sets csv and hf have named columns"
+                raise InvalidSetting("data.columns", f"{self.data.columns} given; {has}")
 
-    def _check_local_steps(self) -> None:
-        """Steps in place of epochs, and orders of batches that only they have."""
+    def _check_effects(self) -> None:
+        """Refuses a key that has no effect beside the others, unless it has its default."""
+        for key, field in fields().items():
+            value = self.value(key)
+            for condition in () if value == field.default else conditions(key):
+                other, equals, values = condition.partition("=")
+                needed = self.value(other)
+                if equals:
+                    holds = str(needed) in values.split("|")
+                else:
+                    holds = needed != fields()[other].default
+                if not holds:
+                    reason = f"{value} given; it has no effect without {condition}"
+                    raise InvalidSetting(key, reason)
+
+    def _check_training(self) -> None:
+        """Steps in place of epochs, orders of batches that only they have, a list of clients."""
         t = self.train
         if t.local_steps is not None and t.local_epochs != 1:
             raise InvalidSetting(
@@ -235,33 +204,9 @@ class RunConfig(RunSettings):
                 "dataloader given; it needs train.local_steps and train.sample_rate=1: the order "
                 "depends on what all clients do in all rounds",
             )
-
-    def _check_selection(self) -> None:
-        """A selection only in synchronous rounds of fedsim's own, and its keys only with it."""
-        t = self.train
-        if t.candidates is not None and t.selection != "power_of_choice":
-            raise InvalidSetting(
-                "train.candidates",
-                f"{t.candidates} given; only train.selection=power_of_choice asks candidates",
-            )
-        if (t.selection == "fixed") != (t.clients is not None):
-            key, reason = (
-                ("clients", f"{t.clients} given; only train.selection=fixed has a list of clients")
-                if t.clients is not None
-                else ("selection", "fixed given; give train.clients too, ids or a CSV file")
-            )
-            raise InvalidSetting(f"train.{key}", reason)
-        other = "clock.mode=async" if self.clock.mode == "async" else f"train.schedule={t.schedule}"
-        if t.selection != "uniform" and other != "train.schedule=synchronous":
-            raise InvalidSetting(
-                "train.selection", f"{t.selection} given, but {other} selects the clients"
-            )
-        if t.selection != "uniform":
-            other = f"train.selection={t.selection}"
-        if t.cohort != "fixed" and other != "train.schedule=synchronous":
-            raise InvalidSetting(
-                "train.cohort", f"{t.cohort} given, but {other} selects the clients"
-            )
+        if t.selection == "fixed" and t.clients is None:
+            reason = "fixed given; give train.clients too, ids or a CSV file"
+            raise InvalidSetting("train.selection", reason)
 
     def _check_attack(self) -> None:
         """An attack that starts, and a warm-up that ends."""
@@ -300,8 +245,8 @@ class RunConfig(RunSettings):
         dp, private = self.dp, None
         if dp.level == "example":
             private = PrivateSteps(dp.clip_norm, dp.noise_multiplier)
-        own = self.train.model_dump(include=set(Training.__dataclass_fields__))
-        return Training(**own, private=private)
+        shared = self.train.model_dump(include=set(Training.__dataclass_fields__))
+        return Training(**shared, private=private)
 
     @property
     def named_partition(self) -> str | None:
@@ -369,13 +314,13 @@ def _chain(server: Any) -> tuple[str, ...]:
         raise InvalidSetting("server", str(error)) from error
 
 
-def _training(algorithm: str, rule: LocalRule | None, given: Any) -> TrainConfig:
+def _training(algorithm: str, rule: LocalRule | None, section: Any) -> TrainConfig:
     """Section ``train``, where the client part of ``algorithm`` can be trained so.
 
     There is no momentum with AdamW, nor where clients train by plain SGD. ``rule`` is None where
     the method is not built.
     """
-    train = TrainConfig.model_validate(given)
+    train = TrainConfig.model_validate(section)
     if rule is not None and rule.needs_sgd:
         if train.optimizer != "sgd":
             raise InvalidSetting(

@@ -1,8 +1,9 @@
-"""What every section of a configuration is: :class:`Section`."""
+"""What every section of a configuration is, and what a key says beside its value."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 from pydantic import (
     BaseModel,
@@ -18,14 +19,55 @@ from fedsim.config.hints import unknown_key
 from fedsim.core.reading import ON_DISK, URL
 from fedsim.core.settings import InvalidSetting, first_problem
 
+Role = Literal["result", "neutral", "placement", "device"]
+"""result: results depend on the key; neutral: but for last bits none does; placement: it may change
+when a run is resumed, and changes nothing; device: it may change, the kind of device must not."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """What flags, resuming, replays, estimates and tables know of a key; it annotates the field.
+
+    Args:
+        flag: its names on the command line, such as ``-a --algorithm``; empty: --set alone.
+        metavar: of the flag's value; empty: by the type.
+        common: whether the help of ``fedsim run`` lists the flag.
+        names: the kind of ``fedsim list`` that has its values.
+        path: what the value may be, relative to where a run was started.
+        role: what depends on it.
+        only_with: other keys without which it has no effect, each with the values that count,
+            ``async.staleness=hinge`` or ``train.selection=size|fixed``, or alone, ``dp.quantile``,
+            where anything but the default counts.
+        column: its column in summary.csv where that has another name; None: it has none.
+        column_with: leaf of the section; where that has its default, there is no column.
+        shape: whether a round may take longer with another value.
+        of_ray: whether it says how Ray is used.
+    """
+
+    flag: str = ""
+    metavar: str = ""
+    common: bool = False
+    names: str = ""
+    path: Literal["", "dir", "file"] = ""
+    role: Role = "result"
+    only_with: tuple[str, ...] = ()
+    column: str | None = ""
+    column_with: str = ""
+    shape: bool = True
+    of_ray: bool = False
+
 
 class Section(BaseModel):
-    """A frozen group of settings; unknown keys, NaN and truth values for numbers are refused."""
+    """A frozen group of settings; unknown keys, NaN and truth values for numbers are refused.
+
+    The keys of a section ``only_with`` another key have no effect without it.
+    """
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
     )
     prefix: ClassVar[str] = ""
+    only_with: ClassVar[str] = ""
 
     @field_validator("*", mode="before")
     @classmethod
@@ -33,17 +75,8 @@ class Section(BaseModel):
         field = cls.model_fields[info.field_name or ""]
         if isinstance(value, bool) and field.annotation is not bool:
             raise ValueError("must not be true or false")
-        if isinstance(value, bytes):
-            raise ValueError("must not be binary data")
         if isinstance(value, str) and URL.match(value):
             raise ValueError(ON_DISK)
-        return value
-
-    @field_validator("*")
-    @classmethod
-    def _of_64_bits(cls, value: object, info: ValidationInfo) -> object:
-        if isinstance(value, int) and value >= 2**63 and info.field_name != "seed":
-            raise ValueError(f"must be less than {2**63}")
         return value
 
     @model_validator(mode="wrap")
@@ -61,7 +94,10 @@ class Section(BaseModel):
     @classmethod
     def unknown(cls, key: str) -> str:
         """Why the dotted ``key`` is refused, with the nearest key that exists."""
-        from fedsim.config.sections import fields  # imports this file
-
-        known = [cls.prefix + leaf for leaf in cls.model_fields]
-        return unknown_key(key, known, fields())
+        keys = [
+            section.prefix + leaf
+            for section in sorted(Section.__subclasses__(), key=lambda section: section.prefix)
+            for leaf, field in section.model_fields.items()
+            if not isinstance(field.default, Section)
+        ]
+        return unknown_key(key, [cls.prefix + leaf for leaf in cls.model_fields], keys)

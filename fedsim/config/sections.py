@@ -6,8 +6,9 @@ The text under a key is its only description: the help of the command line and t
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic.fields import FieldInfo
@@ -17,16 +18,24 @@ from fedsim.config.attack import AttackConfig
 from fedsim.config.compress import CompressConfig as CompressConfig
 from fedsim.config.dp import DpConfig as DpConfig
 from fedsim.config.engine import EngineConfig as EngineConfig
-from fedsim.config.section import Section
+from fedsim.config.section import Key, Section
 from fedsim.core.normalization import OF_DATASET, Normalization
 from fedsim.core.settings import (
-    MOST,
     Alpha,
+    Clients,
+    Count,
+    CountOrNone,
+    CountOrZero,
+    Decay,
+    Fraction,
     InvalidSetting,
+    NonNegative,
     Order,
+    Positive,
     Prior,
     Scalar,
     Shards,
+    Share,
     column_names,
     in_line,
     with_folder,
@@ -39,45 +48,51 @@ SHORTHANDS: Mapping[str, Mapping[str, object]] = {
     "engine.fast": {"engine.precision": "bf16", "engine.deterministic": False},
 }
 """Switches of the command line, and the settings that each stands for."""
+OWN_ROUNDS = ("train.schedule=synchronous", "clock.mode=sync")
+DECOMPOSED = ("evaluation.decompose_every",)
 
 
 class DataConfig(Section):
     """Section ``data``: which images, and how clients own them."""
 
     prefix = "data."
-    name: str = "digits"
+    name: Annotated[str, Key("-d --dataset", names="datasets", column="dataset", common=True)] = (
+        "digits"
+    )
     """Data set, for classification: a name of `fedsim list datasets`, csv:FILE for a table, hf:DIR
     for a saved Hugging Face data set in DIR, or a function of your own, module:function or
     FILE.py:function."""
-    dir: str | None = None
+    dir: Annotated[str | None, Key("--data-dir", "DIR", path="dir", column=None, common=True)] = (
+        None
+    )
     """Folder that holds the data set's files, or that folder's parent; of csv the file."""
-    partition: str | None = None
+    partition: Annotated[str | None, Key("--partition", names="partitions", common=True)] = None
     """How samples are split over clients: a name of `fedsim list partitions`, module:function or
     FILE.py:function; unset: the data set's own default."""
-    partition_file: str | None = None
+    partition_file: Annotated[str | None, Key(path="file")] = None
     """Folder with the split (split_1), or a CSV file: a run's split.csv, or client,index."""
-    group: Literal["none", "patient"] | None = None
+    group: Annotated[Literal["none", "patient"] | None, Key("--group", "none|patient")] = None
     """patient: all samples of a patient go to one client and to one part; unset: patient where
     patients are known, but none with the partition files."""
-    num_clients: int = Field(default=50, ge=1, le=10**7)
+    num_clients: Annotated[Clients, Key("--clients", "K", column="num_clients", common=True)] = 50
     """Number of clients K; where files, sites or users fix it, another number is an error."""
-    alpha: Alpha = 0.5
+    alpha: Annotated[Alpha, Key("--alpha", "A", column="alpha", common=True, shape=False)] = 0.5
     """Concentration of the Dirichlet distribution of labels over clients; smaller is more
     heterogeneous."""
     shards_per_client: Shards = 2
     """Shards that each client gets in the partition shards."""
-    prior: Prior = "uniform"
+    prior: Annotated[Prior, Key(shape=False)] = "uniform"
     """Class prior in the partition dirichlet_per_client: uniform, or the class frequencies."""
-    order: Order = "round_robin"
+    order: Annotated[Order, Key(shape=False)] = "round_robin"
     """Order in which clients draw in the partition dirichlet_per_client: in turn, or one after
     another."""
-    min_samples: int = Field(default=2, ge=1, le=MOST)
+    min_samples: Count = 2
     """Minimum number of training samples of a client."""
-    val_fraction: float = Field(default=0.0, ge=0, lt=1)
+    val_fraction: Annotated[Share, Key("--val-fraction", "F")] = 0.0
     """Share of the training data held out as the common validation part."""
     test_fraction: float = Field(default=0.2, gt=0, lt=1)
     """Share of the data held out as the common test part, where the data set has none."""
-    seed: int = Field(default=0, ge=0, lt=2**32)
+    seed: Annotated[int, Field(ge=0, lt=2**32), Key("--data-seed", shape=False)] = 0
     """Seed of partition and splits; the same for every training seed."""
     image_size: int | None = Field(default=None, ge=1, le=8192)
     """Height and width of the images in pixels; unset: the data set's own size, or that of
@@ -93,19 +108,20 @@ class DataConfig(Section):
     these names."""
     augment: str | None = None
     """Augmentation of training images; unset: the data set's default."""
-    client_val_fraction: float = Field(default=0.0, ge=0, lt=1)
+    client_val_fraction: Share = 0.0
     """Share of each client's samples held out as its own validation part."""
-    client_test_fraction: float = Field(default=0.0, ge=0, lt=1)
+    client_test_fraction: Share = 0.0
     """Share of each client's samples held out as its own test part."""
     heldout_clients: float = Field(default=0.0, ge=0, le=10**7)
     """Clients that never train, a number, or a share below 1; data.seed draws them, and the final
     model is scored on them."""
-    feature_shift: Literal[
-        "none", "blur", "noise", "contrast", "colour", "intensity", "rotation"
+    feature_shift: Annotated[
+        Literal["none", "blur", "noise", "contrast", "colour", "intensity", "rotation"],
+        Key("--feature-shift", "KIND"),
     ] = "none"
     """How clients' images differ; client 0 has the original images, the last client the strongest
     shift."""
-    feature_strength: float = Field(default=1.0, gt=0, le=1)
+    feature_strength: Annotated[Fraction, Key("--feature-strength", "S")] = 1.0
     """Strength of the last client's feature shift, up to 1; client 0 has none."""
     shift_test: Literal["mixed", "clean"] = "mixed"
     """Feature shift of the common test and validation parts: each image that of some client, or
@@ -144,7 +160,7 @@ class ModelConfig(Section):
     """Section ``model``."""
 
     prefix = "model."
-    name: str | None = None
+    name: Annotated[str | None, Key("--model", names="models", column="model", common=True)] = None
     """Network: a name of `fedsim list models`, timm:NAME, torchvision:NAME, module:function or
     FILE.py:function; unset: the data set's default."""
     norm: Literal["batch", "group"] = "batch"
@@ -152,10 +168,10 @@ class ModelConfig(Section):
     init: Literal["fedsim", "torch"] = "fedsim"
     """How the seed draws random start weights: from a stream of its own, or (torch) as
     torch.manual_seed(seed) before the network is built."""
-    pretrained: bool = False
+    pretrained: Annotated[bool, Key("--pretrained/--no-pretrained")] = False
     """Start from published weights (ImageNet's, or those of timm and torchvision); an error if they
     cannot be had."""
-    weights: str | None = None
+    weights: Annotated[str | None, Key("--weights", "FILE|RUN", path="file")] = None
     """Start weights: a file, or the directory of a finished run; a head of another shape, or for
     other classes, is drawn anew."""
     projection: int = Field(default=0, ge=0, le=2**20)
@@ -171,62 +187,78 @@ class TrainConfig(Section):
     """Section ``train``: rounds, sampling and the local training that all methods share."""
 
     prefix = "train."
-    rounds: int = Field(default=100, ge=1, le=MOST)
+    rounds: Annotated[Count, Key("--rounds", column="rounds", common=True, shape=False)] = 100
     """Number of communication rounds."""
-    patience: int | None = Field(default=None, ge=1, le=MOST)
+    patience: Annotated[CountOrNone, Key("--patience", shape=False)] = None
     """Stop after N evaluations in a row without a better validation accuracy; unset: after
     train.rounds."""
-    sample_rate: float = Field(default=0.1, gt=0, le=1)
+    sample_rate: Annotated[
+        Fraction, Key("--sample-rate", "RATE", column="sample_rate", common=True)
+    ] = 0.1
     """Share of the clients drawn in each round: m = max(1, floor(rate * K))."""
-    cohort: Literal["fixed", "poisson"] = "fixed"
+    cohort: Annotated[
+        Literal["fixed", "poisson"],
+        Key(only_with=("train.selection=uniform", *OWN_ROUNDS), column_with="cohort"),
+    ] = "fixed"
     """Size of the cohort: m clients (fixed), or each client by itself with probability m / K
     (poisson), so that m are expected and there may be none."""
-    secure_aggregation: bool = False
+    secure_aggregation: Annotated[
+        bool, Key("--secure-aggregation/--no-secure-aggregation", column_with="secure_aggregation")
+    ] = False
     """Refuse what secure aggregation excludes: server rules that need more than the sum of the
     clients' messages; the sum is the same, so that no result changes."""
-    local_epochs: int = Field(default=1, ge=1, le=MOST)
+    local_epochs: Annotated[Count, Key("--local-epochs --epochs", common=True)] = 1
     """Passes over a client's data in each round."""
-    local_steps: int | None = Field(default=None, ge=1, le=MOST)
+    local_steps: CountOrNone = None
     """Steps of each client in each round, in place of local_epochs; batches carry on over rounds,
     and a client's data are shuffled again when they are used up."""
     shuffle: Literal["fedsim", "dataloader"] = "fedsim"
     """Order of the batches with local_steps: from a stream for each client, or (dataloader) that of
     PyTorch's DataLoaders in one process that trains all clients in turn."""
-    batch_size: int = Field(default=50, ge=1, le=MOST)
+    batch_size: Annotated[Count, Key("--batch-size", common=True)] = 50
     """Samples per training step."""
-    optimizer: Literal["sgd", "adamw"] = "sgd"
+    optimizer: Annotated[Literal["sgd", "adamw"], Key("--optimizer")] = "sgd"
     """Optimiser of the clients; adamw: betas 0.9 and 0.999, eps 1e-8. Its state starts empty in
     every round."""
-    lr: float = Field(default=0.01, gt=0)
+    lr: Annotated[Positive, Key("--lr", common=True, shape=False)] = 0.01
     """Learning rate of the clients' optimiser."""
-    lr_head: float | None = Field(default=None, gt=0)
+    lr_head: Annotated[float | None, Field(gt=0), Key(shape=False)] = None
     """Learning rate of the head's tensors, scheduled as train.lr is; unset: train.lr."""
-    schedule: str = "synchronous"
+    schedule: Annotated[str, Key(only_with=("clock.mode=sync",))] = "synchronous"
     """Who works in a round, on which version of the model: synchronous (a cohort drawn uniformly,
     on the newest), or module:function, which returns a schedule."""
-    selection: Literal["uniform", "size", "power_of_choice", "oort", "round_robin", "fixed"] = (
-        "uniform"
-    )
+    selection: Annotated[
+        Literal["uniform", "size", "power_of_choice", "oort", "round_robin", "fixed"],
+        Key(only_with=OWN_ROUNDS, column_with="selection"),
+    ] = "uniform"
     """The clients of a synchronous round: drawn uniformly or by training samples (size), those with
     the highest losses of some candidates (power_of_choice), drawn by losses and speed (oort), in
     turn (round_robin), or those of train.clients (fixed)."""
-    clients: str | None = None
+    clients: Annotated[
+        str | None, Key(path="file", only_with=("train.selection=fixed",), column_with="clients")
+    ] = None
     """Clients of train.selection=fixed: ids, as in 0,3,7, for every round, or a CSV file with the
     columns round (from 1) and client_id; their number is the cohort's size."""
-    candidates: int | None = Field(default=None, ge=1, le=10**7)
+    candidates: Annotated[
+        int | None,
+        Field(ge=1, le=10**7),
+        Key(only_with=("train.selection=power_of_choice",), column_with="selection"),
+    ] = None
     """Candidates d of train.selection=power_of_choice, asked for their losses; unset: 2 m."""
-    lr_schedule: Literal["constant", "cosine", "warmup_round"] = "constant"
+    lr_schedule: Annotated[
+        Literal["constant", "cosine", "warmup_round"], Key("--lr-schedule", "NAME", shape=False)
+    ] = "constant"
     """Learning rate over the rounds; warmup_round: lr * min(1, local_epochs * round / 5), round
     from 0."""
-    momentum: float = Field(default=0.5, ge=0, lt=1)
+    momentum: Annotated[Decay, Key("--momentum", shape=False)] = 0.5
     """Momentum of the clients' SGD (AdamW has none); its buffers start empty in every round."""
-    weight_decay: float = Field(default=5e-4, ge=0)
+    weight_decay: Annotated[NonNegative, Key("--weight-decay", shape=False)] = 5e-4
     """Weight decay of the clients' optimiser: an L2 penalty in SGD, decoupled in AdamW."""
-    threads: int = Field(default=1, ge=1, le=4096)
+    threads: Annotated[int, Field(ge=1, le=4096), Key(role="neutral")] = 1
     """Torch threads per client."""
     frozen_bn: bool = False
     """Train with BatchNorm in evaluation mode, as the released FedLD code does."""
-    clip_norm: float | None = Field(default=None, gt=0)
+    clip_norm: Annotated[float | None, Field(gt=0), Key(shape=False)] = None
     """Maximum norm of a step's gradient; unset: no clipping."""
 
     @field_validator("clients", mode="plain")
@@ -246,38 +278,54 @@ class EvaluationConfig(Section):
     """Section ``evaluation``: when and how models are tested."""
 
     prefix = "evaluation."
-    every: int = Field(default=1, ge=1, le=MOST)
+    every: Annotated[Count, Key("--evaluate-every")] = 1
     """Evaluate every N rounds, and after the last one."""
-    batch_size: int = Field(default=256, ge=1, le=MOST)
+    batch_size: Annotated[Count, Key(role="neutral")] = 256
     """Samples per forward pass of the evaluation."""
     personal: Literal["all_clients", "cohort_before", "cohort_after"] = "all_clients"
     """Whose models are evaluated for personalised methods: those of all clients, or of the cohort
     before or after local training."""
-    decompose_every: int = Field(default=0, ge=0, le=MOST)
+    decompose_every: Annotated[
+        CountOrZero, Key("--decompose-every", "K", role="neutral", common=True)
+    ] = 0
     """Split the loss into local, shift and aggregation loss every K rounds and after the last one;
     0: never."""
-    decompose_split: Literal["train", "val", "test", "common_test"] = "train"
+    decompose_split: Annotated[
+        Literal["train", "val", "test", "common_test"],
+        Key("--decompose-split", role="neutral", only_with=DECOMPOSED),
+    ] = "train"
     """Data of the decomposition: the clients' own parts, or the common test part (the scope then
     has no effect)."""
-    decompose_scope: Literal["cohort", "population"] = "cohort"
+    decompose_scope: Annotated[
+        Literal["cohort", "population"],
+        Key("--decompose-scope", role="neutral", only_with=DECOMPOSED),
+    ] = "cohort"
     """Whose data the decomposition uses: those of the round's clients, or of all clients."""
-    decompose_max_samples: int | None = Field(default=None, ge=1, le=MOST)
+    decompose_max_samples: Annotated[
+        CountOrNone, Key("--decompose-max-samples", role="neutral", only_with=DECOMPOSED)
+    ] = None
     """Maximum number of samples of each client in the decomposition, drawn once for the run; unset:
     all."""
-    loss_matrix: bool = False
+    loss_matrix: Annotated[
+        bool, Key("--loss-matrix/--no-loss-matrix", role="neutral", only_with=DECOMPOSED)
+    ] = False
     """Also write every model's loss on every client's data."""
-    clients_every: int = Field(default=0, ge=0, le=MOST)
+    clients_every: Annotated[CountOrZero, Key("--evaluate-clients-every", "K", role="neutral")] = 0
     """Evaluate on each client's own data every K rounds and after the last one; 0: never."""
-    cosines: bool = False
+    cosines: Annotated[bool, Key("--cosines/--no-cosines", role="neutral")] = False
     """Write the cosines between the updates, and the spectrum of their Gram matrix, in the rounds
     that evaluation.conflicts names."""
     conflicts: Literal["always", "never"] | int = "always"
     """Rounds whose conflict_ratio, gradient_diversity and top_axis_share are computed, which need
     the inner products of all pairs of updates: always, never, or every K rounds and after the last
     one."""
-    target_accuracy: float | None = Field(default=None, gt=0, le=1)
+    target_accuracy: Annotated[
+        float | None,
+        Field(gt=0, le=1),
+        Key("--target-accuracy", "A", role="neutral", column="target_accuracy"),
+    ] = None
     """Target test accuracy, above 0 and up to 1; summary.csv says when it was first reached."""
-    finetune_epochs: int = Field(default=0, ge=0, le=MOST)
+    finetune_epochs: CountOrZero = 0
     """After the last round each client fine-tunes a copy of the final model for N epochs, scored on
     its own test part before and after; 0: none."""
 
@@ -307,7 +355,7 @@ class ClockConfig(Section):
     """
 
     prefix = "clock."
-    mode: Literal["sync", "async"] = "sync"
+    mode: Annotated[Literal["sync", "async"], Key(column_with="mode")] = "sync"
     """sync: a round lasts until its slowest client or the deadline; async: it is one step of the
     server, for the updates that have arrived by then, see section async."""
     samples_per_second: float | str | None = None
@@ -319,15 +367,15 @@ class ClockConfig(Section):
     """MB (10^6 bytes) per second from a client to the server."""
     availability: float | str | None = None
     """Probability that a client of the cohort answers in a round."""
-    trace: str | None = None
+    trace: Annotated[str | None, Key(path="file")] = None
     """CSV file with client_id and some of the four keys above, in their place; with a column round
     (from 1) they change over time, the newest row counts."""
     work: float | str = 1.0
     """Share of its local steps that a client does, at least one; drawn for each client in each
     round."""
-    deadline: float | None = Field(default=None, gt=0)
+    deadline: Annotated[float | None, Field(gt=0), Key(only_with=("clock.mode=sync",))] = None
     """Seconds until the server stops waiting in a round; unset: no deadline."""
-    late: Literal["drop", "partial"] = "drop"
+    late: Annotated[Literal["drop", "partial"], Key(only_with=("clock.deadline",))] = "drop"
     """A client that would miss the deadline is left out, or does the steps that fit."""
 
     @field_validator(*BOUNDS, mode="plain")
@@ -341,18 +389,7 @@ class ClockConfig(Section):
         return distributions.normalised(value)
 
     @model_validator(mode="after")
-    def _late_without_a_deadline(self) -> ClockConfig:
-        if self.late != "drop" and self.deadline is None:
-            raise InvalidSetting("clock.late", f"{self.late!r} given; give clock.deadline too")
-        return self
-
-    @model_validator(mode="after")
     def _asynchronous(self) -> ClockConfig:
-        if self.mode == "async" and self.deadline is not None:
-            raise InvalidSetting(
-                "clock.deadline",
-                f"{self.deadline:g} given; with clock.mode=async the server waits for nobody",
-            )
         timed = any(getattr(self, trait) is not None for trait in TIMED)
         if self.mode == "async" and not timed and self.trace is None:
             raise InvalidSetting(
@@ -366,22 +403,28 @@ class ClockConfig(Section):
 class RunSettings(Section):
     """All keys of a run; :class:`fedsim.config.run.RunConfig` checks that they go together."""
 
-    algorithm: str = "fedld"
+    algorithm: Annotated[
+        str, Key("-a --algorithm", names="algorithms", column="algorithm", common=True)
+    ] = "fedld"
     """Method: a name of `fedsim list algorithms`, module:function or FILE.py:function."""
-    server: str | None = None
+    server: Annotated[
+        str | None, Key("--server", "NAME[,NAME]", names="algorithms", common=True)
+    ] = None
     """Server rule in place of the algorithm's own: a method whose rule it is, or FILE.py:function;
     of several, as in fedgh,fedadam, the reduction and server optimisers of the first, then the
     server optimisers of the others."""
-    margin: str | None = None
+    margin: Annotated[str | None, Key("--margin", "FORM", common=True)] = None
     """Form of margin control: none (plain cross-entropy), marg_log, softmax_frob, spectral,
     logit_hinge, sigma_damp, sigma_damp_kappa or sigma_stitch; unset: the method's own."""
-    margin_weight: float | None = Field(default=None, ge=0)
+    margin_weight: Annotated[float | None, Field(ge=0)] = None
     """Weight lambda of margin control; unset: the method's own."""
-    margin_threshold: float | None = Field(default=None, gt=0)
+    margin_threshold: Annotated[float | None, Field(gt=0)] = None
     """Threshold (tau, T or u) of margin control, in forms that have one; unset: the form's own."""
-    label: str | None = Field(default=None, min_length=1, max_length=200)
+    label: Annotated[
+        str | None, Field(min_length=1, max_length=200), Key("--label", role="placement")
+    ] = None
     """Name of the run in tables and figures; unset: that of its row in a grid, else the method."""
-    seed: int = Field(default=0, ge=0, lt=2**64)
+    seed: Annotated[int, Field(ge=0, lt=2**64), Key("--seed", common=True)] = 0
     """Seed of training: start weights, cohorts and the order of batches."""
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
@@ -408,7 +451,8 @@ SECTIONS = tuple(k for k, f in RunSettings.model_fields.items() if isinstance(f.
 """The names of the sections."""
 
 
-def fields() -> dict[str, FieldInfo]:
+@functools.cache
+def fields() -> Mapping[str, FieldInfo]:
     """The field of each dotted key, but for the options of methods and data sets."""
     by_key: dict[str, FieldInfo] = {}
     for name, field in RunSettings.model_fields.items():
@@ -417,3 +461,37 @@ def fields() -> dict[str, FieldInfo]:
         elif name != "hyperparameters":
             by_key[name] = field
     return by_key
+
+
+KEYS: Mapping[str, Key] = {
+    key: next((mark for mark in field.metadata if isinstance(mark, Key)), Key())
+    for key, field in fields().items()
+}
+"""What is declared of each dotted key."""
+COLUMNS: Mapping[str, str] = {
+    key: declared.column or key for key, declared in KEYS.items() if declared.column is not None
+}
+"""By key its column in summary.csv."""
+PLACEMENT = frozenset(key for key, declared in KEYS.items() if declared.role == "placement")
+"""Keys that change no result, so that a finished run counts with any values."""
+FREE = PLACEMENT | {key for key, declared in KEYS.items() if declared.role == "device"}
+"""Keys that may change in a run that has begun; its kind of device is compared once known."""
+_OUT = [key for key, declared in KEYS.items() if declared.role != "result"]
+_NO_SETTINGS = {"seed", *_OUT, *(COLUMNS.get(key, key) for key in _OUT)}
+_SETTINGS = {"best_by", *COLUMNS.values()} - _NO_SETTINGS
+
+
+def is_setting(column: str) -> bool:
+    """Whether results depend on a column of summary.csv, rather than being in it.
+
+    A setting with a section has the dotted key of config.yaml, such as ``train.lr`` or
+    ``fedprox.mu``; no outcome has a dot in its name.
+    """
+    return column in _SETTINGS or ("." in column and column not in _NO_SETTINGS)
+
+
+def conditions(key: str) -> tuple[str, ...]:
+    """What a key has no effect without, see :attr:`~fedsim.config.section.Key.only_with`."""
+    section = RunSettings.model_fields[key.partition(".")[0]].default
+    common = section.only_with if isinstance(section, Section) else ""
+    return (*((common,) if common and common != key else ()), *KEYS[key].only_with)

@@ -8,12 +8,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
-from rich.table import Column
+from rich.progress import TaskID
 
 from fedsim.core.terminal import echo, printable
-from fedsim.display.progress import in_notebook, number
+from fedsim.core.text import decimals, duration
+from fedsim.display.progress import in_notebook, live_bars
 from fedsim.training.events import (
     ENDINGS,
     Begun,
@@ -44,7 +43,7 @@ class OneByOne:
         self.positions = {name: position for position, name in enumerate(names, start=1)}
 
     def happened(self, slot: int, job: Job, event: Event) -> None:  # noqa: ARG002
-        """See :class:`~fedsim.studies.parallel.Follower`."""
+        """Says that a run begins, was finished before, or failed."""
         if isinstance(event, Begun):
             self.say(job, ": resumed after an interruption" if event.resumed else "")
         elif isinstance(event, Done) and event.before:
@@ -63,16 +62,10 @@ class OneByOne:
 
 @dataclass
 class Active:
-    """A run in a slot.
+    """A run in a slot: its rounds, 0 while their number is not known, and what is known of them.
 
-    Args:
-        name: its own.
-        since: when it got the slot, on the clock of ``time.monotonic``.
-        rounds: of the whole run, 0 while their number is not known.
-        done: complete rounds.
-        took: seconds of the rounds that were reported.
-        seen: number of rounds that were reported.
-        accuracy: the newest value of the metric, as text.
+    ``since`` is when it got the slot; ``took`` are the seconds of the ``seen`` rounds that were
+    reported; ``accuracy`` is the newest value of the metric, as text.
     """
 
     name: str
@@ -119,7 +112,7 @@ class Board:
         self.halted = False
 
     def happened(self, slot: int, job: Job, event: Event) -> None:
-        """See :class:`~fedsim.studies.parallel.Follower`."""
+        """Counts what a run reports, and says what ended, went on or was lost."""
         run = self.active.setdefault(slot, Active(job.name))
         if isinstance(event, Begun) and event.resumed:
             logger.info("%s: resumed after an interruption", job.name)
@@ -130,7 +123,7 @@ class Board:
             run.seen += 1
             run.took += event.seconds
             if event.row[self.metric] is not None:
-                run.accuracy = number(event.row[self.metric])
+                run.accuracy = decimals(event.row[self.metric])
         elif isinstance(event, Logged):
             logger.log(event.level, "%s: %s", job.name, event.text)
         if job.name in self.waiting:
@@ -155,13 +148,13 @@ class Board:
     def left(self) -> float | None:
         """Estimated seconds until the last run ends, None before the first reported round."""
         now = [run.left for run in self.active.values()]
-        known = [*self.took.values(), *(seconds for seconds in now if seconds is not None)]
-        if not known:
+        seconds = [*self.took.values(), *(left for left in now if left is not None)]
+        if not seconds:
             return None
-        usual = sum(known) / len(known)
+        usual = sum(seconds) / len(seconds)
         active = [
-            self._usual(run.name, usual) if seconds is None else seconds
-            for run, seconds in zip(self.active.values(), now, strict=True)
+            self._usual(run.name, usual) if left is None else left
+            for run, left in zip(self.active.values(), now, strict=True)
         ]
         later = sum(self._usual(name, usual) for name in self.waiting)
         return max([*active, (sum(active) + later) / self.width])
@@ -189,7 +182,7 @@ class Board:
             logger.info("%s: finished before", where)
         elif isinstance(event, Done):
             seconds = time.monotonic() - run.since
-            accuracy = number(event.summary.get("final_test_accuracy"))
+            accuracy = decimals(event.summary.get("final_test_accuracy"))
             logger.info(
                 "%s: %s, test accuracy %s%s", where, duration(seconds), accuracy, self._rest()
             )
@@ -205,28 +198,24 @@ class Bars(Board):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.bars = Progress(
-            TextColumn(
-                "{task.description}", markup=False, table_column=Column(no_wrap=True, ratio=2)
-            ),
-            BarColumn(bar_width=None, table_column=Column(ratio=1)),
-            MofNCompleteColumn(table_column=Column(no_wrap=True)),
-            TextColumn("{task.fields[text]}", table_column=Column(no_wrap=True)),
-            console=Console(stderr=True),
-            expand=True,
-        )
+        self.bars = live_bars(ratio=2)
         self.tasks: dict[int, TaskID] = {}
         self.sweep = self.bars.add_task("runs", total=self.total, completed=self.ended, text="")
         self.bars.start()
 
     def happened(self, slot: int, job: Job, event: Event) -> None:
-        """See :class:`Board`."""
+        """Also moves the bars."""
         super().happened(slot, job, event)
         run = self.active.get(slot)
-        if run is None:
-            self._remove(slot)
-        else:
-            self._show(slot, run)
+        if run is None and slot in self.tasks:
+            self.bars.remove_task(self.tasks.pop(slot))
+        elif run is not None:
+            if slot not in self.tasks:
+                self.tasks[slot] = self.bars.add_task(printable(run.name), total=None, text="")
+            what = self.metric.replace("test_accuracy", "test acc")
+            text = f"{what} {run.accuracy}  {run.took / run.seen:.2f} s/round" if run.seen else ""
+            total = run.rounds or None
+            self.bars.update(self.tasks[slot], total=total, completed=run.done, text=text)
         left = self.left() if self.active else None
         text = "" if left is None else f"{duration(left)} left"
         self.bars.update(self.sweep, completed=self.ended, text=text)
@@ -234,17 +223,6 @@ class Bars(Board):
     def close(self) -> None:
         """Stops the display, so that the cursor is back."""
         self.bars.stop()
-
-    def _show(self, slot: int, run: Active) -> None:
-        if slot not in self.tasks:
-            self.tasks[slot] = self.bars.add_task(printable(run.name), total=None, text="")
-        what = self.metric.replace("test_accuracy", "test acc")
-        text = f"{what} {run.accuracy}  {run.took / run.seen:.2f} s/round" if run.seen else ""
-        self.bars.update(self.tasks[slot], total=run.rounds or None, completed=run.done, text=text)
-
-    def _remove(self, slot: int) -> None:
-        if slot in self.tasks:
-            self.bars.remove_task(self.tasks.pop(slot))
 
 
 def board_type() -> type[Board]:
@@ -257,12 +235,3 @@ def show_traceback(event: Failed, verbose: bool) -> None:
     """The traceback of a failure, where tracebacks are shown."""
     if verbose and event.traceback:
         echo(event.traceback, file=sys.stderr, nl=False)
-
-
-def duration(seconds: float) -> str:
-    """``12 s``, ``3 min`` or ``1 h 20 min``."""
-    if seconds < 99.5:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    hours, rest = divmod(minutes, 60)
-    return f"{hours} h {rest} min" if hours else f"{minutes} min"

@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Column
 
 from fedsim.core.errors import StoreError
-from fedsim.core.plurals import counted
+from fedsim.core.rows import EPSILONS, METRICS, SCORES, Row, metric_column
 from fedsim.core.terminal import echo, tell
+from fedsim.core.text import counted, decimals, duration
 from fedsim.display.tables import show
 from fedsim.metrics.collapse import final_predictions
-from fedsim.storage.rows import Row
 from fedsim.storage.run_dir import RunStore
 from fedsim.training.callbacks import Callback, Rows, RunInfo
 
@@ -31,12 +31,13 @@ LINES = 20
 """About so many lines of progress are printed in a pipe."""
 PAUSE = 0.2
 """Seconds between two updates of a notebook."""
-METRICS = {
-    "final balanced accuracy": "final_test_balanced_accuracy",
-    "final macro-F1": "final_test_macro_f1",
-    "final AUC": "final_test_auc",
-    "epsilon": "epsilon",
-    "epsilon of the deployment": "deployment_epsilon",
+LINES_OF_RESULT = {
+    **{
+        f"final {score.title}": metric_column("test", name, "final")
+        for name, score in SCORES.items()
+        if score.takes and not score.late and name != "accuracy"
+    },
+    **{METRICS[column].title: column for column in EPSILONS},
 }
 """Further lines of the final table, where summary.csv has a value."""
 
@@ -68,6 +69,19 @@ def _is_terminal() -> bool:
     return sys.stdout is not None and sys.stdout.isatty()
 
 
+def live_bars(ratio: int | None = None) -> Progress:
+    """Bars on stderr, each with a name before and a text behind it; names get a ``ratio`` to it."""
+    names = Column(no_wrap=True, ratio=ratio)
+    return Progress(
+        TextColumn("{task.description}", markup=False, table_column=names),
+        MofNCompleteColumn(table_column=Column(no_wrap=True)),
+        BarColumn(bar_width=None, table_column=Column(ratio=1)),
+        TextColumn("{task.fields[text]}", table_column=Column(no_wrap=True)),
+        console=Console(stderr=True),
+        expand=True,
+    )
+
+
 class Lines(Callback):
     """Plain lines on stdout, at most about :data:`LINES` of them for the rounds."""
 
@@ -76,8 +90,7 @@ class Lines(Callback):
     def __init__(self, final_table: bool = True) -> None:
         self.final_table = final_table
         self.info: RunInfo | None = None
-        self.done = 0
-        self.failed = 0
+        self.done = self.failed = 0
         self.recent: deque[float] = deque(maxlen=10)
         self.evaluated: tuple[int, str] | None = None
 
@@ -93,8 +106,8 @@ class Lines(Callback):
         self.failed += row["dropped"]
         self.recent.append(rows["timings"][-1]["seconds"])  # of phase total
         if row["test_accuracy"] is not None:
-            self.evaluated = round, number(row["test_accuracy"])
-        self._report(row)
+            self.evaluated = round, decimals(row["test_accuracy"])
+        self._report(self.text(row))
 
     def on_run_end(self, summary: Mapping[str, object]) -> None:
         """Prints the result."""
@@ -105,7 +118,7 @@ class Lines(Callback):
 
     @property
     def how_to_resume(self) -> str:
-        """The command that resumes the run, empty before it has a directory."""
+        """The command that continues the run; empty before it has started."""
         return f"fedsim resume {shlex.quote(str(self.info.out))}" if self.info else ""
 
     def interrupted(self) -> str:
@@ -118,16 +131,19 @@ class Lines(Callback):
     def close(self) -> None:
         """Nothing to give back."""
 
-    def accuracy(self) -> str:
-        """Test accuracy of the newest evaluation, and its round where that is an earlier one."""
-        if self.evaluated is None:
-            return "-"
-        round, value = self.evaluated
-        return value if round == self.done else f"{value} (round {round})"
-
     def pace(self) -> float:
         """Seconds per round, mean of the last ten."""
         return sum(self.recent) / len(self.recent)
+
+    def text(self, row: Row) -> str:
+        """What is said of a round: the newest test accuracy, training loss and pace."""
+        round, accuracy = self.evaluated or (self.done, "-")
+        earlier = f" (round {round})" if round != self.done else ""
+        failed = f"  clients failed {self.failed}" if self.failed else ""
+        return (
+            f"test accuracy {accuracy}{earlier}  train loss {decimals(row.get('train_loss'))}  "
+            f"{self.pace():.2f} s/round{failed}"
+        )
 
     def _introduce(self, info: RunInfo) -> None:
         tell(
@@ -146,16 +162,10 @@ class Lines(Callback):
         resuming = f"resuming {info.out} after round {info.done}"
         tell(resuming if info.done else f"writing to {info.out}")
 
-    def _report(self, row: Row) -> None:
+    def _report(self, text: str) -> None:
         rounds = self.info.rounds if self.info else self.done
-        if self.done % math.ceil(rounds / LINES) and self.done != rounds:
-            return
-        failed = f"  clients failed {self.failed}" if self.failed else ""
-        width = len(str(rounds))
-        tell(
-            f"round {self.done:>{width}}/{rounds}  test accuracy {self.accuracy()}  "
-            f"train loss {number(row.get('train_loss'))}  {self.pace():.2f} s/round{failed}"
-        )
+        if self.done % math.ceil(rounds / LINES) == 0 or self.done == rounds:
+            tell(f"round {self.done:>{len(str(rounds))}}/{rounds}  {text}")
 
 
 class Bar(Lines):
@@ -163,19 +173,8 @@ class Bar(Lines):
 
     def __init__(self, final_table: bool = True) -> None:
         super().__init__(final_table)
-        self.bar = Progress(
-            TextColumn("round"),
-            MofNCompleteColumn(table_column=Column(no_wrap=True)),
-            BarColumn(bar_width=None, table_column=Column(ratio=1)),
-            TextColumn("test acc {task.fields[accuracy]}  loss {task.fields[loss]}"),
-            TextColumn("{task.fields[pace]} s/round{task.fields[failed]}"),
-            TimeRemainingColumn(compact=True),
-            console=Console(stderr=True),
-            expand=True,
-        )
-        self.task = self.bar.add_task(
-            "", total=None, accuracy="-", loss="-", pace="-", failed="", start=False
-        )
+        self.bar = live_bars()
+        self.task = self.bar.add_task("round", total=None, text="")
 
     def close(self) -> None:
         """Stops the bar, so that the cursor is back."""
@@ -185,17 +184,11 @@ class Bar(Lines):
         super()._introduce(info)
         self.bar.start()
         self.bar.update(self.task, total=info.rounds, completed=info.done)
-        self.bar.start_task(self.task)
 
-    def _report(self, row: Row) -> None:
-        self.bar.update(
-            self.task,
-            completed=self.done,
-            accuracy=self.accuracy(),
-            loss=number(row["train_loss"]),
-            pace=f"{self.pace():.2f}",
-            failed=f"  {self.failed} failed" if self.failed else "",
-        )
+    def _report(self, text: str) -> None:
+        rounds = self.info.rounds if self.info else self.done
+        left = f"  {duration((rounds - self.done) * self.pace())} left"
+        self.bar.update(self.task, completed=self.done, text=text + left)
 
 
 class Notebook(Lines):
@@ -210,23 +203,16 @@ class Notebook(Lines):
 
     def close(self) -> None:
         """Shows where the run stands."""
-        self._draw()
+        if self.cell is not None:
+            self.cell.update(self._html())
 
     def _introduce(self, _: RunInfo) -> None:
         self.cell = self.output.display(self._html(), display_id=True)
 
-    def _report(self, row: Row) -> None:
-        failed = f", clients failed {self.failed}" if self.failed else ""
-        self.line = (
-            f"test accuracy {self.accuracy()}, train loss {number(row.get('train_loss'))}, "
-            f"{self.pace():.2f} s/round{failed}"
-        )
+    def _report(self, text: str) -> None:
+        self.line = text
         if time.monotonic() - self.drawn > PAUSE:
-            self._draw()
-
-    def _draw(self) -> None:
-        if self.cell is not None:
-            self.cell.update(self._html())
+            self.close()
             self.drawn = time.monotonic()
 
     def _html(self) -> Any:
@@ -253,29 +239,20 @@ def show_result(path: Path, summary: Mapping[str, object]) -> None:
             f"{path / 'summary.csv'}: damaged: rounds is {rounds!r}, total_seconds {seconds!r}"
         )
     last = min(10, rounds)
-    best = f"{number(summary['best_test_accuracy'])} (round {summary['best_round']}, chosen by "
+    best = f"{decimals(summary['best_test_accuracy'])} (round {summary['best_round']}, chosen by "
     lines = {
-        "final test accuracy": number(summary["final_test_accuracy"]),
+        "final test accuracy": decimals(summary["final_test_accuracy"]),
         "best test accuracy": f"{best}{summary['best_by']} accuracy)",
     }
     if last > 1:
-        lines[f"mean of last {last} rounds"] = number(summary["last10_test_accuracy"])
-    for name, column in METRICS.items():
-        if (value := number(summary.get(column))) != "-":
+        lines[f"mean of last {last} rounds"] = decimals(summary["last10_test_accuracy"])
+    for name, column in LINES_OF_RESULT.items():
+        if (value := decimals(summary.get(column))) != "-":
             lines[name] = value
-    lines |= {
-        "rounds": str(rounds),
-        "seconds": f"{seconds:.1f}",
-        "files": str(path),
-    }
+    lines |= {"rounds": str(rounds), "seconds": f"{seconds:.1f}", "files": str(path)}
     show([{"result": name, "value": value} for name, value in lines.items()])
     store = RunStore(path)
     has_classes = (path / "classes.csv").is_file()
     final = final_predictions(store.read("classes")) if has_classes else None
     if final is not None and final.collapsed:
         echo(final.describe(store.read_environment().get("classes", ())))
-
-
-def number(value: object) -> str:
-    """Four decimals, ``-`` for a value that is not available."""
-    return f"{value:.4f}" if isinstance(value, float) and math.isfinite(value) else "-"

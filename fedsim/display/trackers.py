@@ -98,34 +98,34 @@ class Tracker(Callback):
 
 
 class TensorBoard(Tracker):
-    """Event files in ``RUN/tensorboard``, written by tensorboardX, one record per round."""
+    """Event files in ``RUN/tensorboard``, written by tensorboardX."""
 
     name, package, module = "tensorboard", "tensorboardX", "tensorboardX"
     writer: Any = None
 
     def open(self, info: RunInfo, folder: Path) -> None:
-        """Opens a further event file."""
-        events = importlib.import_module("tensorboardX.event_file_writer")
-        old = sorted(folder.glob("*.tfevents.*"))
-        self.writer = events.EventsWriter(str(folder / "events"), f".{len(old)}")
-        if not old:
+        """Opens a further event file; the first one begins with the settings."""
+        number = len(list(folder.iterdir()))
+        self.writer = self.sdk.SummaryWriter(str(folder), filename_suffix=f".{number}")
+        if number == 0:
             settings = decisive(info.config)
-            text = "\n".join(f"    {key}: {value}" for key, value in settings.items())
-            first, start, _ = self._hparams(settings)
-            for summary in (first, start, self.sdk.summary.text("config", text)):
-                self._write(summary, 0)
+            lines = (f"    {key}: {value}" for key, value in settings.items())
+            self.writer.add_text("config", "\n".join(lines), 0)
+            for part in self._hparams(settings)[:2]:
+                self.writer.file_writer.add_summary(part, 0)
 
     def log(self, round: int, numbers: Numbers, samples: Samples) -> None:
-        """One record for all: a kill leaves no half of a round."""
-        make = self.sdk.summary
-        parts = [make.scalar(tag, value) for tag, value in numbers.items()]
-        parts += [make.histogram(tag, np.array(v), "auto") for tag, v in samples.items()]
-        self._write(make.Summary(value=[value for part in parts for value in part.value]), round)
+        """Scalars and histograms."""
+        for tag, value in numbers.items():
+            self.writer.add_scalar(tag, value, round)
+        for tag, values in samples.items():
+            self.writer.add_histogram(tag, np.array(values), round, bins="auto")
+        self.writer.flush()
 
     def on_run_end(self, summary: Mapping[str, object]) -> None:  # noqa: ARG002
         """Marks the run as finished for the tab of hyperparameters."""
         if self.writer is not None:
-            self._write(self._hparams({})[2], self.newest or 0)
+            self.writer.file_writer.add_summary(self._hparams({})[2], self.newest or 0)
 
     def close(self) -> None:
         """Closes the event file."""
@@ -133,13 +133,9 @@ class TensorBoard(Tracker):
             self.writer.close()
             self.writer = None
 
-    def _hparams(self, settings: Mapping[str, Any]) -> tuple[Any, Any, Any]:
-        return self.sdk.summary.hparams(dict(settings), {"test_accuracy": 0.0})
-
-    def _write(self, summary: Any, step: int) -> None:
-        event = importlib.import_module("tensorboardX.proto.event_pb2").Event
-        self.writer.write_event(event(wall_time=time.time(), step=step, summary=summary))
-        self.writer.flush()
+    def _hparams(self, settings: Mapping[str, Any]) -> Sequence[Any]:
+        parts: Sequence[Any] = self.sdk.summary.hparams(dict(settings), {"test_accuracy": 0.0})
+        return parts
 
 
 class WeightsAndBiases(Tracker):
@@ -265,25 +261,20 @@ def tracker(name: str) -> Tracker:
     return TRACKERS[name]()
 
 
-def tracked(run: Path) -> list[str]:
-    """The names of the trackers that a run directory was written with."""
-    return [name for name in TRACKERS if (run / name).is_dir()]
-
-
-def resumed(run: Path, given: Sequence[Callback] = ()) -> list[Callback]:
-    """The callbacks of a run that is resumed: its trackers, and what is given, which replaces them.
+def resumed(run: Path, callbacks: Sequence[Callback] = ()) -> list[Callback]:
+    """The callbacks of a run that is resumed: its trackers, which those given replace, and these.
 
     A tracker whose package is missing here is left out, with a warning.
     """
-    names = [callback.name for callback in given if isinstance(callback, Tracker)]
-    own: list[Callback] = []
-    for name in tracked(run):
-        if name not in names:
+    names = [callback.name for callback in callbacks if isinstance(callback, Tracker)]
+    trackers: list[Callback] = []
+    for name in TRACKERS:
+        if (run / name).is_dir() and name not in names:
             try:
-                own.append(tracker(name))
+                trackers.append(tracker(name))
             except ConfigError as error:
                 logger.warning("%s; the run is resumed without this tracker", error)
-    return [*own, *given]
+    return [*trackers, *callbacks]
 
 
 def scalars(rows: Mapping[str, Sequence[Record]]) -> Numbers:
@@ -297,42 +288,39 @@ def histograms(rows: Mapping[str, Sequence[Record]]) -> Samples:
     (row,) = rows["rounds"]
     if not _finite({"test": row.get("test_accuracy"), "val": row.get("val_accuracy")}):
         return {}
+    values = [
+        (f"clients/{column}", client.get(column))
+        for client in rows.get("clients", ())
+        for column in ("train_loss", "update_norm")
+    ]
+    values += [
+        (f"clients/{each['split']}_{column}", each.get(column))
+        for each in rows.get("evaluations", ())
+        if _finite({"id": each.get("client_id")})  # else a group of test samples
+        for column in ("loss", "accuracy")
+    ]
     samples: Samples = {}
-    for client in rows.get("clients", ()):
-        for column, value in _finite(
-            {k: client.get(k) for k in ("train_loss", "update_norm")}
-        ).items():
-            samples.setdefault(f"clients/{column}", []).append(value)
-    for client in rows.get("evaluations", ()):
-        if not _finite({"id": client.get("client_id")}):
-            continue  # a group of test samples
-        for column, value in _finite({k: client.get(k) for k in ("loss", "accuracy")}).items():
-            samples.setdefault(f"clients/{client['split']}_{column}", []).append(value)
+    for tag, value in values:
+        if finite := _finite({tag: value}):
+            samples.setdefault(tag, []).extend(finite.values())
     return samples
 
 
 def _finite(values: Mapping[str, object]) -> Numbers:
     """The values that are finite numbers."""
     kinds = (int, float, np.integer, np.floating)
-    known = {k: float(v) for k, v in values.items() if isinstance(v, kinds)}
-    return {key: value for key, value in known.items() if math.isfinite(value)}
+    numbers = {k: float(v) for k, v in values.items() if isinstance(v, kinds)}
+    return {key: value for key, value in numbers.items() if math.isfinite(value)}
 
 
 def _rounds(run: Path, last: int) -> Iterator[tuple[int, dict[str, list[Any]]]]:
     """The rows of the first rounds, from the tables."""
-    if not last:
-        return
     store = RunStore(run)
-    wanted = [t for t in ("rounds", "clients", "evaluations") if (run / f"{t}.csv").exists()]
-    tables = {table: store.read(table) for table in wanted}
+    names = [t for t in ("rounds", "clients", "evaluations") if (run / f"{t}.csv").exists()]
+    tables = {name: store.read(name) for name in names if last}
     for number in range(1, last + 1):
-        yield (
-            number,
-            {
-                name: table[table["round"] == number].to_dict("records")
-                for name, table in tables.items()
-            },
-        )
+        rows = {name: table[table["round"] == number] for name, table in tables.items()}
+        yield number, {name: table.to_dict("records") for name, table in rows.items()}
 
 
 def _plain(key: str) -> str:

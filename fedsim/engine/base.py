@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from fedsim.core.types import I64, ClientTask, ClientUpdate, Part, Scores, Sent, Vector, Vectors
+from fedsim.core.types import I64, ClientTask, ClientUpdate, Part, Sent, Vector, Vectors
 from fedsim.metrics.outputs import Outputs, concatenated, samples_of, scores_of
-from fedsim.metrics.scores import SampleScores, joined
+from fedsim.metrics.scores import SampleScores, Scores, joined
 from fedsim.metrics.splits import Samples, group_positions
 from fedsim.server.columns import Columns
 

@@ -10,6 +10,7 @@ from fedsim.config import experiments
 from fedsim.config.experiments import Setting, Settings
 from fedsim.config.resolve import resolve, to_dict, with_normalization
 from fedsim.config.run import RunConfig
+from fedsim.config.sections import FREE, KEYS, PLACEMENT
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, nearest
 from fedsim.data import partitions
@@ -17,16 +18,6 @@ from fedsim.identity import provenance
 from fedsim.identity.provenance import Provenance
 from fedsim.storage import status
 from fedsim.storage.run_dir import is_leftover
-
-PLACEMENT = (
-    *("kind", "actors", "cpus_per_client", "address", "working_dir"),
-    *("memory_per_client", "client_timeout", "max_retries", "aggregation_shards", "data_from"),
-    *("checkpoint_every", "keep_checkpoints", "keep_every", "save_model", "state_memory"),
-)
-"""Keys of section engine that change no result, so that a finished run counts with any values."""
-DEVICES = ("gpus_per_client", "allow_mixed_devices")
-FREE = frozenset({"label", *(f"engine.{leaf}" for leaf in (*PLACEMENT, *DEVICES))})
-"""Keys that may change in a run that has begun; its kind of device is compared once known."""
 
 
 def decisive(config: RunConfig) -> dict[str, Any]:
@@ -75,12 +66,11 @@ def difference(
         settings: the finished run's config.yaml, nested or dotted.
         patients: whether its data say whose the samples are.
     """
-    free = {"label", *(f"engine.{leaf}" for leaf in PLACEMENT)}
     have = dict(_flat(settings))
     left_open = {key for key, value in _flat(to_dict(wanted)) if value is None}
     for key, value in _flat(to_dict(_as_the_data_decide(wanted, have, patients))):
         same = have.get(key) == value or (have.get(key) is None and key in left_open)
-        if key not in free and not same:
+        if key not in PLACEMENT and not same:
             return f"{key} ({have.get(key)!r}, wanted {value!r})"
     return None
 
@@ -148,10 +138,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     return pairs
 
 
-PATHS = (
-    *("data.dir", "data.partition_file", "model.weights"),
-    *("engine.working_dir", "clock.trace", "train.clients"),
-)
+PATHS = tuple(key for key, declared in KEYS.items() if declared.path)
 """Keys whose values may be paths, which are relative to where the run was started."""
 
 

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedsim.core.errors import ContractError, DivergedError
-from fedsim.core.types import I64, Array, Dataset, Scores
-from fedsim.metrics.scores import SampleScores, joined, per_sample, score, score_tokens
+from fedsim.core.types import I64, Array, Dataset
+from fedsim.metrics.scores import SampleScores, Scores, joined, per_sample, score, score_tokens
 
 Outputs = Array | SampleScores
 """(n, C) float32 logits of samples with one label; the scores of samples with one per token."""

@@ -9,14 +9,71 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.core.errors import ContractError, DivergedError
-from fedsim.core.types import F64, I64, Array, ClassScore, GroupScore, Metrics, Scores
+from fedsim.core.rows import metric_column
+from fedsim.core.types import F64, I64, Array
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassScore:
+    """One class of an evaluation; None where the value is undefined (see ``classes.csv``)."""
+
+    label: int
+    support: int
+    recall: float | None
+    precision: float
+    auc: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupScore:
+    """One group of an evaluation's samples; loss and accuracy as in :class:`Scores`."""
+
+    group: str
+    num_samples: int
+    loss: float
+    accuracy: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metrics:
+    """The metrics of an evaluation on one part; accuracies in 0..1, None where undefined.
+
+    Where every token has a label, loss and accuracy are means over the tokens that count, and what
+    follows them is None.
+    """
+
+    loss: float
+    accuracy: float
+    balanced_accuracy: float | None = None
+    macro_f1: float | None = None
+    auc: float | None = None
+    ece: float | None = None
+
+    def columns(self, part: str) -> dict[str, float | None]:
+        """The columns of rounds.csv that hold them for a part, ``val`` or ``test``."""
+        return {metric_column(part, f.name): getattr(self, f.name) for f in fields(Metrics)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scores(Metrics):
+    """An evaluation of one model on one part; no ``classes`` where every token has a label.
+
+    Args:
+        confusion: (n, 3) label, prediction, count > 0 of the pairs that occur, sorted; not part of
+            comparisons.
+    """
+
+    num_samples: int
+    classes: tuple[ClassScore, ...] = ()
+    groups: tuple[GroupScore, ...] = ()
+    confusion: I64 | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

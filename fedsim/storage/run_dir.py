@@ -24,11 +24,11 @@ import numpy as np
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, DataError, StoreError, nearest, one_line, spelled
 from fedsim.core.reading import parse_json
+from fedsim.core.rows import TABLES, FinalClientRow, PartitionRow, Row, metric_column
 from fedsim.core.terminal import check_text
 from fedsim.core.types import Array
 from fedsim.storage import status, tables
 from fedsim.storage.digests import TableDigest
-from fedsim.storage.rows import TABLES, FinalClientRow, PartitionRow, Row, metric_column
 from fedsim.storage.tables import cell as cell
 from fedsim.storage.tables import csv_text as csv_text
 

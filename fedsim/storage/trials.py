@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fedsim.core import files
 from fedsim.core.errors import DataError, one_line
 from fedsim.core.reading import parse_json
+from fedsim.core.rows import METRICS
 from fedsim.storage.run_dir import cell
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def folder_of(number: int) -> str:
 
 def lowest(by: str) -> bool:
     """Whether the lowest value of a metric is the best."""
-    return by == "val_loss"
+    return METRICS[by].lowest
 
 
 def best(trials: Sequence[Trial], by: str) -> list[Trial]:

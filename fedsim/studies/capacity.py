@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Literal
 
 from fedsim.config.experiments import Settings
 from fedsim.config.run import RunConfig
+from fedsim.config.sections import KEYS
 from fedsim.config.validation import cohort_size
 from fedsim.core import reuse
 from fedsim.core.errors import ConfigError
 from fedsim.core.machine import PROCESS, available_memory, cores, model_copies, num_gpus
-from fedsim.core.plurals import counted
+from fedsim.core.text import counted
 from fedsim.core.types import GIB
 from fedsim.studies.parallel import Drivers, Here
 from fedsim.training.callbacks import Callback
@@ -28,11 +29,8 @@ if TYPE_CHECKING:
 
 Parallel = Literal["auto"] | int
 """How many runs at once; auto: as many as fit."""
-OF_RAY = (
-    *("address", "actors", "cpus_per_client"),
-    *("client_timeout", "max_retries", "aggregation_shards", "data_from"),
-)
-"""Keys of section engine that say how Ray is used, beside ``gpus_per_client``."""
+OF_RAY = {"engine.kind", *(key for key, declared in KEYS.items() if declared.of_ray)}
+"""Keys that say whether and how Ray is used, beside ``engine.gpus_per_client``."""
 FEW_CORES = 8
 """With no more cores, as in a laptop, Ray's start and its messages cost runs one at a time more
 than its actors gain: 18 short runs took 62 s instead of 43 s on two cores."""
@@ -54,7 +52,7 @@ def with_engine(
         runs: the number of runs.
         parallel: how many runs at once.
     """
-    asks = any(f"engine.{leaf}" in layer for layer in given for leaf in ("kind", *OF_RAY))
+    asks = any(key in layer for layer in given for key in OF_RAY)
     gpus = config.engine.gpus_per_client
     cohort = cohort_size(config.data.num_clients, config.train.sample_rate)
     few = cores() > FEW_CORES if parallel == 1 else runs < max(2, min(cores(), cohort))

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedsim.config.run import RunConfig
+from fedsim.config.sections import KEYS
 from fedsim.config.validation import cohort_size
 from fedsim.core.errors import FedsimError
 from fedsim.core.machine import num_gpus
@@ -26,14 +27,6 @@ from fedsim.studies.capacity import Parallel, local_runs, memory_of, model_bytes
 from fedsim.training.callbacks import Callback, Rows
 
 logger = logging.getLogger("fedsim")
-NOT_OF_SHAPE: Mapping[str, tuple[str, ...]] = {
-    "data": ("seed", "alpha", "prior", "order"),
-    "train": (
-        *("rounds", "patience", "lr", "lr_head", "lr_schedule", "momentum", "weight_decay"),
-        "clip_norm",
-    ),
-}
-"""By section the keys that do not decide how long a round takes."""
 SECONDS, ROUNDS, PATIENCE = 3.0, 10, 20.0
 """A shape is measured for so many seconds, from two rounds to so many; a first round that takes
 longer than the last number is the only one."""
@@ -211,10 +204,11 @@ def estimate(configs: Sequence[RunConfig], parallel: Parallel, *, measure: bool 
 def _shape_of(config: RunConfig) -> str:
     """A text that runs of one shape share."""
     values = config.model_dump(mode="json")
-    for section, keys in NOT_OF_SHAPE.items():
-        values[section] = {k: v for k, v in values[section].items() if k not in keys}
+    for section in ("data", "train"):
+        leaves = [leaf for leaf in values[section] if KEYS[f"{section}.{leaf}"].shape]
+        values[section] = {leaf: values[section][leaf] for leaf in leaves}
     shaping = ("kind", "client_batch", "precision", "deterministic")
-    engine = {key: values["engine"][key] for key in shaping}
+    engine = {leaf: values["engine"][leaf] for leaf in shaping}
     free = dict.fromkeys(("label", "seed", "hyperparameters"))
     return json.dumps(values | free | {"engine": engine})
 

@@ -15,7 +15,7 @@ from fedsim.core import files
 from fedsim.core.analysis import analysis
 from fedsim.core.errors import FedsimError
 from fedsim.core.machine import cores
-from fedsim.core.plurals import counted
+from fedsim.core.text import counted
 from fedsim.display import board
 from fedsim.display.descriptions import descriptions
 from fedsim.studies import capacity

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from fedsim.core.analysis import analysis
 from fedsim.core.errors import StoreError, one_line
-from fedsim.core.plurals import counted
+from fedsim.core.text import counted
 from fedsim.storage import directories
 from fedsim.storage.run_dir import RunStore, html_table
 from fedsim.studies import study

@@ -15,11 +15,12 @@ from fedsim.config import search
 from fedsim.config.experiments import Experiment, Setting, Settings
 from fedsim.config.resolve import resolve, to_yaml, unused, warn_unused
 from fedsim.config.run import RunConfig
+from fedsim.config.sections import FREE
 from fedsim.core import files
 from fedsim.core.errors import ConfigError
-from fedsim.core.plurals import counted
 from fedsim.core.settings import Scalar
-from fedsim.identity.resume import FREE, decisive
+from fedsim.core.text import counted
+from fedsim.identity.resume import decisive
 from fedsim.storage import trials
 from fedsim.storage.run_dir import check_outside_runs
 from fedsim.storage.trials import Trial

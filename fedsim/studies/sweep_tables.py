@@ -16,30 +16,29 @@ from scipy import stats
 from fedsim.audit.recorded import Difference, distance
 from fedsim.core import files
 from fedsim.core.analysis import analysis
-from fedsim.storage.rows import metric_column
+from fedsim.core.rows import METRICS, WHEN, metric_column
 from fedsim.studies.sweep import SEEDS, group_of
 from fedsim.training.summary import (
     CLIENT_COLUMNS,
     FINAL_CLIENTS,
+    FIRST,
     GINI,
-    LATER_METRICS,
-    METRICS,
+    LAST,
     UNDER_ATTACK,
 )
 
 SUMMARY, AGGREGATE = "summary.csv", "aggregate.csv"
 """The tables of a sweep."""
-WHEN = ("final", "best", "last10")
 AVERAGED = (
-    *(metric_column("test", metric, when) for metric in METRICS for when in WHEN),
+    *(metric_column("test", metric, when) for metric in FIRST for when in WHEN),
     *CLIENT_COLUMNS,
 )
 """Columns of summary.csv whose mean over the seeds or partitions is in aggregate.csv."""
 WHERE_ANY = tuple(f"{n}_{s}" for n in FINAL_CLIENTS for s in ("mean", "std", "p10", "worst"))
 """More such columns, which aggregate.csv has where any run does."""
 LATER = (
-    *(metric_column("test", m, when) for m in LATER_METRICS for when in WHEN),
-    *(GINI, *(f"{when}_{m}" for m in UNDER_ATTACK for when in ("final", "last10"))),
+    *(metric_column("test", m, when) for m in LAST for when in WHEN),
+    *(GINI, *(f"{when}_{m}" for m in UNDER_ATTACK for when in METRICS[m].takes)),
 )
 """The same, after these."""
 
@@ -149,7 +148,7 @@ def aggregate(summary: pd.DataFrame, groups: Mapping[str, str]) -> pd.DataFrame:
     ``analysis/units.py``.
 
     ``_ci95`` is the half width of the interval; std and interval are empty for a single unit.
-    ``collapsed`` is the number of runs that did, see :mod:`fedsim.training.collapse`.
+    ``collapsed`` is the number of runs that did, see :mod:`fedsim.metrics.collapse`.
     """
     rows = []
     units = analysis("units")

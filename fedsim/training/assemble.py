@@ -22,8 +22,8 @@ from fedsim.config.validation import cohort_size
 from fedsim.core.errors import ConfigError
 from fedsim.core.imports import users_code
 from fedsim.core.layout import FlatModel
-from fedsim.core.plurals import counted
 from fedsim.core.rng import generator
+from fedsim.core.text import counted
 from fedsim.core.types import (
     I64,
     Dataset,

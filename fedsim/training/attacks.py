@@ -23,7 +23,7 @@ from fedsim.config.attack import AttackConfig
 from fedsim.config.run import RunConfig
 from fedsim.config.sections import DataConfig
 from fedsim.core.errors import ConfigError
-from fedsim.core.plurals import counted
+from fedsim.core.text import counted
 from fedsim.core.types import Dataset, Partition
 from fedsim.schedules.asynchronous import Buffered
 from fedsim.schedules.selection import Fixed, Poisson

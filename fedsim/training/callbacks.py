@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import ClassVar, Literal
 
 from fedsim.config.run import RunConfig
-from fedsim.storage.rows import Row
+from fedsim.core.rows import Row
 
 logger = logging.getLogger("fedsim")
 Rows = Mapping[str, Sequence[Row]]

@@ -20,6 +20,7 @@ from fedsim.core.errors import ConfigError, FedsimError, Interrupted, StoreError
 from fedsim.core.imports import users_code
 from fedsim.core.machine import kind_of, other_kind
 from fedsim.core.normalization import OF_DATASET
+from fedsim.core.rows import ModelRow, TimingRow
 from fedsim.data import partitions, patients, splits
 from fedsim.engine.base import Executor
 from fedsim.engine.blocks import named
@@ -34,7 +35,6 @@ from fedsim.storage.checkpoint import (
     layout_hash,
 )
 from fedsim.storage.restore import restore
-from fedsim.storage.rows import ModelRow, TimingRow
 from fedsim.storage.run_dir import (
     RunStore,
     RunWriter,
@@ -55,7 +55,6 @@ from fedsim.training.signals import Interrupts, handled
 from fedsim.training.summary import summarise
 
 if TYPE_CHECKING:
-    from fedsim.engine.ray.ahead import SessionAhead
     from fedsim.engine.ray.pool import Session
 
 logger = logging.getLogger("fedsim")
@@ -315,7 +314,7 @@ def run(
     config: RunConfig,
     out: Path | str | None = None,
     callbacks: Sequence[Callback] = (),
-    session: Session | SessionAhead | None = None,
+    session: Session | None = None,
 ) -> RunStore:
     """Runs an experiment and returns its results, which are also in its run directory.
 
@@ -356,7 +355,7 @@ def resume(
     path: Path | str,
     overrides: Mapping[str, object] | None = None,
     callbacks: Sequence[Callback] = (),
-    session: Session | SessionAhead | None = None,
+    session: Session | None = None,
     accept_changed_code: bool = False,
 ) -> RunStore:
     """Resumes a run that was interrupted; see :func:`fedsim.resume`."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedsim.core import files
-from fedsim.core.plurals import counted
+from fedsim.core.text import counted
 from fedsim.storage import tables
 
 

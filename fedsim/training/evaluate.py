@@ -18,32 +18,29 @@ import numpy as np
 
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError
-from fedsim.core.types import (
-    F64,
-    I64,
-    ClientUpdate,
-    Dataset,
-    GroupScore,
-    Owned,
-    Partition,
-    RoundContext,
-    Scores,
-)
-from fedsim.engine.base import OUTPUTS, SAMPLES, SCORES, EvaluationTask, Executor, Model
-from fedsim.metrics.decomposition import terms
-from fedsim.metrics.outputs import Outputs, concatenated, samples_of, scores_of, split
-from fedsim.metrics.scores import SampleScores, group_score, mean_scores
-from fedsim.metrics.splits import clients_with, count, counts, group_positions, num_labels
-from fedsim.server.gram import shares
-from fedsim.storage.checkpoint import ServerState
-from fedsim.storage.rows import (
+from fedsim.core.rows import (
     ClassRow,
     ConfusionRow,
     DecompositionRow,
     EvaluationRow,
     LossMatrixRow,
-    metric_columns,
 )
+from fedsim.core.types import (
+    F64,
+    I64,
+    ClientUpdate,
+    Dataset,
+    Owned,
+    Partition,
+    RoundContext,
+)
+from fedsim.engine.base import OUTPUTS, SAMPLES, SCORES, EvaluationTask, Executor, Model
+from fedsim.metrics.decomposition import terms
+from fedsim.metrics.outputs import Outputs, concatenated, samples_of, scores_of, split
+from fedsim.metrics.scores import GroupScore, SampleScores, Scores, group_score, mean_scores
+from fedsim.metrics.splits import clients_with, count, counts, group_positions, num_labels
+from fedsim.server.gram import shares
+from fedsim.storage.checkpoint import ServerState
 from fedsim.training.rows import RoundLog
 
 if TYPE_CHECKING:
@@ -288,7 +285,7 @@ def columns(evaluated: Mapping[str, Evaluated], clients: ClientScores) -> dict[s
     """
     row: dict[str, float | None] = {}
     for part, scores in evaluated.items():
-        row |= metric_columns(part, scores.whole)
+        row |= scores.whole.columns(part)
     if owners := _by_owner(evaluated, clients):
         row["client_test_accuracy"] = mean_accuracy(owners.values())
     return row

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fedsim.core.errors import DivergedError
-from fedsim.core.types import ClientTask, ClientUpdate, GroupScore, Owned, RoundContext
+from fedsim.core.rows import FinalClientRow
+from fedsim.core.types import ClientTask, ClientUpdate, Owned, RoundContext
 from fedsim.engine.base import SAMPLES, EvaluationTask, Executor, Models
-from fedsim.metrics.scores import group_score
+from fedsim.metrics.scores import GroupScore, group_score
 from fedsim.metrics.splits import clients_with
 from fedsim.storage.checkpoint import ServerState
-from fedsim.storage.rows import FinalClientRow
 from fedsim.training.evaluate import MEMORY, Candidate, Split, batches, own_model, trained
 from fedsim.training.round import without_diverged
 from fedsim.training.rows import RoundLog

@@ -10,11 +10,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from fedsim.client.private import STEPS
-from fedsim.core.types import F64, ClientUpdate, RoundContext, Vectors
-from fedsim.engine.base import Incident
-from fedsim.server.gram import conflict_ratio, cosines
-from fedsim.storage.checkpoint import ServerState
-from fedsim.storage.rows import (
+from fedsim.core.rows import (
     ClientRow,
     CosineRow,
     ErrorRow,
@@ -24,6 +20,10 @@ from fedsim.storage.rows import (
     SpectrumRow,
     TimingRow,
 )
+from fedsim.core.types import F64, ClientUpdate, RoundContext, Vectors
+from fedsim.engine.base import Incident
+from fedsim.server.gram import conflict_ratio, cosines
+from fedsim.storage.checkpoint import ServerState
 from fedsim.systems.clock import Participation
 from fedsim.systems.costs import Costs
 from fedsim.training.privacy import epsilon_of_samples

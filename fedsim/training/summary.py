@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedsim import data
-from fedsim.config.attack import AttackConfig
 from fedsim.config.run import RunConfig
-from fedsim.config.sections import ClockConfig, CompressConfig, DpConfig
+from fedsim.config.sections import COLUMNS, KEYS, SECTIONS, fields
 from fedsim.core.normalization import OF_DATASET
+from fedsim.core.rows import EPSILONS, METRICS, SCORES, WHEN, metric_column
 from fedsim.core.types import F64
 from fedsim.metrics.collapse import final_predictions
 from fedsim.metrics.scores import gini
-from fedsim.storage.rows import metric_column
 from fedsim.storage.run_dir import RunStore
 from fedsim.storage.tables import Outcome
 from fedsim.training.setup import Setup
@@ -24,11 +22,10 @@ from fedsim.training.setup import Setup
 if TYPE_CHECKING:
     import pandas as pd
 
-METRICS = ("accuracy", "balanced_accuracy", "macro_f1", "auc")
-"""Of the test part; each has a final, a best and a last-10 column."""
-LATER_METRICS = ("ece",)
-"""Those whose columns stand at the end."""
-UNDER_ATTACK = ("benign_test_accuracy", "attack_success_rate")
+FIRST = tuple(name for name, score in SCORES.items() if score.takes and not score.late)
+LAST = tuple(name for name, score in SCORES.items() if score.takes and score.late)
+"""Scores of the test part whose columns stand in the middle, and at the end."""
+UNDER_ATTACK = tuple(column for column, metric in METRICS.items() if metric.takes == WHEN[::2])
 """Columns of rounds.csv of runs with an attack; each has a final and a last-10 column."""
 GINI = "client_accuracy_gini"
 CLIENT_COLUMNS = ("client_accuracy_std", "client_accuracy_p10", "client_accuracy_worst")
@@ -40,8 +37,6 @@ FINAL_CLIENTS = {
     "heldout_finetuned_accuracy": (1, "finetuned_accuracy"),
 }
 """What is summed up of final_clients.csv: by name the value of ``held_out``, and the column."""
-EPSILONS = ("epsilon", "deployment_epsilon")
-"""Columns of rounds.csv of runs with differential privacy."""
 TARGET = ("target_accuracy", "rounds_to_target", "seconds_to_target", "simulated_seconds_to_target")
 """When the target accuracy was reached."""
 TOTALS = ("simulated_seconds", "downlink_bytes", "uplink_bytes")
@@ -55,9 +50,6 @@ OPTIONAL = (
     "data.normalization",
 )
 """Settings that are columns only where they are set."""
-ELSEWHERE = {"data.name", "data.dir", "data.num_clients", "data.alpha", "model.name"}
-ELSEWHERE |= {"train.rounds", "train.sample_rate", "evaluation.target_accuracy", *OPTIONAL}
-"""Keys that are columns under another name, or no part of the result."""
 
 
 def summarise(setup: Setup, store: RunStore, seconds: float) -> dict[str, Any]:
@@ -106,7 +98,7 @@ def summarise(setup: Setup, store: RunStore, seconds: float) -> dict[str, Any]:
     row["client_test_accuracy"] = rounds["client_test_accuracy"].iloc[-1]
     row |= {name: rounds[name].sum(min_count=1) for name in TOTALS}
     row |= _target(config, store, rounds)
-    row |= outcomes(*(metric_column("test", metric) for metric in METRICS[1:]))
+    row |= outcomes(*(metric_column("test", metric) for metric in FIRST[1:]))
     accuracies = _accuracies_of_clients(store)
     row |= dict.fromkeys(CLIENT_COLUMNS)
     if accuracies is not None:
@@ -114,7 +106,7 @@ def summarise(setup: Setup, store: RunStore, seconds: float) -> dict[str, Any]:
     has_classes = (store.path / "classes.csv").is_file()
     final = final_predictions(store.read("classes")) if has_classes else None
     row |= {"collapsed": None if final is None else final.collapsed} | _final_clients(store)
-    row |= outcomes(*(metric_column("test", metric) for metric in LATER_METRICS))
+    row |= outcomes(*(metric_column("test", metric) for metric in LAST))
     row |= {name: rounds[name].iloc[-1] for name in EPSILONS if name in rounds}
     row[GINI] = None if accuracies is None else gini(accuracies)
     for metric in UNDER_ATTACK:
@@ -137,38 +129,38 @@ def settings_of(config: RunConfig) -> dict[str, Any]:
 
     Those of the methods and of the data set in use have the keys of their sections.
     """
-    given = {key: attrgetter(key)(config) for key in OPTIONAL}
-    row = {key: value for key, value in given.items() if value not in (None, OF_DATASET)}
+    values = {key: config.value(key) for key in OPTIONAL}
+    row = {key: value for key, value in values.items() if value not in (None, OF_DATASET)}
     for method in config.methods:
-        values = config.hyperparameters[method]
-        row |= {f"{method}.{key}": value for key, value in values.items()}
-    sections = {name: getattr(config, name) for name in ("data", "model", "train", "evaluation")}
-    if config.clock != ClockConfig():
-        sections["clock"] = config.clock
-    if config.clock.mode == "async":
-        sections["async"] = config.asynchrony
-    if config.attack != AttackConfig():
-        sections["attack"] = config.attack
-    if config.compress != CompressConfig():
-        sections["compress"] = config.compress
-    if config.dp != DpConfig():
-        sections["dp"] = config.dp
-    values = {f"{name}.{key}": v for name, section in sections.items() for key, v in section}
+        row |= {f"{method}.{key}": v for key, v in config.hyperparameters[method].items()}
+    for name in SECTIONS:
+        if name != "engine" and _has_columns(name, config):
+            row |= _columns(name, config)
     parts = config.data.name, config.data.partition, config.attack.name, config.compress.name
     for name in filter(None, parts):
         options = config.hyperparameters.get(name, {})
-        values |= {f"{name}.{key}": value for key, value in options.items()}
-    if config.clock.mode == "sync":
-        values.pop("clock.mode", None)
-    if config.train.cohort == "fixed":
-        del values["train.cohort"]
-    if not config.train.secure_aggregation:
-        del values["train.secure_aggregation"]
-    if config.train.selection == "uniform":
-        del values["train.selection"], values["train.candidates"]
-    if config.train.clients is None:
-        del values["train.clients"]
-    return row | {key: value for key, value in values.items() if key not in ELSEWHERE}
+        row |= {f"{name}.{key}": value for key, value in options.items()}
+    return row
+
+
+def _has_columns(section: str, config: RunConfig) -> bool:
+    """Whether a section is in the summary: rare ones are where something is set in them."""
+    if section == "async":
+        return config.clock.mode == "async"
+    always = section in ("data", "model", "train", "evaluation")
+    return always or getattr(config, section) != RunConfig.model_fields[section].default
+
+
+def _columns(section: str, config: RunConfig) -> dict[str, Any]:
+    """The columns of a section that have the names of its keys."""
+    row = {}
+    for leaf, value in getattr(config, section):
+        key = f"{section}.{leaf}"
+        with_key = KEYS[key].column_with and f"{section}.{KEYS[key].column_with}"
+        shown = not with_key or config.value(with_key) != fields()[with_key].default
+        if shown and COLUMNS.get(key) == key and key not in OPTIONAL:
+            row[key] = value
+    return row
 
 
 def _accuracies_of_clients(store: RunStore) -> F64 | None:

@@ -27,7 +27,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from fedsim.config.sections import EngineConfig
 from fedsim.core.errors import ConfigError, EngineLostError
 from fedsim.core.machine import MODEL_COPIES, PROCESS
-from fedsim.core.plurals import counted
+from fedsim.core.text import counted
 from fedsim.core.types import GIB
 from fedsim.engine.ray.cluster import check_types, local_node, memory_of, node_of, share_of
 from fedsim.engine.ray.placement import Node, Share, listed, pack, plan_placement

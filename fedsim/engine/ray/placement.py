@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from fedsim.core.errors import ConfigError
-from fedsim.core.plurals import counted
+from fedsim.core.text import counted
 from fedsim.core.types import GIB
 
 ONE = 10_000

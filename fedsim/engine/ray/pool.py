@@ -183,12 +183,6 @@ class Session:
         self._register = register
         self.share: Share | None = None
         self._idle: list[Any] = []
-        self._ahead: list[Any] = []
-
-    def start_ahead(self, share: Share, count: int) -> None:
-        """Starts actors for the first run, which need not be up when it begins."""
-        self.share = share
-        self._ahead = [self.acquire() for _ in range(count)]
 
     def machines(self) -> list[Node]:
         """Where the actors of a run can be."""
@@ -207,11 +201,10 @@ class Session:
         if self.group:
             self.group.check()
 
-    def prepare(self, share: Share | None, most: int = 0) -> None:
+    def prepare(self, share: Share | None) -> None:
         """Sets what actors hold from now on; ends idle ones that hold something else, or are lost.
 
-        They would keep resources that the next run may need. Of those that were started ahead
-        ``most`` are kept.
+        They would keep resources that the next run may need.
 
         Raises:
             EngineLostError: a machine of the group was lost.
@@ -221,9 +214,6 @@ class Session:
         if share != self.share:
             self.end(self._idle)
             self._idle = []
-            most = 0
-        self.end(self._ahead[most:])
-        del self._ahead[most:]
         self.share = share
         self._idle = self._answering({actor: actor.progress.remote() for actor in self._idle})
 
@@ -233,8 +223,8 @@ class Session:
         Raises:
             EngineLostError: a machine of the group was lost.
         """
-        if self._idle or self._ahead:
-            return (self._idle or self._ahead).pop()
+        if self._idle:
+            return self._idle.pop()
         self.check()
         share = self.share or Share()
         made = ray.remote(

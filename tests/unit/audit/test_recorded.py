@@ -105,7 +105,7 @@ def test_a_checkpoint_that_says_it_is_of_a_later_round(run):  # noqa: F811
 
 
 def test_counts_are_the_same_on_every_processor():
-    from fedsim.storage.rows import ClientRow
+    from fedsim.core.rows import ClientRow
     from fedsim.training.rows import RoundLog
 
     log = RoundLog(1)

@@ -3,7 +3,7 @@
 import pytest
 
 from fedsim.audit.rounding import Rounding
-from fedsim.storage.rows import ClassRow, RoundRow
+from fedsim.core.rows import ClassRow, RoundRow
 from fedsim.training.rows import RoundLog
 
 N = 1600

@@ -17,7 +17,7 @@ from analysis.cli import main as analysis_main
 from fedsim.cli import main
 from fedsim.cli.common import configuration
 from fedsim.cli.doctor import doctor, size
-from fedsim.cli.options import FLAGS
+from fedsim.cli.options import SWITCHES
 from fedsim.cli.report import COMMANDS
 from fedsim.cli.run import run
 from fedsim.config.run import RunConfig
@@ -177,8 +177,9 @@ def test_every_command_explains_itself_with_examples(command: str) -> None:
 def test_help_is_grouped() -> None:
     text = fedsim("run", "--help-all").stdout
     headings = [line for line in text.splitlines() if line.endswith(":") and line[0] != " "]
-    groups = ("Files and settings", "Runs", *FLAGS, "Other")
-    assert headings == [f"{group}:" for group in groups]
+    groups = ("Experiment", "Data", "Model", "Training", "Evaluation", "Engine")
+    wanted = ("Files and settings", "Runs", *groups, "Other")
+    assert headings == [f"{group}:" for group in wanted]
 
 
 @pytest.mark.parametrize("command", sorted(main.commands))
@@ -249,18 +250,15 @@ def test_flags_set_the_keys_of_set(flags: list[str], keys: dict[str, object]) ->
 
 def test_defaults_in_the_help_are_the_defaults() -> None:
     config = RunConfig()
-    flags = [flag for group in FLAGS.values() for flag in group]
-    for flag, option in zip(flags, run.setting_options, strict=True):
-        if flag.switch:
-            assert option.help == flag.switch
+    for key, option in run.setting_options.items():
+        if key in SWITCHES:
             continue
-        section, _, leaf = flag.key.rpartition(".")
-        value = getattr(getattr(config, section) if section else config, leaf)
+        value = config.value(key)
         shown = f"{value:g}" if isinstance(value, float) else str(value)
         unset = value is None or value is False
         text, _, default = option.help.partition("  [")
-        assert default == ("" if unset else f"default: {shown}]"), flag
-        assert text.endswith("."), flag
+        assert default == ("" if unset else f"default: {shown}]"), key
+        assert text.endswith("."), key
 
 
 def test_the_help_of_resume_shows_no_defaults() -> None:

@@ -20,8 +20,8 @@ from fedsim.config.resolve import to_yaml
 from fedsim.config.run import RunConfig
 from fedsim.core import files
 from fedsim.core.errors import DivergedError
+from fedsim.core.rows import RoundRow
 from fedsim.storage import directories, status, trials
-from fedsim.storage.rows import RoundRow
 from fedsim.storage.run_dir import RunWriter
 from fedsim.storage.trials import Trial
 from tests.commands import clean_environment

@@ -14,8 +14,8 @@ from click.testing import CliRunner, Result
 
 from fedsim.cli import main
 from fedsim.core.errors import FedsimError
+from fedsim.core.rows import RoundRow
 from fedsim.storage import trials
-from fedsim.storage.rows import RoundRow
 from fedsim.studies import capacity, sweep
 
 SMALL = """

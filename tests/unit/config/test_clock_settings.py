@@ -9,7 +9,6 @@ import pytest
 from fedsim import algorithms
 from fedsim.algorithms.base import Algorithm
 from fedsim.client import LocalRule, Phase
-from fedsim.config.resolve import from_flags, resolve, to_yaml
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.types import Layout, Slot
@@ -93,51 +92,11 @@ def test_a_plan_that_depends_on_the_data_is_refused_with_a_clock_alone():
         clock(algorithm=Algorithm(local=Curious()), samples_per_second=1)
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("samples_per_second", "0", "'0' given; must be above 0"),
-        (
-            "upload_mb_s",
-            "uniform(-1, 1)",
-            "must be above 0 (1e-100 to 1e100), this goes from -1 to 1",
-        ),
-        ("availability", "1.5", "'1.5' given; must be from 0 to 1"),
-        (
-            "work",
-            "normal(1, 1)",
-            "'normal(1, 1)' given; must be a number, choice(a, b, ...), uni",
-        ),
-        ("work", "null", "null given; must be a number"),
-        ("deadline", "0", "'0' given; must be greater than 0"),
-        ("late", "never", "'never' given; must be 'drop' or 'partial'"),
-        ("late", "partial", "'partial' given; give clock.deadline too"),
-        ("speed", "1", "unknown key 'clock.speed'"),
-    ],
-)
-def test_values_that_are_refused(key, value, message):
-    with pytest.raises(ConfigError) as error:
-        resolve(from_flags({}, [f"clock.{key}={value}"]))
-    assert str(error.value).startswith(f"--set clock.{key}: ")
-    assert message in str(error.value)
-
-
-def test_truth_values_are_no_laws():
-    with pytest.raises(ConfigError, match=r"clock\.availability"):
-        RunConfig(clock={"availability": True})
-
-
 def test_a_deadline_needs_something_that_takes_time(tmp_path):
     with pytest.raises(ConfigError, match=r"clock\.deadline: 5 given, but nothing takes time"):
         clock(deadline=5, availability=0.5)
     path = trace(tmp_path, "client_id,upload_mb_s", "0,1", "1,1", "2,1")
     assert clock(deadline=5, trace=str(path)).timed
-
-
-def test_numbers_in_text_are_the_same_configuration():
-    texts = resolve(from_flags({}, ["clock.availability=0.9", "clock.work=choice(0.5,1)"]))
-    same = RunConfig(clock={"availability": 0.9, "work": "choice(0.5,1)"})
-    assert to_yaml(texts) == to_yaml(same)
 
 
 def test_a_trace(tmp_path):

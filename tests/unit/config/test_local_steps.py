@@ -12,24 +12,6 @@ from fedsim.testing.rounds import small
 from fedsim.training.assemble import prepare
 
 
-@pytest.mark.parametrize(
-    ("train", "message"),
-    [
-        ({"local_steps": 9, "local_epochs": 2}, "local_steps: 9 given with train.local_epochs=2"),
-        ({"local_steps": 9, "lr_schedule": "warmup_round"}, "lr_schedule: warmup_round given"),
-        ({"shuffle": "dataloader"}, "needs train.local_steps and train.sample_rate=1"),
-        (
-            {"shuffle": "dataloader", "local_steps": 9, "sample_rate": 0.5},
-            "needs train.local_steps and train.sample_rate=1",
-        ),
-        ({"local_steps": 0}, "local_steps"),
-    ],
-)
-def test_settings_that_do_not_go_together(train, message):
-    with pytest.raises(ConfigError, match=message):
-        RunConfig(train=train)
-
-
 def test_workers_are_told():
     config = RunConfig(train={"local_steps": 9, "sample_rate": 1.0, "shuffle": "dataloader"})
     assert (config.training.local_steps, config.training.shuffle) == (9, "dataloader")

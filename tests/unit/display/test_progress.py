@@ -10,8 +10,8 @@ import pytest
 
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import StoreError
+from fedsim.core.rows import RoundRow, Row, TimingRow
 from fedsim.display import progress, tables
-from fedsim.storage.rows import RoundRow, Row, TimingRow
 from fedsim.training.callbacks import RunInfo
 
 INFO = RunInfo(
@@ -93,8 +93,9 @@ def test_the_result_shows_the_other_metrics_and_a_collapse(
 
 
 def test_the_bar_stays_on_stderr_and_gives_the_terminal_back(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
     watcher = progress.Bar()
     try:
         watch(watcher, 12)
@@ -103,8 +104,8 @@ def test_the_bar_stays_on_stderr_and_gives_the_terminal_back(
     out, err = capsys.readouterr()
     assert "round" not in out.replace("per round", "").replace("100 rounds", "")
     assert "12/100" in err
-    assert "test acc 0.5000 (round 11)  loss 0.0833" in err
-    assert "1 failed" in err
+    assert "test accuracy 0.5000 (round 11)  train loss 0.0833" in err
+    assert "clients failed 1  22 s left" in err
     assert watcher.interrupted() == (
         "interrupted after 12 of 100 rounds; resume with: fedsim resume out"
     )
@@ -219,7 +220,7 @@ def test_a_notebook_has_one_bar_that_is_replaced(
     watch(watcher, 3)
     assert "<progress value='0' max='100'></progress> round 0/100" in notebook.shown[0]
     assert "fedld on digits, cnn, seed 3: out" in notebook.shown[0]
-    wanted = "test accuracy 0.5000, train loss 0.3333, 0.25 s/round</div>"
+    wanted = "test accuracy 0.5000  train loss 0.3333  0.25 s/round</div>"
     assert f"<progress value='3' max='100'></progress> round 3/100 {wanted}" in notebook.shown[3]
     assert len(notebook.shown) == 4
     assert capsys.readouterr() == ("", "")

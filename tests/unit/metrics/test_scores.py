@@ -10,9 +10,11 @@ import pytest
 from sklearn import metrics
 
 from fedsim.core.errors import ContractError, DivergedError
-from fedsim.core.types import ClassScore, GroupScore, Scores
 from fedsim.metrics.scores import (
+    ClassScore,
+    GroupScore,
     SampleScores,
+    Scores,
     auc,
     calibration_error,
     gini,

@@ -306,27 +306,6 @@ def odd_clients_diverge():
     return Algorithm(local=OddClientsDiverge(), server=Server(Average()))
 
 
-@pytest.mark.parametrize(
-    ("sections", "said"),
-    [
-        ({"clock": {"mode": "async"}}, "clock.mode: async given, but nothing takes time"),
-        ({"clock": SPEEDS | {"deadline": 3}}, "clock.deadline: 3 given; with clock.mode=async"),
-        ({"async": {"buffer": 3}}, "async.buffer: has no effect with clock.mode=sync"),
-        ({"async": {"bufer": 3}}, "async.bufer: unknown key"),
-        ({"clock": SPEEDS, "async": {"buffer": 0}}, "async.buffer: 0 given"),
-        ({"clock": SPEEDS, "async": {"mixing": 1.5}}, "async.mixing: 1.5 given"),
-        ({"clock": SPEEDS, "async": {"slope": 2}}, "async.slope: has no effect with async.stal"),
-        (
-            {"clock": SPEEDS, "train": {"schedule": f"{__name__}:Buffered"}},
-            "train.schedule: .* but clock.mode=async is a schedule, too",
-        ),
-    ],
-)
-def test_a_bad_setting_names_its_key(sections, said):
-    with pytest.raises(ConfigError, match=said):
-        RunConfig(**sections)
-
-
 @pytest.mark.parametrize("key", ["buffer", "concurrency"])
 def test_more_than_there_are_clients_is_refused(key):
     with pytest.raises(ConfigError, match=rf"async.{key}: 9 given; .* there are 8 that may train"):

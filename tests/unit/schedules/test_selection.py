@@ -7,7 +7,6 @@ import pytest
 
 import fedsim
 from fedsim.algorithms.base import one_each
-from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.types import ClientUpdate, RoundContext
 from fedsim.schedules.base import Roster
@@ -197,30 +196,6 @@ def test_as_many_candidates_as_clients_of_the_cohort_all_train(tmp_path):
     assert (ours.simulated_seconds > theirs.simulated_seconds).all()
     assert "train.selection" in stores["size"].summary
     assert "train.selection" not in stores["uniform"].summary
-
-
-@pytest.mark.parametrize(
-    ("sections", "said"),
-    [
-        ({"train": {"selection": "best"}}, "train.selection: 'best' given"),
-        ({"train": {"selection": "fixed"}}, "train.selection: fixed given; give train.clients"),
-        ({"train": {"clients": "0,3"}}, "train.clients: 0,3 given; only train.selection=fixed"),
-        ({"train": {"clients": []}}, "train.clients: must be ids of clients"),
-        ({"train": {"clients": "0,a"}}, "train.clients: '0,a' given; must be ids of clients"),
-        ({"train": {"candidates": 4}}, "train.candidates: 4 given; only train.selection=power"),
-        (
-            {"train": {"selection": "size"}, "clock": {"mode": "async", "upload_mb_s": 1}},
-            "train.selection: size given, but clock.mode=async selects the clients",
-        ),
-        (
-            {"train": {"selection": "size", "schedule": "a:b"}},
-            "train.selection: size given, but train.schedule=a:b selects the clients",
-        ),
-    ],
-)
-def test_a_bad_setting_names_its_key(sections, said):
-    with pytest.raises(ConfigError, match=said):
-        RunConfig(**sections)
 
 
 @pytest.mark.parametrize("candidates", [1, 9])

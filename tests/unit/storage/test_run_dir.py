@@ -19,10 +19,10 @@ import torch
 
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, StoreError
+from fedsim.core.rows import TABLES, RoundRow
 from fedsim.core.tables import csv_plain, csv_safe
-from fedsim.core.types import Metrics
+from fedsim.metrics.scores import Metrics
 from fedsim.storage import run_dir as module
-from fedsim.storage.rows import TABLES, RoundRow, metric_columns
 from fedsim.storage.run_dir import (
     RunWriter,
     cell,
@@ -69,7 +69,7 @@ def test_columns_are_the_published_ones_and_more_only_at_the_end(table):
 
 def test_every_metric_of_a_part_is_a_column():
     for part in ("val", "test"):
-        columns = metric_columns(part, Metrics(loss=0.5, accuracy=0.75))
+        columns = Metrics(loss=0.5, accuracy=0.75).columns(part)
         row = RoundRow(round=1, lr=0.1, cohort_size=1, dropped=0, **columns)
         assert (row[f"{part}_loss"], row[f"{part}_accuracy"]) == (0.5, 0.75)
         assert {name for name in RoundRow.columns() if name.startswith(part)} == set(columns)

@@ -21,6 +21,7 @@ from fedsim.config.resolve import from_flags, resolve
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError
 from fedsim.core.machine import PROCESS
+from fedsim.core.text import duration
 from fedsim.core.types import GIB
 from fedsim.display import board
 from fedsim.studies import capacity, sweep
@@ -227,7 +228,7 @@ def test_what_is_no_number_of_runs_is_refused(value: str) -> None:
 
 
 def test_durations() -> None:
-    assert [board.duration(s) for s in (0.4, 99.4, 99.5, 4500, 7190)] == [
+    assert [duration(s) for s in (0.4, 99.4, 99.5, 4500, 7190)] == [
         "0 s", "99 s", "2 min", "1 h 15 min", "2 h 0 min",
     ]  # fmt: skip
 

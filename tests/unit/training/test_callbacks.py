@@ -9,7 +9,7 @@ import pytest
 
 import fedsim
 from fedsim.core.errors import StoreError
-from fedsim.storage.rows import TABLES, ClientRow, RoundRow
+from fedsim.core.rows import TABLES, ClientRow, RoundRow
 from fedsim.storage.run_dir import RunWriter
 from fedsim.testing.rounds import config, results
 from fedsim.training import driver

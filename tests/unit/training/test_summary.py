@@ -9,11 +9,10 @@ import pandas as pd
 import pytest
 
 from fedsim.config.run import RunConfig
-from fedsim.config.sections import fields
-from fedsim.core import columns
+from fedsim.config.sections import KEYS, is_setting
+from fedsim.core.rows import RoundRow, TimingRow
 from fedsim.identity.provenance import Data, Provenance
 from fedsim.metrics.collapse import final_predictions
-from fedsim.storage.rows import RoundRow, TimingRow
 from fedsim.storage.run_dir import RunWriter
 from fedsim.storage.tables import Outcome
 from fedsim.training.summary import settings_of, summarise
@@ -300,7 +299,7 @@ def test_every_column_is_a_setting_or_an_outcome(tmp_path):
         "dp": {"level": "user", "clip": 1.0}, "margin": "marg_log",
     }  # fmt: skip
     row, _ = summary(tmp_path, [0.1], **given)
-    written = settings_of(RunConfig(**given)).keys() - columns.WITHOUT_EFFECT
+    without_effect = {key for key, declared in KEYS.items() if declared.role != "result"}
+    written = settings_of(RunConfig(**given)).keys() - without_effect
     named = [*COLUMNS[1:7], "rounds", "best_by"]
-    assert {name for name in row if columns.is_setting(name)} == {*named, *written}
-    assert fields().keys() >= columns.WITHOUT_EFFECT
+    assert {name for name in row if is_setting(name)} == {*named, *written}

@@ -8,12 +8,40 @@ import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import Field, dataclass, fields
 from functools import cache
-from typing import Annotated, Any, ClassVar, dataclass_transform
-
-from fedsim.core.types import Metrics
+from typing import Annotated, Any, ClassVar, Literal, dataclass_transform
 
 OPTIONAL = "optional"
 """Mark of a column that a table has only where its first rows have a value in it."""
+WHEN = ("final", "best", "last10")
+"""The rounds that summary.csv takes the value of a score from: the last evaluated one, the one with
+the best accuracy, the mean of those among the last ten."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What summaries, tables and curves know of a number by round; it marks its column.
+
+    Args:
+        title: in a heading, such as ``balanced accuracy``.
+        unit: % for shares in 0..1, nats, or none.
+        lowest: whether small values are better.
+        takes: those of :data:`WHEN` that summary.csv has.
+        late: whether these columns stand at its end.
+    """
+
+    title: str
+    unit: Literal["%", "nats", ""] = "%"
+    lowest: bool = False
+    takes: tuple[str, ...] = ()
+    late: bool = False
+
+
+LOSS = Metric("loss", "nats", lowest=True)
+ACCURACY = Metric("accuracy", takes=WHEN)
+BALANCED = Metric("balanced accuracy", takes=WHEN)
+MACRO_F1 = Metric("macro-F1", takes=WHEN)
+AUC = Metric("AUC", takes=WHEN)
+ECE = Metric("calibration error (ECE)", lowest=True, takes=WHEN, late=True)
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, eq_default=False)
@@ -114,27 +142,38 @@ class RoundRow(RowOfRound, table="rounds"):
     cohort_size: Annotated[int, "clients drawn, those that were dropped included"]
     dropped: Annotated[int, "clients of the cohort that do not count"]
     train_loss: Annotated[
-        float | None, "mean over the samples of all local epochs, weighted by samples over clients"
+        float | None,
+        "mean over the samples of all local epochs, weighted by samples over clients",
+        Metric("training loss", "nats", lowest=True),
     ] = None
-    val_loss: Annotated[float | None, "on the validation part"] = None
-    val_accuracy: Annotated[float | None, "on the validation part"] = None
-    test_loss: Annotated[float | None, "on the test part"] = None
+    val_loss: Annotated[float | None, "on the validation part", LOSS] = None
+    val_accuracy: Annotated[float | None, "on the validation part", ACCURACY] = None
+    test_loss: Annotated[float | None, "on the test part", LOSS] = None
     test_accuracy: Annotated[
         float | None,
         "on the test part; of personalised methods the mean over clients; pooled where clients "
         "own the test samples",
+        ACCURACY,
     ] = None
-    test_balanced_accuracy: Annotated[float | None, "mean recall of the classes with support"] = (
-        None
-    )
-    test_macro_f1: Annotated[float | None, "mean F1 of the classes with support"] = None
+    test_balanced_accuracy: Annotated[
+        float | None, "mean recall of the classes with support", BALANCED
+    ] = None
+    test_macro_f1: Annotated[float | None, "mean F1 of the classes with support", MACRO_F1] = None
     test_auc: Annotated[
-        float | None, "macro one-vs-rest (two classes: of class 1); empty if a class is absent"
+        float | None,
+        "macro one-vs-rest (two classes: of class 1); empty if a class is absent",
+        AUC,
     ] = None
     conflict_ratio: Annotated[
-        float | None, "share of pairs of updates with a negative inner product"
+        float | None,
+        "share of pairs of updates with a negative inner product",
+        Metric("conflicting client pairs", lowest=True),
     ] = None
-    update_norm: Annotated[float | None, "2-norm of the server's step, parameters alone"] = None
+    update_norm: Annotated[
+        float | None,
+        "2-norm of the server's step, parameters alone",
+        Metric("norm of the server step", ""),
+    ] = None
     gradient_diversity: Annotated[
         float | None, "weighted mean of the updates' squared norms by that of their mean"
     ] = None
@@ -148,35 +187,45 @@ class RoundRow(RowOfRound, table="rounds"):
     downlink_bytes: Annotated[int | None, "from the server to the cohort"] = None
     uplink_bytes: Annotated[int | None, "from the cohort to the server"] = None
     val_balanced_accuracy: Annotated[
-        float | None, "on the validation part, as test_balanced_accuracy"
+        float | None,
+        "on the validation part, as test_balanced_accuracy",
+        BALANCED,
     ] = None
-    val_macro_f1: Annotated[float | None, "on the validation part, as test_macro_f1"] = None
-    val_auc: Annotated[float | None, "on the validation part, as test_auc"] = None
+    val_macro_f1: Annotated[float | None, "on the validation part, as test_macro_f1", MACRO_F1] = (
+        None
+    )
+    val_auc: Annotated[float | None, "on the validation part, as test_auc", AUC] = None
     test_ece: Annotated[
-        float | None, "expected calibration error, 15 bins of confidence of equal width"
+        float | None,
+        "expected calibration error, 15 bins of confidence of equal width",
+        ECE,
     ] = None
-    val_ece: Annotated[float | None, "on the validation part, as test_ece"] = None
+    val_ece: Annotated[float | None, "on the validation part, as test_ece", ECE] = None
     benign_test_accuracy: Annotated[
         float | None,
         "unweighted mean over the clients that are not malicious, on their own test samples, or of "
         "their models on the common test part; the column is there with an attack",
         OPTIONAL,
+        Metric("test accuracy of benign clients", takes=("final", "last10")),
     ] = None
     attack_success_rate: Annotated[
         float | None,
         "share of the test samples with a backdoor's trigger and another class, or of the source "
         "class of flipped labels, that are given the target class",
         OPTIONAL,
+        Metric("attack success rate", lowest=True, takes=("final", "last10")),
     ] = None
     epsilon: Annotated[
         float | None,
         "of all rounds so far at dp.delta, for what the run did; runs with dp have the column",
         OPTIONAL,
+        Metric("epsilon", "", lowest=True),
     ] = None
     deployment_epsilon: Annotated[
         float | None,
         "of a deployment with dp.population and dp.noise_cohort; the column is there with these",
         OPTIONAL,
+        Metric("epsilon of the deployment", "", lowest=True),
     ] = None
 
 
@@ -358,10 +407,23 @@ def metric_column(part: str, metric: str, when: str = "") -> str:
     return "_".join(filter(None, (when, part, metric)))
 
 
-def metric_columns(part: str, metrics: Metrics) -> dict[str, float | None]:
-    """The columns of :class:`RoundRow` that hold the metrics of a part, ``val`` or ``test``."""
-    names = (field.name for field in fields(Metrics))
-    return {metric_column(part, name): getattr(metrics, name) for name in names}
+def _metrics() -> dict[str, Metric]:
+    """The columns of rounds.csv that are marked as metrics."""
+    hints = typing.get_type_hints(RoundRow, include_extras=True)
+    marks = ((c, mark) for c in RoundRow.columns() for mark in hints[c].__metadata__)
+    return {column: mark for column, mark in marks if isinstance(mark, Metric)}
+
+
+METRICS: Mapping[str, Metric] = _metrics()
+"""By column of rounds.csv."""
+SCORES: Mapping[str, Metric] = {
+    column.removeprefix("test_"): metric
+    for column, metric in METRICS.items()
+    if column.startswith("test_")
+}
+"""Those of a model on data, by name: there is a column for the test and the validation part."""
+EPSILONS = ("epsilon", "deployment_epsilon")
+"""Columns of rounds.csv of runs with user-level privacy."""
 
 
 _BY_ROUND: tuple[type[Row], ...] = tuple(RowOfRound.__subclasses__())
