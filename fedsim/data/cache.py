@@ -29,8 +29,9 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from fedsim.core.errors import DataError, one_line
-from fedsim.core.files import ARRAY_FILE_ERRORS, cache_dir
+from fedsim.core.files import cache_dir
 from fedsim.core.types import Array
+from fedsim.data.files import ARRAY_FILE_ERRORS
 
 _VERSION = 3
 """Part of the names of packs of images: 3 since files whose content would be cut are refused."""

@@ -28,7 +28,6 @@ import numpy as np
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, DataError, StoreError, one_line
 from fedsim.core.reading import parse_json
-from fedsim.core.tables import csv_plain, csv_safe
 from fedsim.core.terminal import check_text
 from fedsim.core.types import Array
 from fedsim.storage import status, vocabulary
@@ -146,8 +145,6 @@ class RunStore:
         first = TABLES[table].columns()[0] if table in TABLES else None
         if first not in (None, *frame.columns[:1]):
             raise StoreError(f"{path}: its first column is {frame.columns[0]!r}, not {first!r}")
-        for name in frame.select_dtypes(exclude="number"):
-            frame[name] = [csv_plain(v) if isinstance(v, str) else v for v in frame[name]]
         return frame
 
     def read_environment(self) -> dict[str, Any]:
@@ -372,7 +369,7 @@ def _csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], header: bool
 def cell(value: Any) -> str:
     """A CSV cell: shortest text that reads back as the same number, empty for None and NaN.
 
-    A text is written by :func:`fedsim.core.tables.csv_safe`.
+    A carriage return in a text, which would end the row, is a blank.
     """
     if value is None:
         return ""
@@ -380,7 +377,7 @@ def cell(value: Any) -> str:
         return str(value)
     if isinstance(value, _FLOATS):
         return "" if math.isnan(value) else repr(float(value))
-    return csv_safe(str(value))
+    return str(value).replace("\r", " ")
 
 
 def check_free(path: Path) -> None:

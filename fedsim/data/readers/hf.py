@@ -6,7 +6,6 @@ is downloaded: an image has to be in the data set, not only its path.
 """
 
 import logging
-import os
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,12 +17,13 @@ import numpy as np
 from pydantic import Field
 
 from fedsim.core.errors import ConfigError, DataError, nearest, one_line
-from fedsim.core.files import find_folder
 from fedsim.core.types import I64, Array
 from fedsim.data import images
 from fedsim.data.cache import packed_rows
 from fedsim.data.dataset import TEST, TRAIN, VAL, DatasetInfo, Parts, Raw, Request
+from fedsim.data.files import find_folder
 from fedsim.data.readers.leaf_text import PADDING, VOCABULARY, encoded, frequent, renumbered
+from fedsim.data.readers.tables import Where, check_patients, coded, names_by_number
 from fedsim.version import DISTRIBUTION
 
 logger = logging.getLogger("fedsim")
@@ -96,10 +96,9 @@ def hf(
     kinds = [split.part for split in splits]
     parts = None if None in kinds else np.repeat(np.array(kinds, dtype=np.int8), sizes)
     whose = "user" if "user" in used else "site"
-    sites, site = coded(used.get(whose, ()))
-    patients, patient = coded(used.get("patient", ()))
-    if parts is not None and patient is not None:
-        check_patients(parts, patient, site, used["patient"])
+    sites, site = names_of(used.get(whose, ()), whose)
+    patients, patient = names_of(used.get("patient", ()), "patient")
+    check_patients(patient, site, parts, patients, rows_of(used["label"]))
     raw = Raw(
         source=folder,
         x=y,
@@ -157,15 +156,7 @@ def read(folder: Path, given: Mapping[str, str]) -> tuple[list[Split], list[Path
         Split(part, {what: _column(split, name, where) for what, name in chosen.items()})
         for part, where, split in stored
     ]
-    return splits, [_inside(folder, file) for _, _, split in stored for file in split.cache_files]
-
-
-def _inside(folder: Path, file: Mapping[str, str]) -> Path:
-    """A file that a state.json names, which has to lie in the folder."""
-    path = Path(os.path.normpath(file["filename"]))
-    if not path.is_relative_to(folder.resolve()):
-        raise DataError(f"{folder}: a state.json names {path}, which is outside of the folder")
-    return path
+    return splits, [Path(file["filename"]) for _, _, split in stored for file in split.cache_files]
 
 
 def _damaged(folder: Path) -> Path | None:
@@ -275,27 +266,33 @@ def labels(columns: Sequence[Column]) -> tuple[tuple[str, ...], I64]:
             )
         if column.names != first.names:
             raise DataError(f"{column.where}: other classes than those of {first.where}")
-        least = min(column.values, key=lambda v: -1 if v is None else v, default=0)
-        most = max(column.values, key=lambda v: -1 if v is None else v, default=0)
-        bad = least if least is None or least < 0 else most
-        if bad is None or not 0 <= bad < (len(first.names) or 2**31):
-            inside = f"0..{len(first.names) - 1}" if first.names else "0, 1, ..."
-            row = column.cell(column.values.index(bad))
-            raise DataError(f"{row}: label {bad} is outside the classes {inside}")
+        if None in column.values:
+            raise DataError(f"{column.cell(column.values.index(None))}: there is no label")
+    where = rows_of(columns)
     y = np.array([value for column in columns for value in column.values], dtype=np.int64)
-    if first.names or not len(y):
-        return first.names, y
-    present = np.unique(y)
-    gap = np.flatnonzero(present != np.arange(len(present)))
-    if len(gap):
+    if not first.names:
+        return names_by_number(y, where, "or of type ClassLabel"), y
+    outside = np.flatnonzero((y < 0) | (y >= len(first.names)))
+    if len(outside):
         raise DataError(
-            f"{first.where}: labels are numbered 0, 1, ... without a gap, or of type ClassLabel: "
-            f"{gap[0]} is missing, {present[-1]} is the largest"
+            f"{where(outside[0])}: label {y[outside[0]]} is outside the classes "
+            f"0..{len(first.names) - 1}"
         )
-    return tuple(map(str, present.tolist())), y
+    return first.names, y
 
 
-def coded(columns: Sequence[Column]) -> tuple[tuple[str, ...], I64 | None]:
+def rows_of(columns: Sequence[Column]) -> Where:
+    """What messages about a row, by its number in all splits, begin with."""
+    ends = list(accumulate(len(column.values) for column in columns))
+
+    def where(row: int) -> str:
+        split = bisect_right(ends, row)
+        return columns[split].cell(row - ends[split] + len(columns[split].values))
+
+    return where
+
+
+def names_of(columns: Sequence[Column], what: str) -> tuple[tuple[str, ...], I64 | None]:
     """The sorted values of all splits as names, and the index (N,) of each; None of no columns.
 
     Raises:
@@ -308,26 +305,9 @@ def coded(columns: Sequence[Column]) -> tuple[tuple[str, ...], I64 | None]:
                 f"{column.where}: values are {column.kind}, needed are texts, integers or classes, "
                 "in all splits alike"
             )
-        for row, value in enumerate(column.values):
-            if value is None or value == "":
-                raise DataError(f"{column.cell(row)}: there is no value")
-        named = bool(column.names)
-        values += [column.names[v] for v in column.values] if named else column.values
-    if not columns:
-        return (), None
-    codes = {value: code for code, value in enumerate(sorted(set(values)))}
-    return tuple(map(str, codes)), np.array([codes[value] for value in values], dtype=np.int64)
-
-
-def check_patients(parts: Parts, patient: I64, site: I64 | None, columns: Sequence[Column]) -> None:
-    """Refuses a patient, known by site and name, with samples in two parts."""
-    sites = np.zeros_like(patient) if site is None else site
-    first: dict[tuple[int, int], int] = {}
-    rows = [column.cell(row) for column in columns for row in range(len(column.values))]
-    for i, who in enumerate(zip(sites.tolist(), patient.tolist(), strict=True)):
-        j = first.setdefault(who, i)
-        if parts[i] != parts[j]:
-            raise DataError(f"{rows[i]}: the same patient is in another split, in {rows[j]}")
+        classes = dict(enumerate(column.names))
+        values += [classes.get(value, value) for value in column.values]
+    return coded(values, rows_of(columns), f"the {what}") if columns else ((), None)
 
 
 def tokens(
@@ -371,19 +351,16 @@ def _images(columns: Sequence[Column], files: Sequence[Path], image_size: int | 
                 f"{column.where}: values are {column.kind}, needed are images (type Image) or the "
                 "bytes of image files"
             )
-    cells = [column for column in columns if len(column.values)]
-    ends = list(accumulate(len(column.values) for column in cells))
+    cells = [(column, row) for column in columns for row in range(len(column.values))]
     if not cells:
         return np.zeros((0, 3, 1, 1), dtype=np.uint8)
-    size = image_size or stored_size(cells[0])
+    size = image_size or stored_size(cells[0][0])
 
     def decoded(i: int) -> Array:
-        split = bisect_right(ends, i)
-        column, row = cells[split], i - (ends[split] - len(cells[split].values))
-        return image(column, row, size, resized=image_size is not None)
+        return image(*cells[i], size, resized=image_size is not None)
 
-    how = f"{'resized' if image_size else 'as stored'}: {[c.where for c in cells]}"
-    return packed_rows("hf", files, ends[-1], size, how, decoded)
+    how = f"{'resized' if image_size else 'as stored'}: {[c.where for c in columns if c.values]}"
+    return packed_rows("hf", files, len(cells), size, how, decoded)
 
 
 def stored_size(column: Column) -> int:

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedsim.core.errors import DataError, one_line
-from fedsim.core.files import find_folder, inside
 from fedsim.core.types import I64, Array
 from fedsim.data.cache import packed
 from fedsim.data.dataset import TEST, TRAIN, VAL, DatasetInfo, Raw, Reader, Request
+from fedsim.data.files import find_folder, inside
 from fedsim.data.images import squashed
 
 _SIDE = 28

@@ -18,11 +18,11 @@ from pathlib import Path
 import numpy as np
 
 from fedsim.core.errors import DataError, nearest
-from fedsim.core.files import find_folder, inside, whole_number
-from fedsim.core.tables import records
+from fedsim.core.tables import records, whole_number
 from fedsim.core.types import I64, Array
 from fedsim.data.cache import packed
 from fedsim.data.dataset import DatasetInfo, Raw, Request, parts_of
+from fedsim.data.files import find_folder, inside
 from fedsim.data.images import decode, load_array
 
 PUBLISHED_SIZE = 384

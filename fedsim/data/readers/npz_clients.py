@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from fedsim.core.errors import DataError, one_line
-from fedsim.core.files import check_labels
 from fedsim.core.types import I64, Array
 from fedsim.data.dataset import TEST, TRAIN, Parts, Raw
+from fedsim.data.files import check_labels
 from fedsim.data.pickles import PICKLE_ERRORS, ArrayUnpickler
 
 _PARTS = (("train", TRAIN), ("test", TEST))

@@ -198,7 +198,7 @@ def test_the_reader_keeps_the_contract(tmp_path: Path):
         (("train", "test"), {}, "csv.scaling=site needs training rows"),
         (("no", "yes"), {}, "column grade: 1 classes, needed are 2"),
         (("no", "0.5"), {}, "row 2, column grade: '0.5' is no class"),
-        (("Weight", ""), {}, "row 1: column 3 has no name"),
+        (("Weight", ""), {}, "column 3 of the header has no name"),
         (("Weight", "age"), {}, "each once, .*; 'age' is given twice$"),
         (("1.5", "1_000"), {}, "row 2, column weight: '1_000' is no finite number"),
         (("1.5,no,north", "1.5,no,NA"), {}, "row 2, column hospital: the site is missing"),

@@ -256,7 +256,7 @@ def test_numbers_without_names_have_no_gap(tmp_path: Path, key, names, number):
     np.savez(tmp_path / "mine.npz", **site_arrays(**{key: values, names: None}))
     gap = "" if number < 0 else r" \(there is no 3\)"
     with pytest.raises(
-        DataError, match=rf"mine\.npz, {key}: {number} in row 7: .*{names}.* without a gap{gap}$"
+        DataError, match=rf"{key}, row 7: {key[:-1]} {number}: .* without a gap{gap}, .*{names}$"
     ):
         data.load("npz", tmp_path)
 
