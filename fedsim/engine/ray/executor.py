@@ -229,14 +229,12 @@ class RayExecutor:
                 for job, batches in own
             ]
             calls.append(EvaluationCall(position=position, tasks=tuple(tasks)))
-        cache, models = self._dispatcher.sent, {id(params) for (params, _), _ in jobs}
-        usual, cache.room = cache.room, len(models) + 2  # so that none is sent to a node twice
         try:
             with self._session.head.guard():
                 run = self._dispatcher.run(calls, "")
                 answers = {cast(EvaluationCall, call).position: answer for call, answer in run}
         finally:
-            cache.limit(usual)
+            self._dispatcher.sent.trim()
         collected: list[list[Any]] = [[] for _ in jobs]
         for position, own in enumerate(dealt):
             for (job, _), answer in zip(own, answers[position], strict=True):

@@ -214,7 +214,6 @@ def test_pretrained_weights_come_through_timm(monkeypatch):
         return create(name, **options)
 
     monkeypatch.setattr(timm, "create_model", create_model)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # it is not asked
     built = models.start(spec, 0)
     assert asked == [("test_convnext", {"in_chans": 1})]
     assert built.start.drawn == ("head.weight", "head.bias")
@@ -232,30 +231,5 @@ def test_pretrained_weights_that_cannot_be_had(monkeypatch):
         models.build(replace(SQUARES, pretrained=True), 0)
     timm = pytest.importorskip("timm")
     monkeypatch.setattr(timm, "create_model", nothing)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ConfigError, match=r"timm:test_vit cannot be had"):
         libraries.pretrained(of_timm(pretrained=True))
-
-
-def test_a_hub_that_cannot_be_reached_is_asked_once(monkeypatch):
-    timm = pytest.importorskip("timm", reason="needs timm, which the extra 'models' brings")
-    constants = pytest.importorskip("huggingface_hub").constants
-    asked, offline = [], []
-
-    class Session:
-        def head(self, url, timeout):
-            asked.append((url, timeout))
-            raise RuntimeError("no route to the hub")
-
-    def create_model(*_, **__):
-        offline.append(constants.HF_HUB_OFFLINE)
-        raise FileNotFoundError("not in the cache")
-
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("huggingface_hub.get_session", Session)
-    monkeypatch.setattr(timm, "create_model", create_model)
-    message = r"timm:test_vit cannot be had \(they are not in the cache, and .* no route to the hub"
-    with pytest.raises(ConfigError, match=message):
-        libraries.pretrained(of_timm(pretrained=True))
-    assert asked == [(constants.ENDPOINT, libraries.HUB_WAIT)]
-    assert (offline, constants.HF_HUB_OFFLINE) == ([True], False)
