@@ -12,9 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedsim import data
 from fedsim.core.errors import DataError
-from fedsim.data import cache, images
 from fedsim.data.images import FORMATS, decode, sides
 
 PIXELS = np.arange(6 * 6 * 3, dtype=np.uint8).reshape(6, 6, 3) * 2
@@ -57,22 +55,6 @@ def test_an_image_on_its_side_is_cropped_upright(tmp_path: Path):
     wide = np.repeat(np.arange(12, dtype=np.uint8)[None, :, None] * 20, 6, axis=0).repeat(3, axis=2)
     (tmp_path / "x.png").write_bytes(content("PNG", 6, wide))
     assert decode(tmp_path / "x.png", 6)[0, :, 0].tolist() == [60, 80, 100, 120, 140, 160]
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")  # of Pillow, about the damage
-@pytest.mark.parametrize("form", ["PNG", "JPEG"])
-def test_damaged_exif_data_refuse_no_image(form, tmp_path: Path):
-    draw, path, exif = np.random.default_rng(0), tmp_path / "x.png", Image.Exif()
-    exif[0x112] = 6
-    whole = exif.tobytes()
-    possible = [pixels.transpose(2, 0, 1).astype(int) for pixels in UPRIGHT.values()]
-    for _ in range(100):
-        damaged = bytearray(whole[: draw.integers(1, len(whole) + 1)])
-        for place in draw.integers(0, len(damaged), 4):
-            damaged[place] = draw.integers(0, 256)
-        path.write_bytes(content(form, exif=bytes(damaged)))
-        found = decode(path, 6).astype(int)
-        assert min(np.abs(found - pixels).max() for pixels in possible) <= 3
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -197,35 +179,3 @@ def test_an_image_is_read_whole_or_refused(kind, tmp_path: Path):
     for source in (path, path.read_bytes()):
         with pytest.raises(DataError, match=rf"x\.png: {CUT[kind][1]}"):
             decode(source, 6, "" if source is path else "x.png")
-
-
-def test_packs_of_earlier_versions_are_not_used(tmp_path: Path, monkeypatch):
-    """They hold images as they are stored, without regard to the EXIF orientation."""
-    (tmp_path / "labels.csv").write_text("filename,label,split\n0.png,a,train\n1.png,b,test\n")
-    monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / "cache"))
-    for name, orientation in (("0.png", 6), ("1.png", None)):
-        (tmp_path / name).write_bytes(content("PNG", orientation))
-    with monkeypatch.context() as earlier:
-        earlier.setattr(cache, "_VERSION", 1)
-        earlier.setattr(images, "_upright", lambda image: image)
-        stored = np.array(data.load("folder", tmp_path, image_size=6).x)
-    found = data.load("folder", tmp_path, image_size=6).x
-    assert (found[1] == stored[1]).all()
-    assert (found[0] == np.rot90(stored[0], -1, axes=(1, 2))).all()
-
-
-@pytest.mark.parametrize(
-    ("table", "row"),
-    [
-        ("filename,label\n0.png,a\n1.png,\0b\n", 3),
-        ("file\0name,label\n0.png,a\n", 1),
-        ("filename,label\n\n0.png\0.png,a\n1.png,b\n", 3),
-        ("filename,label\n0.png,a\n\0\n", 3),
-    ],
-)
-def test_a_nul_in_a_table_is_refused_with_its_row(table, row, tmp_path: Path):
-    for i in range(2):
-        (tmp_path / f"{i}.png").write_bytes(content("PNG"))
-    (tmp_path / "labels.csv").write_text(table)
-    with pytest.raises(DataError, match=rf"labels\.csv, row {row}: holds a NUL character"):
-        data.load("folder", tmp_path, image_size=6)

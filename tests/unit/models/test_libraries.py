@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 from dataclasses import replace
 
 import pytest
@@ -105,19 +104,6 @@ def test_networks_of_timm_that_do_not_fit(name, change, message):
         models.build(of_timm(name, **change), 0)
 
 
-def test_without_timm_the_message_names_the_extra(monkeypatch):
-    original = builtins.__import__
-
-    def without(name, *args, **kwargs):
-        if name == "timm":
-            raise ModuleNotFoundError("No module named 'timm'")
-        return original(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ConfigError, match=r"timm:NAME needs .* pip install 'fedsim-ray\[models\]'"):
-        models.build(replace(SQUARES, name="timm:resnet18"), 0)
-
-
 # Start weights
 
 
@@ -155,17 +141,6 @@ def test_files_with_the_names_of_timm(tmp_path):
     assert torch.equal(built.model.head.weight, given["head.fc.weight"])
 
 
-def test_a_backbone_without_head_fits(tmp_path):
-    given = {
-        k: v
-        for k, v in published("mobilenet_v3_small").items()
-        if not k.startswith("classifier.3.")
-    }
-    save_file(given, tmp_path / "w.safetensors")
-    built = models.start(replace(SQUARES, weights=str(tmp_path / "w.safetensors")), 0)
-    assert built.start.drawn == ("head.weight", "head.bias")
-
-
 def test_what_does_not_fit_is_listed_with_its_number(tmp_path):
     given = published("mobilenet_v3_small")
     kept = {k: v for i, (k, v) in enumerate(given.items()) if i % 2}
@@ -193,14 +168,6 @@ def test_pretrained_weights_come_through_torchvision(monkeypatch):
     assert torch.equal(
         built.model.state_dict()["features.features.0.0.weight"], given["features.0.0.weight"]
     )
-
-
-def test_pretrained_weights_leave_classifiers_in_between_out(monkeypatch):
-    spec = replace(SQUARES, name="torchvision:googlenet", pretrained=True)
-    given = published("googlenet", init_weights=False)
-    assert any(name.startswith("aux1.") for name in given)
-    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", lambda *_, **__: given)
-    assert models.start(spec, 0).start.drawn == ("head.weight", "head.bias")
 
 
 def test_pretrained_weights_come_through_timm(monkeypatch):
