@@ -746,7 +746,7 @@ class Transformer(Net):
         return super().hidden(self.encoder(x.squeeze(1)))
 
 
-class Scripted(Net):
+class Scripted(Net, expected=REFUSED, names="scripted"):
     def setup(self):
         with warnings.catch_warnings(action="ignore"):
             self.c = torch.jit.script(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()))

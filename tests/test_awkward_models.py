@@ -45,7 +45,7 @@ PARTICULAR = (
     *("EmptyParameter", "Unused", "Tied", "ByParity", "InTurns", "Experts"),
     *("GradientHook", "TensorHook", "ExtraState", "DroppedCache", "ShapeCache", "Stash"),
     *("InputInPlace", "NotCopied", "FrozenBatchNorm"),
-    *("Lstm", "Scripted", "Checkpointed"),
+    *("Lstm", "Checkpointed"),
 )
 """Models that always equal plain PyTorch, and of which rounds in memory are no slow tests."""
 

@@ -25,7 +25,6 @@ from fedsim.core.errors import (
     described,
     exit_status,
 )
-from fedsim.core.imports import uncollected
 from fedsim.core.terminal import echo, printable, tell
 from fedsim.training.signals import handled
 
@@ -300,7 +299,7 @@ def importing() -> Iterator[None]:
     Raises:
         Interrupted: a signal came.
     """
-    with handled() as interrupts, interrupts.later(), uncollected():
+    with handled() as interrupts, interrupts.later():
         yield
 
 

@@ -3,9 +3,7 @@
 A function is named ``module:function``, or ``FILE.py:function`` by its file.
 """
 
-import atexit
 import functools
-import gc
 import importlib
 import inspect
 import os
@@ -192,22 +190,3 @@ def users_code(where: str, kind: type[FedsimError]) -> Iterator[None]:
         raise
     except BaseException as error:  # SystemExit as well: a run does not end without a word
         raise kind(f"{where}: {described(error)}") from error
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Imports large libraries without garbage collection.
-
-    The collector would go through their objects again and again, which takes a fifth of the time to
-    import torch. It leaves what is there afterwards alone until the process ends, where extension
-    modules would report what is never collected as leaked.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        atexit.register(gc.unfreeze)
-        if enabled:
-            gc.enable()

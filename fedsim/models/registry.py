@@ -178,6 +178,8 @@ def checked(model: nn.Module, spec: ModelSpec) -> nn.Module:
     where = f"model.name={spec.name}"
     samples = zeros(spec)
     takes = f"{where}: does not take {spec.inputs} {tuple(samples.shape)}"
+    if any(isinstance(m, torch.jit.ScriptModule) for m in model.modules()):
+        raise ConfigError(f"{where}: has scripted modules (torch.jit)")
     with users_code(takes, ConfigError), torch.no_grad():
         if any(map(nn.parameter.is_lazy, (*model.parameters(), *model.buffers()))):
             model.eval()(samples)

@@ -37,7 +37,7 @@ def _place(request: Request, torchvision_name: str, folder: str, marker: str) ->
 
     source = getattr(datasets, torchvision_name)
     archive = fetch((source.url,), source.tgz_md5, "cifar", source.filename)
-    return unpacked(archive, f"cifar/{folder}")
+    return unpacked(archive, f"cifar/{request.name}") / folder
 
 
 def _read(

@@ -232,7 +232,7 @@ def test_what_is_fitted_follows_the_file_never_the_draw_that_it_replaces(
         same = np.setdiff1d(used, data.test[:1] if read == other else [])
         assert found.x[same].tobytes() == data.x[same].tobytes()
         parts = found.train, found.val, found.test
-        assert loading.read_images(again, partition, parts, True).tobytes() == found.x.tobytes()
+        assert loading.read_images(again, partition, parts).tobytes() == found.x.tobytes()
         assert found.prepare is not None
         assert found.prepare(found.train).tobytes() == found.x.tobytes()
 

@@ -260,16 +260,8 @@ def only(folder: Path) -> Path:
     return path
 
 
-def flip(path: Path, at: float) -> None:
-    content = bytearray(path.read_bytes())
-    content[int(at * (len(content) - 1))] ^= 1
-    path.write_bytes(content)
-
-
 DAMAGE = {
-    "header": lambda path: flip(path, 0.02),
-    "pixel": lambda path: flip(path, 0.6),
-    "checksum": lambda path: flip(path, 1.0),
+    "header": lambda path: path.write_bytes(b"\x93NUMPY" + bytes(9)),
     "cut off": lambda path: os.truncate(path, 100),
     "empty": lambda path: os.truncate(path, 0),
     "without its end": lambda path: os.truncate(path, path.stat().st_size - 16),
