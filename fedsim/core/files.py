@@ -90,9 +90,8 @@ def cache_dir() -> Path:
     Raises:
         ConfigError: none is set, and the user has no home folder.
     """
-    given = os.environ.get("FEDSIM_CACHE")
-    if given:
-        return Path(given)
+    if folder := os.environ.get("FEDSIM_CACHE"):
+        return Path(folder)
     try:
         return Path.home() / ".cache" / "fedsim"
     except RuntimeError:

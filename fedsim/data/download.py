@@ -57,8 +57,10 @@ def unpacked(archive: Path, folder: str) -> Path:
         return target
     with workspace(target.parent) as temporary:
         try:
-            safely = {} if archive.suffix == ".zip" else {"filter": "data"}  # zip files always are
-            shutil.unpack_archive(archive, temporary / "files", **safely)
+            if archive.suffix == ".zip":  # names that lead elsewhere are left out
+                shutil.unpack_archive(archive, temporary / "files")
+            else:
+                shutil.unpack_archive(archive, temporary / "files", filter="data")
             os.replace(temporary / "files", target)
         except (OSError, EOFError, ValueError, shutil.ReadError, *_DAMAGED) as error:
             if not target.is_dir():  # else another process was faster

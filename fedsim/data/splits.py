@@ -45,10 +45,11 @@ def rows(dataset: Dataset, partition: Partition) -> Rows:
     pieces: list[tuple[I64, int, int]] = []
     for client in range(partition.num_clients):
         parts = ((partition.train, TRAIN), (partition.val, OWN_VAL), (partition.test, OWN_TEST))
-        for own, part in parts:
-            if own:
-                owner[own[client]] = client
-                pieces.append((own[client][~is_common[own[client]]], part, client))
+        for of_clients, part in parts:
+            if of_clients:
+                samples = of_clients[client]
+                owner[samples] = client
+                pieces.append((samples[~is_common[samples]], part, client))
     pieces.append((dataset.train[owner[dataset.train] < 0], TRAIN, -1))
     sizes = [len(samples) for samples, _, _ in pieces]
     return Rows(
@@ -106,10 +107,10 @@ def _sites_of(dataset: Dataset, partition: Partition) -> tuple[str, ...]:
     """The site of each client where every client has one of its own, else nothing."""
     if dataset.site is None:
         return ()
-    sites = [np.unique(dataset.site[own]) for own in partition.train]
-    if any(len(own) != 1 for own in sites) or len(np.unique(sites)) < len(sites):
+    sites = [np.unique(dataset.site[samples]) for samples in partition.train]
+    if any(len(samples) != 1 for samples in sites) or len(np.unique(sites)) < len(sites):
         return ()
-    return tuple(dataset.site_names[own[0]] for own in sites)
+    return tuple(dataset.site_names[samples[0]] for samples in sites)
 
 
 def read(dataset: Dataset, file: Path) -> tuple[Dataset, Partition]:
@@ -188,12 +189,12 @@ def _assembled(dataset: Dataset, table: Table, of_file: Rows) -> tuple[Dataset, 
     if not (part == TEST).any():
         raise DataError(f"{table.file}: no sample is in the part test")
     tested = sample[part == TEST]
-    groups = {name: own[np.isin(own, tested)] for name, own in dataset.groups.items()}
+    groups = {name: members[np.isin(members, tested)] for name, members in dataset.groups.items()}
     own_test = dataset.own_test[np.isin(dataset.own_test, sample[part == OWN_TEST])]
     training = np.setdiff1d(sample[np.isin(part, (TRAIN, OWN_VAL, OWN_TEST))], own_test)
     changed = replace(
         dataset.with_parts(train=training, val=sample[part == VAL], test=tested, own_test=own_test),
-        groups={name: own for name, own in groups.items() if len(own)},
+        groups={name: members for name, members in groups.items() if len(members)},
     )
     partition = Partition(
         train=of_clients(TRAIN), val=of_clients(VAL, OWN_VAL), test=of_clients(TEST, OWN_TEST)

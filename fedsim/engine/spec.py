@@ -123,7 +123,7 @@ class WorkerSpec:
             n = len(self.partition.train[task.client])
             planned = num_steps(n, self.training, stacking.batchnorm, task.max_steps)
             steps.setdefault(task.version, []).append((task, planned))
-        return [block for _, own in sorted(steps.items()) for block in stacking.blocks(own)]
+        return [block for _, pairs in sorted(steps.items()) for block in stacking.blocks(pairs)]
 
     def to_send(self) -> WorkerSpec:
         """What has to travel: no names and lists of clients, no images where nodes read them."""

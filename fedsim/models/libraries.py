@@ -80,16 +80,16 @@ def preprocessing(name: str) -> Normalization | None:
     Raises:
         ConfigError: timm is not installed.
     """
-    library, own = library_of(name), name.partition(":")[2]
+    library, name_there = library_of(name), name.partition(":")[2]
     if library == "timm":
-        known = _timm().get_pretrained_cfg(own)
-        return None if known is None else Normalization(known.mean, known.std, known.input_size[-1])
+        cfg = _timm().get_pretrained_cfg(name_there)
+        return None if cfg is None else Normalization(cfg.mean, cfg.std, cfg.input_size[-1])
     if library != "torchvision":
         return None
     from torchvision.models import get_model_weights  # takes two seconds to import
 
     try:
-        published = get_model_weights(own)
+        published = get_model_weights(name_there)
     except ValueError:  # no such network, which is refused when it is built
         return None
     done = getattr(published, "IMAGENET1K_V1", published.DEFAULT).transforms()

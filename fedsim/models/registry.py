@@ -117,10 +117,10 @@ def find(spec: ModelSpec) -> ModelInfo:
     """The entry of ``spec.name``; a ConfigError where there is none that fits the data."""
     info = CATALOGUE.get(spec.name)
     if info is None:
-        known = [*CATALOGUE, *(f"{library}:NAME" for library in LIBRARIES)]
+        names = [*CATALOGUE, *(f"{library}:NAME" for library in LIBRARIES)]
         raise ConfigError(
             f"model.name={spec.name}: no such model{nearest(spec.name, CATALOGUE)}; there are "
-            f"{', '.join(known)}, or your own as module:function"
+            f"{', '.join(names)}, or your own as module:function"
         )
     if not _fits(info, spec):
         fitting = [name for name, other in CATALOGUE.items() if _fits(other, spec)]

@@ -135,10 +135,10 @@ def _read(request: Request) -> tuple[Table, dict[str, str]]:
         said = "" if "target" in request.columns else "data.columns.target names the classes; "
         raise DataError(f"{error}; {said}{SCOPE}") from None
     columns = list(table.columns)
-    named = {what: what for what in USUAL if what in columns}
-    for what, name in request.columns.items():
-        named[what] = _find_column(name, columns, f"data.columns.{what}")
-    twice = [what for what, name in named.items() if list(named.values()).count(name) > 1]
+    named = {role: role for role in USUAL if role in columns}
+    for role, name in request.columns.items():
+        named[role] = _find_column(name, columns, f"data.columns.{role}")
+    twice = [role for role, name in named.items() if list(named.values()).count(name) > 1]
     if twice:
         raise ConfigError(
             f"data.columns: {named[twice[0]]!r} is {' and '.join(twice)}, one column can be one"
@@ -328,16 +328,16 @@ class _Prepared:
         train[training] = True
         gaps = np.isnan(self.x).any()
         if not train.any() and (self.scaling != "none" or gaps):
-            what = "missing" if self.scaling == "none" else "scaling"
+            key = "missing" if self.scaling == "none" else "scaling"
             raise DataError(
-                f"{self.file}: csv.{what}={getattr(self, what)} needs training rows; a column "
-                "split has to mark them (train)"
+                f"{self.file}: csv.{key}={getattr(self, key)} needs training rows; a column split "
+                "has to mark them (train)"
             )
         x = self._filled(train) if gaps else self.x
         if self.scaling != "none":
             scaled = _scaled(x, x[train])
-            for at_site, known in self._of_sites(train) if self.scaling == "site" else ():
-                scaled[at_site] = _scaled(x[at_site], x[known])
+            for at_site, of_site in self._of_sites(train) if self.scaling == "site" else ():
+                scaled[at_site] = _scaled(x[at_site], x[of_site])
             x = scaled
         with np.errstate(over="ignore"):  # what does not fit is refused as not finite
             return x.astype(np.float32)
@@ -347,13 +347,13 @@ class _Prepared:
         x, centre = self.x.copy(), np.mean if self.missing == "mean" else np.median
         gaps = np.isnan(x)
         for column in np.flatnonzero(gaps.any(axis=0)).tolist():
-            known = train & ~gaps[:, column]
-            if not known.any():
+            with_value = train & ~gaps[:, column]
+            if not with_value.any():
                 raise DataError(
                     f"{self.file}: no training row has a value in column {self.names[column]}"
                 )
-            filled = np.full(len(x), centre(x[known, column]))
-            for at_site, known_here in self._of_sites(known):
+            filled = np.full(len(x), centre(x[with_value, column]))
+            for at_site, known_here in self._of_sites(with_value):
                 filled[at_site] = centre(x[known_here, column])
             x[gaps[:, column], column] = filled[gaps[:, column]]
         return x

@@ -137,9 +137,9 @@ def odd_labels(
         ]
         remarks.append(f"labels that may be typing errors: {_few(pairs)}")
     if single:
-        what = "class" if len(single) == 1 else "classes"
+        noun = "class" if len(single) == 1 else "classes"
         remarks.append(
-            f"{what} with a single {thing}: {_few([described(label) for label in single])}"
+            f"{noun} with a single {thing}: {_few([described(label) for label in single])}"
         )
     return tuple(remarks)
 

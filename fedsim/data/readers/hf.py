@@ -90,7 +90,7 @@ def hf(
     wanted = "a folder that save_to_disk of Hugging Face datasets wrote"
     folder = find_folder(request.own_folder, (), ("dataset_dict.json", "state.json"), wanted)
     splits, files = read(folder, request.columns)
-    used = {what: [split.columns[what] for split in splits] for what in splits[0].columns}
+    used = {role: [split.columns[role] for split in splits] for role in splits[0].columns}
     classes, y = labels(used["label"])
     sizes = [len(split.columns["label"].values) for split in splits]
     kinds = [split.part for split in splits]
@@ -112,18 +112,18 @@ def hf(
         patient_names=patients,
     )
     if "text" in used:
-        x, known = tokens(used["text"], parts, words, vocabulary, request.known_words)
-        return replace(raw, x=x, vocabulary=len(known) + 1, words=known)
+        x, vocabulary_words = tokens(used["text"], parts, words, vocabulary, request.known_words)
+        return replace(raw, x=x, vocabulary=len(vocabulary_words) + 1, words=vocabulary_words)
     x = _images(used["image"], files, request.image_size)
     return replace(raw, x=x, size=x.shape[-1], mean=_MEAN, std=_STD)
 
 
-def read(folder: Path, given: Mapping[str, str]) -> tuple[list[Split], list[Path]]:
+def read(folder: Path, named: Mapping[str, str]) -> tuple[list[Split], list[Path]]:
     """The splits in the order train, validation, test, and the files that they were read from.
 
     Args:
         folder: as ``save_to_disk`` wrote it.
-        given: names of columns by what they hold.
+        named: names of columns by what they hold.
 
     Raises:
         ConfigError: the package ``datasets`` is missing; no such column.
@@ -151,9 +151,9 @@ def read(folder: Path, given: Mapping[str, str]) -> tuple[list[Split], list[Path
             logger.warning("%s: splits that are not used: %s", folder, ", ".join(unused))
         order = sorted((part, name) for name, part in parts.items() if part is not None)
         stored = [(part, f"{folder}, split {name}", loaded[name]) for part, name in order]
-    chosen = choose(stored[0][2].column_names, given, folder)
+    chosen = choose(stored[0][2].column_names, named, folder)
     splits = [
-        Split(part, {what: _column(split, name, where) for what, name in chosen.items()})
+        Split(part, {role: _column(split, name, where) for role, name in chosen.items()})
         for part, where, split in stored
     ]
     return splits, [Path(file["filename"]) for _, _, split in stored for file in split.cache_files]
@@ -171,7 +171,7 @@ def _damaged(folder: Path) -> Path | None:
     return None
 
 
-def choose(names: Sequence[str], given: Mapping[str, str], folder: Path) -> dict[str, str]:
+def choose(names: Sequence[str], named: Mapping[str, str], folder: Path) -> dict[str, str]:
     """The columns in use by what they hold: those that are given, else those of the usual names.
 
     There is one of image and text, and one at most of site and user.
@@ -180,31 +180,31 @@ def choose(names: Sequence[str], given: Mapping[str, str], folder: Path) -> dict
         ConfigError: a column that is given does not exist, or one that is needed was not found.
     """
     columns = f"columns of {folder} are {', '.join(names)}"
-    for what, name in given.items():
+    for role, name in named.items():
         if name not in names:
             near = nearest(name, names)
-            raise ConfigError(f"data.columns.{what}: there is no column {name!r}{near}; {columns}")
+            raise ConfigError(f"data.columns.{role}: there is no column {name!r}{near}; {columns}")
     for one, other in (("image", "text"), ("site", "user")):
-        if one in given and other in given:
+        if one in named and other in named:
             raise ConfigError(f"data.columns: {one} and {other} given, at most one can be used")
-    usual = {w: name for w, known in USUAL.items() for name in reversed(known) if name in names}
-    columns_of = {w: name for w, name in usual.items() if name not in given.values()} | dict(given)
+    usual = {w: n for w, kinds in USUAL.items() for n in reversed(kinds) if n in names}
+    columns_of = {w: name for w, name in usual.items() if name not in named.values()} | dict(named)
     for one, other in (("image", "text"), ("site", "user")):
         if one in columns_of and other in columns_of:
-            if one == "site" and one not in given and other not in given:
+            if one == "site" and one not in named and other not in named:
                 raise ConfigError(
                     f"data.columns: {folder} has the columns site and user: name the one whose "
                     "values are the clients, as in data.columns.user=user"
                 )
-            del columns_of[one if other in given else other]
+            del columns_of[one if other in named else other]
     for needed in (("image", "text"), ("label",)):
         if not columns_of.keys() & set(needed):
-            usually = ", ".join(name for what in needed for name in USUAL[what])
+            usually = ", ".join(name for role in needed for name in USUAL[role])
             raise ConfigError(
                 f"data.columns.{' or data.columns.'.join(needed)} is needed: no column is called "
                 f"{usually}; {columns}"
             )
-    return {what: columns_of[what] for what in USUAL if what in columns_of}
+    return {role: columns_of[role] for role in USUAL if role in columns_of}
 
 
 class _Cells(Sequence[Any]):
@@ -247,8 +247,8 @@ def _kind(feature: Any) -> str:
     stored = str(feature.dtype) if kind == "Value" else ""
     if stored.startswith(("int", "uint")):
         return "integers"
-    known = {"string": "texts", "binary": "images"}
-    return known.get(stored.removeprefix("large_"), stored or kind)
+    kinds = {"string": "texts", "binary": "images"}
+    return kinds.get(stored.removeprefix("large_"), stored or kind)
 
 
 def labels(columns: Sequence[Column]) -> tuple[tuple[str, ...], I64]:
@@ -315,11 +315,11 @@ def tokens(
     parts: Parts | None,
     words: int,
     most: int,
-    given: tuple[str, ...] | None = None,
+    fixed: tuple[str, ...] | None = None,
 ) -> tuple[Array, tuple[str, ...]]:
     """Token ids (N, words) int32 of the texts, and the vocabulary without the last token.
 
-    The vocabulary is the one ``given``, or the ``most`` most frequent words of the training part.
+    The vocabulary is the one ``fixed``, or the ``most`` most frequent words of the training part.
 
     Raises:
         DataError: they are no texts, or one is missing.
@@ -331,12 +331,12 @@ def tokens(
         if None in column.values:
             raise DataError(f"{column.cell(column.values.index(None))}: there is no text")
         texts += column.values
-    known = {PADDING: 0}
-    x = encoded(texts, known, words)
-    vocabulary = given
+    numbers = {PADDING: 0}
+    x = encoded(texts, numbers, words)
+    vocabulary = fixed
     if vocabulary is None:
-        vocabulary = tuple(frequent(x if parts is None else x[parts == TRAIN], known, 1, most))
-    return renumbered(known, vocabulary, unknown=len(vocabulary))[x], vocabulary
+        vocabulary = tuple(frequent(x if parts is None else x[parts == TRAIN], numbers, 1, most))
+    return renumbered(numbers, vocabulary, unknown=len(vocabulary))[x], vocabulary
 
 
 def _images(columns: Sequence[Column], files: Sequence[Path], image_size: int | None) -> Array:

@@ -74,7 +74,7 @@ def _read(
                 raise DataError(f"{where}: {name!r} has no label in {root}/labels.csv")
     stems = [re.sub(r"_(left|right)$", "", Path(name).stem) for name in (*train, *test)]
     people, patient = np.unique(np.array(stems), return_inverse=True)
-    known = request.name == "retina"
+    with_patients = request.name == "retina"
     return Raw(
         source=root,
         x=packed(request.name, files, sizes[1], decoder),
@@ -85,8 +85,8 @@ def _read(
         parts=parts_of(len(train), 0, len(test)),
         size=sizes[0],
         augment=request.name,
-        patient=patient.astype(np.int64) if known else None,
-        patient_names=tuple(map(str, people)) if known else (),
+        patient=patient.astype(np.int64) if with_patients else None,
+        patient_names=tuple(map(str, people)) if with_patients else (),
         files=tuple(file.relative_to(root).as_posix() for file in files),
         clients=_indices(_clients(root, request.split), [*train], listing, root / "train"),
     )

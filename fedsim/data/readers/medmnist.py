@@ -53,7 +53,7 @@ def medmnist(request: Request) -> Raw:
     else:
         path, size = _local(request.folder, request.name, request.image_size or 28)
     parts = ("train", "val", "test")
-    arrays = load_npz(path, tuple(f"{p}_{what}" for p in parts for what in ("images", "labels")))
+    arrays = load_npz(path, tuple(f"{p}_{kind}" for p in parts for kind in ("images", "labels")))
     images, labels = [], []
     for part in parts:
         where = f"{path}, {part}_labels"

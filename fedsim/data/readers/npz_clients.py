@@ -117,8 +117,9 @@ def _content(file: Path) -> dict[str, Any]:
     _, _, kind = np.lib.format.read_array_header_1_0(stream)
     if not kind.hasobject:
         raise ValueError(f"data is an array of {kind}")
-    found = ArrayUnpickler(stream).load()
-    content = found.item() if isinstance(found, np.ndarray) and found.size == 1 else found
+    unpickled = ArrayUnpickler(stream).load()
+    boxed = isinstance(unpickled, np.ndarray) and unpickled.size == 1
+    content = unpickled.item() if boxed else unpickled
     if not isinstance(content, dict):
         raise ValueError(f"data is {type(content).__name__}, no dictionary")
     return {str(name): value for name, value in content.items()}

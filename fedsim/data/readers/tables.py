@@ -16,15 +16,15 @@ Where = Callable[[int], str]
 """What messages about a row begin with: "file, row n"."""
 
 
-def coded(values: Sequence[Any], where: Where, what: str) -> tuple[tuple[str, ...], I64]:
+def coded(values: Sequence[Any], where: Where, noun: str) -> tuple[tuple[str, ...], I64]:
     """The sorted values as names, and the index of each row's.
 
     Raises:
-        DataError: a value is empty; ``what`` it is.
+        DataError: a value is empty; ``noun`` says which.
     """
     for row, value in enumerate(values):
         if value is None or value == "":
-            raise DataError(f"{where(row)}: {what} is empty")
+            raise DataError(f"{where(row)}: {noun} is empty")
     number = {value: code for code, value in enumerate(sorted(set(values)))}
     return tuple(map(str, number)), np.array([number[value] for value in values], np.int64)
 
@@ -36,7 +36,7 @@ def coded_column(table: Table, column: str) -> tuple[tuple[str, ...], I64 | None
     return coded(table.columns[column], table.where, column)
 
 
-def names_by_number(y: Array, where: Where, remedy: str, what: str = "label") -> tuple[str, ...]:
+def names_by_number(y: Array, where: Where, remedy: str, noun: str = "label") -> tuple[str, ...]:
     """The names of classes, or sites, that are numbered 0, 1, ...: their numbers.
 
     Raises:
@@ -48,7 +48,7 @@ def names_by_number(y: Array, where: Where, remedy: str, what: str = "label") ->
         row = int(y.argmin() if present[0] < 0 else y.argmax())
         missing = "" if present[0] < 0 else f" (there is no {gaps[0]})"
         raise DataError(
-            f"{where(row)}: {what} {y[row]}: they are numbered 0, 1, ... without a gap{missing}, "
+            f"{where(row)}: {noun} {y[row]}: they are numbered 0, 1, ... without a gap{missing}, "
             f"{remedy}"
         )
     return tuple(map(str, present.tolist()))

@@ -61,9 +61,9 @@ def connect(engine: EngineConfig) -> Callable[[], None]:
         )
     if ray.is_initialized():
         _connected = True
-        given = [key for key in ("address", "working_dir") if getattr(engine, key) is not None]
-        if given:
-            raise ConfigError(f"engine.{given[0]}: this process is connected to Ray already")
+        refused = [key for key in ("address", "working_dir") if getattr(engine, key) is not None]
+        if refused:
+            raise ConfigError(f"engine.{refused[0]}: this process is connected to Ray already")
         return lambda: None
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if engine.working_dir is not None:

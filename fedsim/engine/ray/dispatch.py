@@ -34,8 +34,8 @@ class Timeout:
     any time before the first work is :meth:`settled`.
     """
 
-    def __init__(self, given: float | None) -> None:
-        self._given = given
+    def __init__(self, limit: float | None) -> None:
+        self._given = limit
         self._new: list[float] = []
         self._paces: deque[float] = deque(maxlen=1000)
 
@@ -284,9 +284,9 @@ class Dispatcher:
             self._pool.incidents.append(Incident(None, call.attempt, node, fault.error))
         if drop:
             return []
-        what = f"{doing}, {call}" if doing else str(call)
+        task = f"{doing}, {call}" if doing else str(call)
         again = f" lost {call.attempt} times, the last time" if fault.lost else ""
-        raise failure(what + again, fault)
+        raise failure(task + again, fault)
 
     def _free(self, work: Work, fault: Fault) -> None:
         """Takes back the actor of a failed call, if it can go on."""

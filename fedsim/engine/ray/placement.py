@@ -129,8 +129,8 @@ def plan_placement(
     named = {"auto": 1, "per-client": num_clients}
     least = named.get(str(actors)) or min(int(actors), num_clients)
     if slots < least:
-        given = "" if actors == "auto" else f"--actors {actors}: "
-        raise ConfigError(given + _refusal(nodes, share, memory, least))
+        flag = "" if actors == "auto" else f"--actors {actors}: "
+        raise ConfigError(flag + _refusal(nodes, share, memory, least))
     return Placement(
         nodes=tuple(nodes),
         share=share,

@@ -342,11 +342,11 @@ class ActorPool:
     def findings(self) -> list[devices.Findings]:
         """What showed in the work of the actors that answer."""
         refs = [self._handles[slot].findings.remote() for slot in sorted(self.idle)]
-        found = []
+        collected = []
         for ref in ray.wait(refs, num_returns=len(refs), timeout=ANSWER_TIMEOUT)[0] if refs else ():
             with contextlib.suppress(RayError):  # it died while it was idle
-                found.append(ray.get(ref))
-        return found
+                collected.append(ray.get(ref))
+        return collected
 
     @property
     def nodes(self) -> list[str]:
