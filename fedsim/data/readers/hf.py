@@ -340,11 +340,7 @@ def tokens(
 
 
 def _images(columns: Sequence[Column], files: Sequence[Path], image_size: int | None) -> Array:
-    """(N, 3, size, size) uint8, from the cache where they were decoded before.
-
-    Raises:
-        DataError: they are no images, or of different sizes without ``image_size``.
-    """
+    """(N, 3, size, size) uint8, from the cache where they were decoded before."""
     for column in columns:
         if column.kind != "images":
             raise DataError(

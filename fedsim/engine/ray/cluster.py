@@ -28,17 +28,6 @@ NETWORK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Ray's variable that lets other machines reach its processes, on any system."""
 OBJECT_STORE = 0.3
 """The part of the free memory that Ray keeps for its object store, unless told otherwise."""
-_connected = _forked = False
-"""Whether this process was ever connected to Ray, and whether its parent was when it was forked."""
-
-
-def _after_fork() -> None:
-    global _forked  # noqa: PLW0603 - of the process
-    _forked = _forked or _connected or ray.is_initialized()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
 
 
 def connect(engine: EngineConfig) -> Callable[[], None]:
@@ -48,19 +37,11 @@ def connect(engine: EngineConfig) -> Callable[[], None]:
         What ends the connection; nothing to end where this process already had one.
 
     Raises:
-        ConfigError: there is no cluster at the address, no such working_dir, Ray refuses a setting
-            or does not come up, or this process was forked from one that Ray ran in.
+        ConfigError: there is no cluster at the address, no such working_dir, or Ray refuses a
+            setting or does not come up.
         Interrupted: the process was told to end while Ray started.
     """
-    global _connected  # noqa: PLW0603 - of the process
-    if _forked:
-        raise ConfigError(
-            "engine.kind=ray: this process was forked from one that had connected to Ray, whose "
-            "threads it lacks: start it with multiprocessing.get_context('spawn'), or set "
-            "engine.kind=serial"
-        )
     if ray.is_initialized():
-        _connected = True
         refused = [key for key in ("address", "working_dir") if getattr(engine, key) is not None]
         if refused:
             raise ConfigError(f"engine.{refused[0]}: this process is connected to Ray already")
@@ -74,11 +55,9 @@ def connect(engine: EngineConfig) -> Callable[[], None]:
     try:
         with _keep_sigterm_handler():
             if address == LOCAL:
-                _connected = True
                 _start(options)
             else:
                 _check_reachable(address)
-                _connected = True
                 ray.init(address=address, **options)
     except FedsimError:
         raise
