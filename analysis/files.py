@@ -10,7 +10,6 @@ from typing import Any
 import pandas as pd
 
 from fedsim.core.reading import parse_json
-from fedsim.core.tables import csv_plain, csv_safe
 
 from . import AnalysisError
 
@@ -54,17 +53,11 @@ def read_table(
                 f"{path}, line {row + 2}: {column} is {frame[column].iloc[row]!r}, not a number"
             )
         frame[column] = values
-    for column in (*texts, *frame.columns.intersection(list(optional_texts))):
-        frame[column] = frame[column].map(csv_plain, na_action="ignore")
     return frame
 
 
 def csv_text(frame: pd.DataFrame) -> str:
-    """A table as CSV, with its texts as :func:`fedsim.core.tables.csv_safe` writes them."""
-    texts = frame.select_dtypes(exclude="number").columns
-    frame = frame.copy()
-    for name in texts:
-        frame[name] = [csv_safe(v) if isinstance(v, str) else v for v in frame[name]]
+    """A table as CSV."""
     return frame.to_csv(index=False, lineterminator="\n")
 
 
@@ -109,7 +102,7 @@ def client_names(run: Path) -> Mapping[int, str]:
     frame = read_table(file, numbers=("client_id",)).drop_duplicates("client_id")
     if "name" not in frame or not frame["name"].notna().all():
         return {}
-    known = _plain_names(frame.astype({"name": "str"}))
+    known = frame.astype({"name": "str"})
     return dict(zip(known["client_id"].astype(int), known["name"], strict=True))
 
 
@@ -123,11 +116,4 @@ def read_partition(path: Path) -> pd.DataFrame:
     frame = read_table(file, numbers=("client_id", "label", "train_samples"))
     if frame.empty:
         raise AnalysisError(f"{file}: no rows; a partition has one per client and label")
-    return _plain_names(frame)
-
-
-def _plain_names(frame: pd.DataFrame) -> pd.DataFrame:
-    """A partition.csv whose column ``name`` is as :func:`fedsim.core.tables.csv_plain` has it."""
-    if "name" not in frame.columns:
-        return frame
-    return frame.assign(name=frame["name"].map(csv_plain, na_action="ignore"))
+    return frame

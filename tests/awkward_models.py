@@ -12,7 +12,6 @@ import itertools
 import random
 import threading
 import warnings
-from collections import Counter
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -138,16 +137,6 @@ class BufferResized(Net, expected=REFUSED, names="kept resize"):
         return h - self.kept
 
 
-class BufferResizedInPlace(Net, expected=REFUSED, names="kept resize"):
-    def setup(self):
-        self.register_buffer("kept", torch.zeros(1))
-
-    def middle(self, h):
-        if self.training and self.kept.numel() == 1:
-            self.kept.resize_(WIDTH).copy_(mean(h))
-        return h - self.kept
-
-
 class IntegerInPlace(Net):
     def setup(self):
         self.register_buffer("step", torch.tensor(0))
@@ -156,26 +145,6 @@ class IntegerInPlace(Net):
         if self.training:
             self.step += 1
         return h * (1 + 0.3 * self.step)
-
-
-class IntegerReplaced(Net, expected=EITHER, names="step"):
-    def setup(self):
-        self.register_buffer("step", torch.tensor(0))
-
-    def middle(self, h):
-        if self.training:
-            self.step = self.step + 1
-        return h * (1 + 0.3 * self.step)
-
-
-class BoolInPlace(Net):
-    def setup(self):
-        self.register_buffer("odd", torch.tensor(False))
-
-    def middle(self, h):
-        if self.training:
-            self.odd.logical_not_()
-        return torch.where(self.odd, 2 * h, h)
 
 
 class NotPersistent(Net):
@@ -188,26 +157,6 @@ class NotPersistent(Net):
         if self.training:
             self.ema.mul_(0.5).add_(mean(h), alpha=0.5)
         return h - self.ema
-
-
-class NotPersistentReplaced(Net, expected=EITHER, names="ema"):
-    def setup(self):
-        self.register_buffer("ema", torch.zeros(WIDTH), persistent=False)
-
-    def middle(self, h):
-        if self.training:
-            self.ema = 0.5 * self.ema + 0.5 * mean(h)
-        return h - self.ema
-
-
-class ComplexBuffer(Net, expected=EITHER, names="phase"):
-    def setup(self):
-        self.register_buffer("phase", torch.ones(WIDTH, dtype=torch.complex64))
-
-    def middle(self, h):
-        if self.training:
-            self.phase.mul_(0.6 + 0.8j)
-        return h * (2 + self.phase.real)
 
 
 class DoubleBuffer(Net, expected=EITHER, names="total"):
@@ -261,35 +210,6 @@ class ViewOfParameter(Net, expected=EITHER, names="mirror a.weight"):
         return h + 5 * self.mirror.mean(1)
 
 
-class ViewOfBuffer(Net, expected=EITHER, names="half ema"):
-    def setup(self):
-        self.register_buffer("ema", torch.zeros(WIDTH))
-        self.register_buffer("half", self.ema[: WIDTH // 2])
-
-    def middle(self, h):
-        if self.training:
-            self.ema.mul_(0.5).add_(mean(h), alpha=0.5)
-        return h - self.half.repeat(2)
-
-
-class BufferWithGradient(Net, expected=EITHER, names="w"):
-    """Which no optimiser trains."""
-
-    def setup(self):
-        self.register_buffer("w", torch.ones(WIDTH, requires_grad=True))
-
-    def middle(self, h):
-        return h * self.w
-
-
-class NoBuffer(Net):
-    def setup(self):
-        self.register_buffer("nothing", None)
-
-    def middle(self, h):
-        return h if self.nothing is None else h + self.nothing
-
-
 class BufferFromNothing(Net, expected=EITHER, names="first"):
     def setup(self):
         self.register_buffer("first", None)
@@ -300,18 +220,6 @@ class BufferFromNothing(Net, expected=EITHER, names="first"):
         return h if self.first is None else h - self.first
 
 
-class TableFromNothing(Net, expected=EITHER, names="table"):
-    """A table that depends on nothing that is trained, made when it is first needed."""
-
-    def setup(self):
-        self.register_buffer("table", None, persistent=False)
-
-    def middle(self, h):
-        if self.table is None:
-            self.table = torch.linspace(0.5, 1.5, WIDTH)
-        return h * self.table
-
-
 class InfiniteMask(Net, expected=EITHER, names="mask"):
     """As of causal attention."""
 
@@ -320,41 +228,6 @@ class InfiniteMask(Net, expected=EITHER, names="mask"):
 
     def middle(self, h):
         return h @ torch.softmax(self.mask, 1)
-
-
-class InfiniteMaskNotPersistent(Net):
-    def setup(self):
-        mask = torch.full((WIDTH, WIDTH), -torch.inf).triu(1)
-        self.register_buffer("mask", mask, persistent=False)
-
-    def middle(self, h):
-        return h @ torch.softmax(self.mask, 1)
-
-
-class LargestMask(Net):
-    def setup(self):
-        lowest = torch.finfo(torch.float32).min
-        self.register_buffer("mask", torch.full((WIDTH, WIDTH), lowest).triu(1))
-
-    def middle(self, h):
-        return h @ torch.softmax(self.mask, 1)
-
-
-class Codebook(Net):
-    """Moving averages of the samples of each code, which is their quotient."""
-
-    def setup(self):
-        self.register_buffer("count", torch.ones(4))
-        self.register_buffer("total", torch.rand(4, WIDTH))
-
-    def middle(self, h):
-        codes = self.total / self.count[:, None]
-        share = torch.softmax(-torch.cdist(h.detach(), codes), 1)
-        if self.training:
-            self.count.data.mul_(0.7).add_(share.mean(0), alpha=0.3)
-            self.total.data.mul_(0.7).add_(share.T @ h.detach() / len(h), alpha=0.3)
-        quantised = share @ (self.total / self.count[:, None])
-        return 0.5 * (h + (quantised - h).detach()) + 0.5 * h
 
 
 class MemoryBank(Net):
@@ -398,16 +271,6 @@ class ParameterReplaced(Net, expected=EITHER, names="w"):
         return h * self.w
 
 
-class ParameterDataReplaced(Net, expected=EITHER, names="w"):
-    def setup(self):
-        self.w = nn.Parameter(torch.ones(WIDTH))
-
-    def middle(self, h):
-        if self.training:
-            self.w.data = 0.7 * self.w.data
-        return h * self.w
-
-
 class ParameterInPlace(Net):
     def setup(self):
         self.w = nn.Parameter(torch.ones(WIDTH))
@@ -431,23 +294,6 @@ class LazyLayer(Net, expected=REPEATS_OR_REFUSED, names="a"):
         self.a = nn.LazyLinear(WIDTH)
 
 
-class ComplexParameter(Net, expected=EITHER, names="filter"):
-    def setup(self):
-        ramp = torch.linspace(-1, 1, WIDTH, dtype=torch.float32)
-        self.filter = nn.Parameter(torch.complex(1 + ramp, 2 * ramp))
-
-    def middle(self, h):
-        return torch.fft.ifft(torch.fft.fft(h) * self.filter).real
-
-
-class DoubleModel(Net, expected=EITHER, names="a.weight b.weight float64"):
-    def setup(self):
-        self.double()
-
-    def hidden(self, x):
-        return super().hidden(x.double())
-
-
 class HalfParameter(Net, expected=EITHER, names="w"):
     """Of bfloat16, whose updates are rounded to three digits."""
 
@@ -458,44 +304,12 @@ class HalfParameter(Net, expected=EITHER, names="w"):
         return h * self.w
 
 
-class IntegerParameter(Net, expected=EITHER, names="order"):
-    def setup(self):
-        self.order = nn.Parameter(torch.arange(WIDTH).flip(0), requires_grad=False)
-
-    def middle(self, h):
-        return h[:, self.order]
-
-
-class ScalarParameter(Net):
-    def setup(self):
-        self.temperature = nn.Parameter(torch.tensor(1.0))
-
-    def middle(self, h):
-        return h / self.temperature
-
-
-class NoParameter(Net):
-    def setup(self):
-        self.register_parameter("nothing", None)
-
-    def middle(self, h):
-        return h if self.nothing is None else h + self.nothing
-
-
 class EmptyParameter(Net):
     def setup(self):
         self.nothing = nn.Parameter(torch.empty(0))
 
     def middle(self, h):
         return h + self.nothing.sum()
-
-
-class NotContiguous(Net):
-    def setup(self):
-        self.w = nn.Parameter(torch.randn(WIDTH, WIDTH).t())
-
-    def middle(self, h):
-        return h @ self.w
 
 
 class ViewsOfOneTensor(Net):
@@ -536,36 +350,6 @@ class Tied(Net):
         return self.d(torch.tanh(self.c(h)))
 
 
-class TwiceRegistered(Net):
-    def setup(self):
-        self.c = nn.Linear(WIDTH, WIDTH)
-        self.again = self.c
-
-    def middle(self, h):
-        return self.again(torch.tanh(self.c(h)))
-
-
-class Lists(Net):
-    """ParameterList and ParameterDict."""
-
-    def setup(self):
-        self.shifts = nn.ParameterList([torch.zeros(WIDTH), torch.ones(WIDTH)])
-        self.scales = nn.ParameterDict({"x": torch.ones(WIDTH), "y": torch.ones(1)})
-
-    def middle(self, h):
-        for shift in self.shifts:
-            h = h * self.scales["x"] + shift
-        return h * self.scales["y"]
-
-
-class SequentialHead(Net):
-    def setup(self):
-        self.head = nn.Sequential(nn.Linear(WIDTH, 8), nn.GELU(), nn.Linear(8, WIDTH))
-
-    def middle(self, h):
-        return self.head(h)
-
-
 class Sparse(Net, expected=EITHER, names="table"):
     """Rows of a table by the brightness of an image's quarter."""
 
@@ -575,15 +359,6 @@ class Sparse(Net, expected=EITHER, names="table"):
     def forward(self, x):
         levels = (x.unfold(2, 4, 4).unfold(3, 4, 4).mean((1, 4, 5)).flatten(1) * 8 + 8.01).long()
         return self.b(self.hidden(x) + self.table(levels.clamp(0, 15)).sum(1))
-
-
-class SparseBag(Net, expected=EITHER, names="table"):
-    def setup(self):
-        self.table = nn.EmbeddingBag(16, WIDTH, mode="sum", sparse=True)
-
-    def forward(self, x):
-        levels = (x.unfold(2, 4, 4).unfold(3, 4, 4).mean((1, 4, 5)).flatten(1) * 8 + 8.01).long()
-        return self.b(self.hidden(x) + self.table(levels.clamp(0, 15)))
 
 
 class ByParity(Net):
@@ -596,18 +371,6 @@ class ByParity(Net):
         if not self.training:
             return self.even(h) + self.odd(h)
         return (self.odd if len(h) % 2 else self.even)(h)
-
-
-class BySize(Net):
-    """A branch that only large batches use."""
-
-    def setup(self):
-        self.small, self.large = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-
-    def middle(self, h):
-        if not self.training:
-            return self.small(h) + self.large(h)
-        return (self.large if len(h) > 140 else self.small)(h)
 
 
 class InTurns(Net):
@@ -654,32 +417,6 @@ class MomentumEncoder(Net):
         return self.b(self.hidden(x) - 0.5 * F.gelu(self.target(x.flatten(1))))
 
 
-class TargetReplaced(Net, expected=EITHER, names="target"):
-    """A copy that becomes the trained layer's copy."""
-
-    def setup(self):
-        self.target = copy.deepcopy(self.a).requires_grad_(False)
-
-    def forward(self, x):
-        if self.training:
-            self.target = copy.deepcopy(self.a).requires_grad_(False)
-        return self.b(self.hidden(x) - 0.5 * F.gelu(self.target(x.flatten(1))))
-
-
-class FreezesItself(Net, expected=EITHER, names="c"):
-    """A layer that trains in the first step only."""
-
-    def setup(self):
-        self.c = nn.Linear(WIDTH, WIDTH)
-        self.register_buffer("step", torch.tensor(0))
-
-    def middle(self, h):
-        if self.training:
-            self.step += 1
-            self.c.requires_grad_(bool(self.step == 1))
-        return self.c(h)
-
-
 class ChoosesParameters(Net, expected=EITHER, names="parameters"):
     """Only what ``parameters`` returns is for the optimiser."""
 
@@ -687,30 +424,9 @@ class ChoosesParameters(Net, expected=EITHER, names="parameters"):
         return self.b.parameters(recurse)
 
 
-class Clipped(Net):
-    """Weights are clipped in place before each forward pass."""
-
-    def setup(self):
-        self.register_forward_pre_hook(self.clip)
-
-    @staticmethod
-    def clip(module, _):
-        with torch.no_grad():
-            module.a.weight.clamp_(-0.06, 0.06)
-
-
 class GradientHook(Net):
     def setup(self):
         self.a.weight.register_hook(lambda gradient: 3 * gradient)
-
-
-class BackwardHook(Net):
-    def setup(self):
-        self.c = nn.Linear(WIDTH, WIDTH)
-        self.c.register_full_backward_hook(lambda _module, into, _out: (0.2 * into[0],))
-
-    def middle(self, h):
-        return self.c(h)
 
 
 class TensorHook(Net):
@@ -720,44 +436,6 @@ class TensorHook(Net):
         if h.requires_grad:
             h.register_hook(lambda gradient: 3 * gradient)
         return h
-
-
-class Reversal(torch.autograd.Function):
-    """A function with a backward pass of its own."""
-
-    @staticmethod
-    def forward(ctx, x):
-        """The same."""
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        """The other way."""
-        return -gradient
-
-
-class GradientReversal(Net):
-    def middle(self, h):
-        return Reversal.apply(h)
-
-
-class GradientInForward(Net):
-    """The features' gradient of an energy is a feature."""
-
-    def setup(self):
-        self.energy = nn.Linear(WIDTH, WIDTH)
-
-    def middle(self, h):
-        with torch.enable_grad():
-            z = h if h.requires_grad else h.requires_grad_()
-            energy = torch.tanh(self.energy(z)).square().sum()
-            (gradient,) = torch.autograd.grad(energy, z, create_graph=self.training)
-        return h - gradient
-
-
-class ForwardHook(Net):
-    def setup(self):
-        self.a.register_forward_hook(lambda _module, _in, out: 0.5 * out)
 
 
 # What is no part of a module's state.
@@ -773,31 +451,12 @@ class Attribute(Net, expected=EITHER, names="ema"):
         return h - self.ema
 
 
-class AttributeInPlace(Net, expected=EITHER, names="ema"):
-    def setup(self):
-        self.ema = torch.zeros(WIDTH)
-
-    def middle(self, h):
-        if self.training:
-            self.ema.mul_(0.5).add_(mean(h), alpha=0.5)
-        return h - self.ema
-
-
 class PythonCounter(Net, expected=EITHER, names="calls"):
     def setup(self):
         self.calls = 0
 
     def middle(self, h):
         self.calls += self.training
-        return h * (1 + 0.3 * self.calls)
-
-
-class EvaluationCounter(Net, expected=EITHER, names="calls"):
-    def setup(self):
-        self.calls = 0
-
-    def middle(self, h):
-        self.calls += not self.training
         return h * (1 + 0.3 * self.calls)
 
 
@@ -824,16 +483,6 @@ class ListOfPast(Net, expected=EITHER, names="past"):
         return h - sum(self.past) / max(len(self.past), 1)
 
 
-class Nested(Net, expected=EITHER, names="stats"):
-    def setup(self):
-        self.stats = {"of": [torch.zeros(WIDTH)]}
-
-    def middle(self, h):
-        if self.training:
-            self.stats["of"][0] = 0.5 * self.stats["of"][0] + 0.5 * mean(h)
-        return h - self.stats["of"][0]
-
-
 class WarmUp(Net, expected=EITHER, names="stats"):
     """What is no part of the state changes from the second step of a client."""
 
@@ -858,51 +507,6 @@ class WarmUp(Net, expected=EITHER, names="stats"):
         return self.read(h)
 
 
-class WarmUpNested(WarmUp, expected=EITHER, names="stats"):
-    def make(self):
-        return {"of": [torch.zeros(WIDTH)]}
-
-    def change(self, h):
-        self.stats["of"][0].mul_(0.5).add_(mean(h), alpha=0.5)
-
-    def read(self, h):
-        return h - self.stats["of"][0]
-
-
-class WarmUpCounter(WarmUp, expected=EITHER, names="stats"):
-    def make(self):
-        return Counter()
-
-    def change(self, h):
-        self.stats["calls"] += 1
-
-    def read(self, h):
-        return h * (1 + 0.3 * self.stats["calls"])
-
-
-class WarmUpGenerator(WarmUp, expected=EITHER, names="stats"):
-    def make(self):
-        return np.random.default_rng(0)
-
-    def change(self, h):
-        self.drawn = self.stats.random()
-
-    def read(self, h):
-        return h * (1 + getattr(self, "drawn", 0) * self.training)
-
-
-class WarmUpClosure(WarmUp, expected=EITHER):
-    def make(self):
-        calls = []
-        return lambda more=0: calls.extend([1] * more) or len(calls)
-
-    def change(self, h):
-        self.stats(1)
-
-    def read(self, h):
-        return h * (1 + 0.3 * self.stats())
-
-
 class OfSubmodule(Net, expected=EITHER, names="momentum"):
     """The momentum of a BatchNorm falls with each batch."""
 
@@ -915,37 +519,12 @@ class OfSubmodule(Net, expected=EITHER, names="momentum"):
         return self.bn(h)
 
 
-class Closure(Net, expected=EITHER):
-    def setup(self):
-        calls = []
-        self.a.register_forward_pre_hook(lambda module, _: calls.append(module.training))
-        self.count = lambda: sum(calls)
-
-    def middle(self, h):
-        return h * (1 + 0.3 * self.count())
-
-
 class ExtraState(Net):
     def get_extra_state(self):
         return {"version": 2}
 
     def set_extra_state(self, state):
         assert state == {"version": 2}
-
-
-class ExtraCounter(Net, expected=EITHER, names="calls"):
-    def setup(self):
-        self.calls = 0
-
-    def get_extra_state(self):
-        return {"calls": self.calls}
-
-    def set_extra_state(self, state):
-        self.calls = state["calls"]
-
-    def middle(self, h):
-        self.calls += self.training
-        return h * (1 + 0.3 * self.calls)
 
 
 class DroppedCache(Net):
@@ -971,37 +550,6 @@ class DroppedCache(Net):
         return h + self.bias()
 
 
-class Attention(Net):
-    """Attention with relative positions, whose biases are cached in evaluation mode by device."""
-
-    def setup(self):
-        del self.a
-        self.embed, self.qkv = nn.Linear(8, WIDTH), nn.Linear(WIDTH, 3 * WIDTH)
-        self.biases = nn.Parameter(torch.randn(15))
-        position = torch.arange(8)
-        index = position[:, None] - position + 7
-        self.register_buffer("index", index, persistent=False)
-        self.cache = {}
-
-    def train(self, mode=True):
-        super().train(mode)
-        if mode and getattr(self, "cache", None):
-            self.cache = {}
-        return self
-
-    def bias(self, device):
-        if self.training:
-            return self.biases[self.index]
-        if str(device) not in self.cache:
-            self.cache[str(device)] = self.biases[self.index]
-        return self.cache[str(device)]
-
-    def hidden(self, x):
-        q, k, v = self.qkv(self.embed(x.squeeze(1))).chunk(3, -1)
-        scores = q @ k.transpose(1, 2) / WIDTH**0.5 + self.bias(x.device)
-        return (scores.softmax(-1) @ v).mean(1)
-
-
 class KeptCache(Net, expected=EITHER, names="kept"):
     """Nothing drops it when weights are loaded."""
 
@@ -1014,18 +562,6 @@ class KeptCache(Net, expected=EITHER, names="kept"):
         if self.kept is None:
             self.kept = 2 * self.w.detach()
         return h * (self.kept - self.w)
-
-
-class CachedProperty(Net, expected=EITHER, names="twice"):
-    def setup(self):
-        self.w = nn.Parameter(torch.ones(WIDTH))
-
-    @functools.cached_property
-    def twice(self):
-        return 2 * self.w.detach()
-
-    def middle(self, h):
-        return 3 * h * (self.twice - self.w)
 
 
 class VersionCache(Net, expected=EITHER, names="kept version"):
@@ -1070,17 +606,6 @@ class Unregistered(Net, expected=EITHER, names="extra ema"):
         return h - ema
 
 
-class HiddenTeacher(Net):
-    """A fixed module that nobody knows of."""
-
-    def setup(self):
-        self.teacher = [nn.Linear(WIDTH, WIDTH, bias=False).requires_grad_(False)]
-        nn.init.eye_(self.teacher[0].weight)
-
-    def middle(self, h):
-        return h + self.teacher[0](h)
-
-
 class ShapeCache(Net):
     """What depends on the shape alone may be kept."""
 
@@ -1091,17 +616,6 @@ class ShapeCache(Net):
         if len(h) not in self.cache:
             self.cache[len(h)] = torch.linspace(0.5, 1.5, h.shape[1])
         return h * self.cache[len(h)]
-
-
-@functools.lru_cache
-def ramp(width, dtype):
-    """(width,) between 0.5 and 1.5."""
-    return torch.linspace(0.5, 1.5, width, dtype=dtype)
-
-
-class LruCache(Net):
-    def middle(self, h):
-        return h * ramp(WIDTH, h.dtype)
 
 
 @functools.cache
@@ -1154,14 +668,6 @@ class NotCopied(Net):
             return 2 * h
 
 
-class LambdaAttribute(Net):
-    def setup(self):
-        self.activation = lambda h: torch.sin(h)
-
-    def middle(self, h):
-        return self.activation(h)
-
-
 CALLS = itertools.count(1)
 
 
@@ -1170,22 +676,6 @@ class OfTheProcess(Net, expected=REPEATS_OR_REFUSED):
 
     def middle(self, h):
         return h * (1 + 0.1 * next(CALLS)) if self.training else h
-
-
-class OfTheClass(Net, expected=REPEATS_OR_REFUSED):
-    calls: ClassVar[int] = 0
-
-    def middle(self, h):
-        type(self).calls += self.training
-        return h * (1 + 0.1 * self.calls) if self.training else h
-
-
-class OfTheFunction(Net, expected=REPEATS_OR_REFUSED):
-    """A default value that is the same list at every call."""
-
-    def middle(self, h, past=[]):  # noqa: B006
-        past.append(0)
-        return h * (1 + 0.1 * len(past)) if self.training else h
 
 
 # Layers that have state or hooks of their own.
@@ -1207,64 +697,9 @@ class FrozenBatchNorm(Net):
         return self.bn(h)
 
 
-class FrozenConvolutional(Net):
-    def setup(self):
-        self.a, self.bn = nn.Conv2d(1, WIDTH, 3), nn.BatchNorm2d(WIDTH)
-
-    def train(self, mode=True):
-        super().train(mode)
-        for module in self.modules():
-            if isinstance(module, nn.BatchNorm2d):
-                module.eval()
-        return self
-
-    def hidden(self, x):
-        return F.gelu(self.bn(self.a(x))).mean((2, 3))
-
-
 class PlainBatchNorm(Net):
     def setup(self):
         self.bn = nn.BatchNorm1d(WIDTH)
-
-    def middle(self, h):
-        return self.bn(h)
-
-
-class CumulativeBatchNorm(Net):
-    def setup(self):
-        self.bn = nn.BatchNorm1d(WIDTH, momentum=None)
-
-    def middle(self, h):
-        return self.bn(h)
-
-
-class BatchNormWithoutWeights(Net):
-    def setup(self):
-        self.bn = nn.BatchNorm1d(WIDTH, affine=False)
-
-    def middle(self, h):
-        return self.bn(h)
-
-
-class BatchNormWithoutStatistics(Net):
-    def setup(self):
-        self.bn = nn.BatchNorm1d(WIDTH, track_running_stats=False)
-
-    def middle(self, h):
-        return self.bn(h)
-
-
-class Scaled(nn.BatchNorm1d):
-    """A BatchNorm with a forward pass of its own."""
-
-    def forward(self, x):
-        """(B, d) -> (B, d)."""
-        return 0.5 * super().forward(x)
-
-
-class OwnBatchNorm(Net):
-    def setup(self):
-        self.bn = Scaled(WIDTH)
 
     def middle(self, h):
         return self.bn(h)
@@ -1284,31 +719,9 @@ class WeightNorm(Net):
         self.a = parametrizations.weight_norm(self.a)
 
 
-class HookedWeightNorm(Net):
-    """The older one, which sets an attribute before each forward pass."""
-
-    def setup(self):
-        with warnings.catch_warnings(action="ignore"):
-            self.a = nn.utils.weight_norm(self.a)
-
-
 class SpectralNorm(Net):
     def setup(self):
         self.a = parametrizations.spectral_norm(self.a)
-
-
-class HookedSpectralNorm(Net):
-    def setup(self):
-        with warnings.catch_warnings(action="ignore"):
-            self.a = nn.utils.spectral_norm(self.a)
-
-
-class Orthogonal(Net):
-    def setup(self):
-        self.c = parametrizations.orthogonal(nn.Linear(WIDTH, WIDTH))
-
-    def middle(self, h):
-        return self.c(h)
 
 
 class Pruned(Net):
@@ -1324,14 +737,6 @@ class Lstm(Net):
         return self.a(x.squeeze(1))[0][:, -1]
 
 
-class Gru(Net):
-    def setup(self):
-        self.a = nn.GRU(8, WIDTH, batch_first=True, bidirectional=True)
-
-    def hidden(self, x):
-        return self.a(x.squeeze(1))[0][:, -1, :WIDTH]
-
-
 class Transformer(Net):
     def setup(self):
         layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, F.gelu, batch_first=True)
@@ -1341,7 +746,7 @@ class Transformer(Net):
         return super().hidden(self.encoder(x.squeeze(1)))
 
 
-class Scripted(Net):
+class Scripted(Net, expected=REFUSED, names="scripted"):
     def setup(self):
         with warnings.catch_warnings(action="ignore"):
             self.c = torch.jit.script(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()))
@@ -1358,16 +763,6 @@ class Checkpointed(Net):
         return checkpoint(self.c, h, use_reentrant=False)
 
 
-class CheckpointedBatchNorm(Net):
-    """Its statistics move twice in each step."""
-
-    def setup(self):
-        self.c = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH))
-
-    def middle(self, h):
-        return checkpoint(self.c, h, use_reentrant=False)
-
-
 # Random numbers.
 
 
@@ -1377,11 +772,6 @@ class Dropout(Net, expected=REPEATS):
 
     def middle(self, h):
         return self.drop(h)
-
-
-class DropoutAlways(Net, expected=REPEATS):
-    def middle(self, h):
-        return F.dropout(h, 0.4)
 
 
 class MonteCarlo(Net, expected=REPEATS):
@@ -1405,29 +795,10 @@ class PythonRandom(Net, expected=REPEATS):
         return 2 * h if self.training and random.random() < 0.5 else h
 
 
-class NumpyRandom(Net, expected=REPEATS):
-    def middle(self, h):
-        return h * (1 + np.random.rand()) if self.training else h  # noqa: NPY002
-
-
 class RandomInEvaluation(Net, expected=REPEATS):
     def middle(self, h):
         drawn = random.random() + np.random.rand()  # noqa: NPY002
         return h if self.training else h * (1 + drawn)
-
-
-class Reseeds(Net, expected=REPEATS):
-    def middle(self, h):
-        torch.manual_seed(3)
-        return F.dropout(h, 0.4)
-
-
-class CheckpointedDropout(Net, expected=REPEATS):
-    def setup(self):
-        self.c = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.4))
-
-    def middle(self, h):
-        return checkpoint(self.c, h, use_reentrant=False)
 
 
 class TorchGenerator(Net, expected=EITHER, names="generator"):
@@ -1441,14 +812,6 @@ class TorchGenerator(Net, expected=EITHER, names="generator"):
         return h * (0.5 + scale) if self.training else h
 
 
-class NumpyGenerator(Net, expected=EITHER, names="generator"):
-    def setup(self):
-        self.generator = np.random.default_rng(0)
-
-    def middle(self, h):
-        return h * (0.5 + self.generator.random()) if self.training else h
-
-
 class Entropy(Net, expected=REPEATS_OR_REFUSED, names="generator"):
     """A generator that nobody can seed."""
 
@@ -1457,15 +820,3 @@ class Entropy(Net, expected=REPEATS_OR_REFUSED, names="generator"):
 
     def middle(self, h):
         return h * (0.5 + self.generator.random()) if self.training else h
-
-
-class RandomProjection(Net, expected=REPEATS):
-    """A tensor that is drawn when the model is built, and no part of its state."""
-
-    def __init__(self, num_classes: int, in_channels: int, image_size: int) -> None:
-        projection = torch.randn(WIDTH, WIDTH)
-        super().__init__(num_classes, in_channels, image_size)
-        self.projection = projection
-
-    def middle(self, h):
-        return h @ self.projection

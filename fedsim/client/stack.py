@@ -50,10 +50,6 @@ def obstacle(
             return (
                 f"the model's {type(module).__name__} ({name}) takes one client's weights at a time"
             )
-        if isinstance(module, torch.jit.ScriptModule):
-            return (
-                f"the model's scripted {module.original_name} ({name}) takes one client's weights"
-            )
         if getattr(module, "track_running_stats", False) and module.momentum is None:
             return f"the model's {type(module).__name__} ({name}) has no momentum"
     if any(slot.role == "stat" and not slot.batchnorm for slot in layout_of(model).slots):

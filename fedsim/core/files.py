@@ -1,17 +1,12 @@
-"""Files: atomic writes, the lock of a run directory, and checks of users' files."""
+"""Files: atomic writes, and the lock of a run directory."""
 
 import errno
 import hashlib
 import logging
-import lzma
-import math
 import os
 import platform
 import tempfile
-import tokenize
-import zipfile
-import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -19,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from filelock import FileLock, Timeout
 
-from fedsim.core.errors import ConfigError, DataError, HeldError, StoreError, one_line
-from fedsim.core.types import I64, Array
+from fedsim.core.errors import ConfigError, HeldError, StoreError
+from fedsim.core.types import Array
 
 logger = logging.getLogger("fedsim")
 
@@ -97,9 +92,8 @@ def cache_dir() -> Path:
     Raises:
         ConfigError: none is set, and the user has no home folder.
     """
-    given = os.environ.get("FEDSIM_CACHE")
-    if given:
-        return Path(given)
+    if folder := os.environ.get("FEDSIM_CACHE"):
+        return Path(folder)
     try:
         return Path.home() / ".cache" / "fedsim"
     except RuntimeError:
@@ -278,109 +272,3 @@ def run_around(path: Path) -> Path | None:
         if (folder / "config.yaml").is_file() and any((folder / s).is_file() for s in signs):
             return folder
     return None
-
-
-ARRAY_FILE_ERRORS = (
-    OSError,
-    EOFError,
-    ValueError,
-    TypeError,
-    KeyError,
-    SyntaxError,
-    OverflowError,
-    MemoryError,
-    RuntimeError,  # with NotImplementedError: an encrypted entry, an unknown compression
-    tokenize.TokenError,
-    zipfile.BadZipFile,
-    zlib.error,
-    lzma.LZMAError,
-)
-"""What ``numpy.load`` raises at a .npy or .npz file that is damaged or none."""
-
-
-def find_folder(folder: Path, below: Iterable[str], markers: Sequence[str], wanted: str) -> Path:
-    """The folder that holds one of the files ``markers``: ``folder`` or one of ``below`` in it.
-
-    A DataError where there is none says what was wanted and where it was looked for.
-    """
-    if not folder.is_dir():
-        raise DataError(f"data.dir {folder}: there is no such folder; wanted is {wanted}")
-    places = [folder, *(folder / name for name in below)]
-    for place in places:
-        if any((place / marker).exists() for marker in markers):
-            return place
-    tried = ", ".join(map(str, places))
-    raise DataError(f"data.dir {folder}: no {' or '.join(markers)} in {tried}; wanted is {wanted}")
-
-
-def unreadable_array(error: BaseException) -> str:
-    """Why NumPy cannot load a file, without its advice on how to unpickle it."""
-    text = one_line(error)
-    return "it holds pickled objects, which are never loaded" if "pickle" in text else text
-
-
-def whole_number(text: str, where: str) -> int:
-    """``text`` as an integer ("3.0" is one, as in the published label files), or a DataError."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not value.is_integer():
-        raise DataError(f"{where} {text!r} is not a whole number")
-    return int(value)
-
-
-def within(folder: Path, name: str, where: str) -> Path:
-    """``folder / name``, which need not exist; a DataError where it lies outside ``folder``."""
-    normal = os.path.normpath(name)
-    if not name or os.path.isabs(name) or normal.startswith("..") or "\\" in name:
-        raise DataError(f"{where}: {name!r} leaves the data folder {folder}")
-    return folder / normal
-
-
-def inside(folder: Path, name: str, where: str) -> Path:
-    """``folder / name``; a DataError where that is no file or lies outside ``folder``."""
-    path = within(folder, name, where)
-    if not os.path.isfile(path):  # also of names that no file can have
-        raise DataError(f"{where}: there is no file {path}")
-    return path
-
-
-def check_labels(labels: Array, num_classes: int, where: str) -> I64:
-    """Labels (N,) or (N, 1) as int64 (N,); rows in messages count from 0, as in the array.
-
-    Raises:
-        DataError: another shape or a dtype that is not integer, or a label outside 0..C-1.
-    """
-    flat = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
-    if flat.ndim != 1 or not np.issubdtype(flat.dtype, np.integer):
-        raise DataError(
-            f"{where}: labels are {labels.dtype} {labels.shape}, needed are integers (N,) or (N, 1)"
-        )
-    y = flat.astype(np.int64)
-    wrong = np.flatnonzero((y < 0) | (y >= num_classes))
-    if len(wrong):
-        raise DataError(
-            f"{where}: label {y[wrong[0]]} in row {wrong[0]} is outside the classes "
-            f"0..{num_classes - 1}"
-        )
-    return y
-
-
-def check_images(images: Array, num_labels: int, where: str) -> Array:
-    """Images (N, H, W) or (N, H, W, 1 or 3) uint8, as (N, channels, H, W) with H = W.
-
-    Raises:
-        DataError: another dtype, shape, or number of images than of labels.
-    """
-    if images.dtype != np.uint8:
-        raise DataError(f"{where}: images are {images.dtype}, needed is uint8 (0..255)")
-    x = images[..., None] if images.ndim == 3 else images
-    if x.ndim != 4 or x.shape[3] not in (1, 3) or x.shape[1] != x.shape[2] or x.shape[1] == 0:
-        raise DataError(
-            f"{where}: images have the shape {images.shape}, needed are square images (N, H, H), "
-            "(N, H, H, 1) or (N, H, H, 3)"
-        )
-    if len(x) != num_labels:
-        raise DataError(f"{where}: {len(x)} images, but {num_labels} labels")
-    return np.ascontiguousarray(x.transpose(0, 3, 1, 2))

@@ -3,9 +3,7 @@
 A function is named ``module:function``, or ``FILE.py:function`` by its file.
 """
 
-import atexit
 import functools
-import gc
 import importlib
 import inspect
 import os
@@ -60,10 +58,11 @@ def resolve(name: str, where: str) -> Callable[..., Any]:
     except BaseException as error:  # also of a module that ends the process
         reason = one_line(error) if isinstance(error, ImportError) else described(error)
         raise ConfigError(f"{where}: {module_name!r} cannot be imported ({reason})") from error
-    file, found = name.rpartition(":")[0], getattr(module, "__file__", None) or "built in"
-    if file.endswith(SUFFIX) and Path(found).resolve() != Path(file).resolve():
+    file, module_file = name.rpartition(":")[0], getattr(module, "__file__", None) or "built in"
+    if file.endswith(SUFFIX) and Path(module_file).resolve() != Path(file).resolve():
         raise ConfigError(
-            f"{where}: Python already has another module {module_name!r} ({found}); rename {file}"
+            f"{where}: Python already has another module {module_name!r} ({module_file}); "
+            f"rename {file}"
         )
     function = getattr(module, function_name, None)
     if not callable(function):
@@ -128,9 +127,9 @@ def options(
     A ConfigError as of :func:`signature`.
     """
     declared = signature(function, where).parameters.values()
-    own = [p.name for p in declared if p.kind is p.KEYWORD_ONLY and p.annotation is not p.empty]
-    typed = signature(function, where, evaluate=True).parameters if {*own} - {*besides} else {}
-    return {name: typed[name] for name in own if name not in besides}
+    names = [p.name for p in declared if p.kind is p.KEYWORD_ONLY and p.annotation is not p.empty]
+    typed = signature(function, where, evaluate=True).parameters if {*names} - {*besides} else {}
+    return {name: typed[name] for name in names if name not in besides}
 
 
 def call(function: Callable[..., Any], where: str, *args: Any, **kwargs: Any) -> Any:
@@ -159,8 +158,8 @@ def plugins(folders: Iterable[str], function: str) -> tuple[str, ...]:
         folders: ``__path__`` of a package.
         function: what a plugin is called by, such as ``build``.
     """
-    known = tuple((folder, Path(folder).stat().st_mtime_ns) for folder in folders)
-    return _plugins(known, function)
+    versions = tuple((folder, Path(folder).stat().st_mtime_ns) for folder in folders)
+    return _plugins(versions, function)
 
 
 @functools.cache  # a configuration asks some thirty times
@@ -192,22 +191,3 @@ def users_code(where: str, kind: type[FedsimError]) -> Iterator[None]:
         raise
     except BaseException as error:  # SystemExit as well: a run does not end without a word
         raise kind(f"{where}: {described(error)}") from error
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Imports large libraries without garbage collection.
-
-    The collector would go through their objects again and again, which takes a fifth of the time to
-    import torch. It leaves what is there afterwards alone until the process ends, where extension
-    modules would report what is never collected as leaked.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        atexit.register(gc.unfreeze)
-        if enabled:
-            gc.enable()

@@ -116,18 +116,16 @@ class Pristine:
     """
 
     def __init__(self, model: nn.Module, values: Collection[Tensor] = ()) -> None:
-        plain = [m for m in model.modules() if not isinstance(m, torch.jit.ScriptModule)]
-        scripted = [m for m in model.modules() if isinstance(m, torch.jit.ScriptModule)]
-        self._scripted = [(m, name, getattr(m, name)) for m in scripted for name in _declared(m)]
-        registered = [t for m in plain for t in (m._parameters, m._buffers, m._modules)]
+        modules = list(model.modules())
+        registered = [t for m in modules for t in (m._parameters, m._buffers, m._modules)]
         pairs: list[tuple[Table, Table]] = [(cast(Table, t), {**t}) for t in registered]
-        self._tables = [*pairs, *((vars(m), attributes(m)) for m in plain)]
+        self._tables = [*pairs, *((vars(m), attributes(m)) for m in modules)]
         self._sizes = [len(table) for table, _ in self._tables]
         keys = [(t, key, v) for t, before in self._tables for key, v in before.items()]
         self._lookups = tuple(zip(*keys, strict=True)) or ((), (), ())
         skipped = set(map(id, values))
         held: dict[int, Any] = {id(t): t for t in (*model.parameters(), *model.buffers())}
-        for m in plain:
+        for m in modules:
             for value in attributes(m).values():
                 inside = value.values() if isinstance(value, dict) else value
                 for v in (value, *(inside if type(value) in _CONTAINERS else ())):
@@ -148,9 +146,6 @@ class Pristine:
                 for key in table.keys() - before.keys() - _INTERNAL:
                     del table[key]
                 table.update(before)
-        for module, name, tensor in self._scripted:
-            if getattr(module, name) is not tensor:
-                setattr(module, name, tensor)
         for tensor, initial in self._tensors:
             if tensor.shape == initial.shape:
                 tensor.data.copy_(initial)
@@ -174,12 +169,6 @@ _INTERNAL = frozenset(vars(nn.Module()))
 def attributes(module: nn.Module) -> dict[str, Any]:
     """A module's attributes but the tensors and modules that it registered, and torch's own."""
     return {name: value for name, value in vars(module).items() if name not in _INTERNAL}
-
-
-def _declared(module: torch.jit.ScriptModule) -> list[str]:
-    """The attributes of a scripted module, tensors among them, but the mode."""
-    declared = module._concrete_type.get_attributes()
-    return [name for name in declared if name != "training"]
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -344,28 +333,11 @@ def places(model: nn.Module, tensors: Sequence[Tensor]) -> list[list[Place]]:
     """Where each parameter or buffer of a model is held: in several modules where they share it."""
     held: dict[int, list[Place]] = {id(t): [] for t in tensors}
     for m in model.modules():
-        scripted = isinstance(m, torch.jit.ScriptModule)
         for table in (m._parameters, m._buffers):
             for key, value in table.items():
                 if id(value) in held:
-                    held[id(value)].append((_OfScript(m) if scripted else table, key))
+                    held[id(value)].append((table, key))
     return [held[id(t)] for t in tensors]
-
-
-class _OfScript(dict[str, Any]):
-    """The tensors of a scripted module, which take another one by its attributes alone."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self._module = module
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """The tensor of this name now."""
-        return getattr(self._module, key, default)
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        """Puts another one there."""
-        setattr(self._module, key, value)
 
 
 def values(model: nn.Module) -> dict[str, Tensor]:

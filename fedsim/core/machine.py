@@ -27,14 +27,14 @@ def processor() -> dict[str, str]:
     """
     import torch
 
-    told: dict[str, str] = {}
+    entries: dict[str, str] = {}
     path = Path("/proc/cpuinfo")
     if path.exists():
         pairs = (line.partition(":") for line in path.read_text(encoding="utf-8").splitlines())
-        told = {key.strip(): value.strip() for key, _, value in reversed(list(pairs))}
+        entries = {key.strip(): value.strip() for key, _, value in reversed(list(pairs))}
     return {
         "architecture": platform.machine(),
-        "model": told.get("model name") or platform.processor() or "unknown",
+        "model": entries.get("model name") or platform.processor() or "unknown",
         "kernels": torch.backends.cpu.get_cpu_capability(),
     }
 
@@ -52,9 +52,9 @@ generators draw by the number of multiprocessors."""
 def kind_of(part: Mapping[str, Any]) -> dict[str, Any]:
     """The kind of device by a part of env.json or by a checkpoint, as far as it is known."""
     device = part.get("device")  # a name, of an executor of the user's
-    known = device if isinstance(device, Mapping) else {"name": device}
-    known = {"server": part.get("server_device", "cpu"), **known}
-    return {key: known[key] for key in KIND if known.get(key) not in (None, "")}
+    described = device if isinstance(device, Mapping) else {"name": device}
+    described = {"server": part.get("server_device", "cpu"), **described}
+    return {key: described[key] for key in KIND if described.get(key) not in (None, "")}
 
 
 def other_kind(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -1,40 +1,16 @@
-"""Tables in CSV files: users' are read by the rules of CSV, and texts are written so that no
-spreadsheet computes them."""
+"""Tables in CSV files that users wrote, read by the rules of CSV."""
 
 import csv
-import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from fedsim.core.errors import DataError
-
-logger = logging.getLogger("fedsim")
-
-_FORMULA = ("=", "+", "-", "@", "\t")
-
-
-def csv_safe(text: str) -> str:
-    """A text for a CSV cell, after an apostrophe where a spreadsheet would run it as a formula.
-
-    Numbers stay as they are; a carriage return, which would end the row, is a blank.
-    :func:`csv_plain` is the inverse.
-    """
-    text = text.replace("\r", " ")
-    if text[:1] not in ("'", *_FORMULA) or not text.lstrip("'").startswith(_FORMULA):
-        return text
-    try:
-        float(text)
-    except ValueError:
-        return f"'{text}"
-    return text
-
-
-def csv_plain(text: str) -> str:
-    """The text that :func:`csv_safe` was given."""
-    return text[1:] if text.startswith("'") and csv_safe(text[1:]) == text else text
-
+from fedsim.core.types import I64
 
 SEPARATORS = (",", ";", "\t")
 """What may stand between the values of a CSV file; Excel writes semicolons in many countries."""
@@ -45,6 +21,74 @@ class TableRow(NamedTuple):
 
     values: Mapping[str, str]
     where: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """The cells of a CSV file with a header, as stripped texts.
+
+    Args:
+        file: that was read.
+        columns: (n,) cells by the name of the column, in small letters.
+        numbers: (n,) of the rows, as an editor shows them.
+    """
+
+    file: Path
+    columns: Mapping[str, Sequence[str]]
+    numbers: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __iter__(self) -> Iterator[TableRow]:
+        for i, cells in enumerate(zip(*self.columns.values(), strict=True)):
+            yield TableRow(dict(zip(self.columns, cells, strict=True)), self.where(i))
+
+    def where(self, row: int) -> str:
+        """What messages about a row, which counts from 0 here, begin with."""
+        return f"{self.file}, row {self.numbers[row]}"
+
+    def whole(self, column: str, empty: int | None = None) -> I64:
+        """(n,) the whole numbers of a column; an empty cell is ``empty``, where that is given.
+
+        Raises:
+            DataError: another text; names its row.
+        """
+        values = np.empty(len(self), np.int64)
+        for row, text in enumerate(self.columns[column]):
+            if text or empty is None:
+                values[row] = whole_number(text, f"{self.where(row)}: {column}")
+            else:
+                values[row] = empty
+        return values
+
+    def cells(self, column: str, allowed: Callable[[str], bool], message: str) -> Sequence[str]:
+        """The cells of a column.
+
+        Raises:
+            DataError: one is not allowed; names the first one, in place of ``{}`` in the message.
+        """
+        for row, cell in enumerate(self.columns[column]):
+            if not allowed(cell):
+                why = message.replace("{}", repr(cell))
+                raise DataError(f"{self.where(row)}, column {column}: {why}")
+        return self.columns[column]
+
+    def rows(self, kept: Sequence[int]) -> "Table":
+        """The table of some of its rows."""
+        columns = {name: [cells[i] for i in kept] for name, cells in self.columns.items()}
+        return Table(self.file, columns, [self.numbers[i] for i in kept])
+
+
+def whole_number(text: str, where: str) -> int:
+    """``text`` as an integer ("3.0" is one, as in the published label files), or a DataError."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.5
+    if not value.is_integer() or abs(value) >= 2**53:
+        raise DataError(f"{where} {text!r} is not a whole number")
+    return int(value)
 
 
 def read_lines(path: Path) -> list[tuple[int, str]]:
@@ -72,8 +116,8 @@ def records(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 def read_table(
     path: Path, required: Sequence[str], aliases: Mapping[str, str] | None = None
-) -> list[TableRow]:
-    """The rows of a CSV file with a header; values are stripped.
+) -> Table:
+    """A CSV file with a header.
 
     Values are separated by commas, or by semicolons or tabs where the header has its columns so.
 
@@ -91,9 +135,9 @@ def read_table(
     for separator in SEPARATORS:
         parsed = _records(path, text, separator)
         _, first = next(parsed)
-        given = [name.lower() for name in first]
-        renamed = {name: new for name, new in (aliases or {}).items() if new not in given}
-        header = [renamed.get(name, name) for name in given]
+        lower = [name.lower() for name in first]
+        renamed = {name: new for name, new in (aliases or {}).items() if new not in lower}
+        header = [renamed.get(name, name) for name in lower]
         if set(required) <= set(header):
             several = [name for name in header if header.count(name) > 1]
             if not several:
@@ -105,15 +149,16 @@ def read_table(
             f"{path}: the header is {line}, needed are the columns {', '.join(required)}, "
             f"each once, separated by commas, semicolons or tabs{twice}"
         )
-    rows = []
-    for number, values in parsed:
-        where = f"{path}, row {number}"
+    rows = list(parsed)
+    for number, values in rows:
         if len(values) != len(header):
-            raise DataError(f"{where}: {len(values)} values, the header has {len(header)}")
-        rows.append(TableRow(dict(zip(header, values, strict=True)), where))
+            raise DataError(
+                f"{path}, row {number}: {len(values)} values, the header has {len(header)}"
+            )
     if not rows:
         raise DataError(f"{path}: no rows below the header")
-    return rows
+    numbers, cells = zip(*rows, strict=True)
+    return Table(path, dict(zip(header, zip(*cells, strict=True), strict=True)), numbers)
 
 
 def _text(path: Path) -> str:

@@ -124,8 +124,8 @@ class ClientTask:
         """When it is done, in messages: ``round 3``, counted from 1, or ``fine-tuning``."""
         if self.work == "finetune":
             return "fine-tuning"
-        own = ", the server's own training" if self.work == "root" else ""
-        return f"round {self.ctx.round + 1}{own}"
+        purpose = ", the server's own training" if self.work == "root" else ""
+        return f"round {self.ctx.round + 1}{purpose}"
 
 
 Sent = tuple[Vector, Vectors]
@@ -316,7 +316,7 @@ class Partition:
 
 def _joined(part: tuple[I64, ...]) -> tuple[I64, list[int]]:
     """All indices of a part, and how many each client has."""
-    return np.concatenate(part or [np.empty(0, np.int64)]), [len(own) for own in part]
+    return np.concatenate(part or [np.empty(0, np.int64)]), list(map(len, part))
 
 
 def _partition(

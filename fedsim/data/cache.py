@@ -2,12 +2,6 @@
 
 Each is a file, a pack, that is read by memory map. The folder is ``$FEDSIM_CACHE``, else
 ``~/.cache/fedsim``. What lies there can be deleted at any time while no run uses it.
-
-A pack ends with a checksum of all bytes before it. Whoever loads a pack compares it first, one pass
-over the file, and makes a damaged pack anew; :func:`unchecked` is for processes whose images are
-compared otherwise. The checksum is CRC-32: packs suffer accidents, no attacks; every change within
-32 bits is found, any other with all but one in 4e9; and it takes a third of the time of SHA-256,
-a fifth of that of BLAKE2b (1.6, 0.5 and 0.3 GiB/s on one core).
 """
 
 import hashlib
@@ -16,11 +10,9 @@ import math
 import os
 import shutil
 import tempfile
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,31 +20,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from fedsim.core.errors import DataError, one_line
-from fedsim.core.files import ARRAY_FILE_ERRORS, cache_dir
+from fedsim.core.errors import DataError
+from fedsim.core.files import cache_dir
 from fedsim.core.types import Array
+from fedsim.data.files import ARRAY_FILE_ERRORS
 
 _VERSION = 3
 """Part of the names of packs of images: 3 since files whose content would be cut are refused."""
-_MARK = b"fedsim-crc32"
-"""Before the checksum (four bytes, little endian) at the end of a pack."""
-_BLOCK = 1 << 22
-"""Bytes that are read at a time."""
 _THREADS = 32
 """The most threads that fill a pack."""
-_checks = ContextVar("checks", default=True)
 
 logger = logging.getLogger("fedsim")
-
-
-@contextmanager
-def unchecked() -> Iterator[None]:
-    """Packs that are loaded in the block are not compared with their checksums."""
-    before = _checks.set(False)
-    try:
-        yield
-    finally:
-        _checks.reset(before)
 
 
 @contextmanager
@@ -99,7 +77,7 @@ def packed_rows(
     """(count, 3, size, size) uint8 of images in some files, memory mapped and read-only.
 
     The pack, whose name begins with ``name``, is made anew when the list of files, a file's size or
-    its time of change, or ``how`` differs, and, with a warning, when it is damaged.
+    its time of change, or ``how`` differs, and, with a warning, when it cannot be read.
 
     Args:
         name: of the data set.
@@ -146,41 +124,17 @@ def stored(
     Raises:
         DataError: the cache folder cannot be written; and what ``write`` raises.
     """
-    reason = _damage(path) if path.exists() and _checks.get() else ""
-    if reason:
-        logger.warning("%s: %s; it is made anew from %s", path, reason, source)
-    if reason or not path.exists():
-        _pack(path, shape, np.dtype(dtype), pieces, write)
-    try:
-        return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
-    except ARRAY_FILE_ERRORS as error:
-        raise DataError(
-            f"{path}: damaged; delete it, it is made anew ({one_line(error)})"
-        ) from error
+    if path.exists():
+        try:
+            return _loaded(path)
+        except ARRAY_FILE_ERRORS as error:
+            logger.warning("%s: damaged (%s); it is made anew from %s", path, error, source)
+    _pack(path, shape, np.dtype(dtype), pieces, write)
+    return _loaded(path)
 
 
-def _damage(path: Path) -> str:
-    """Why a pack cannot be used, empty where it can."""
-    checksum, left = 0, path.stat().st_size - len(_MARK) - 4
-    try:
-        with path.open("rb") as file:
-            while left > 0 and (block := file.read(min(left, _BLOCK))):
-                checksum = zlib.crc32(block, checksum)
-                left -= len(block)
-            end = file.read()
-    except OSError as error:
-        return f"cannot be read ({error.strerror or error})"
-    if not end.startswith(_MARK):
-        return "has no checksum (it was cut off)"
-    return "" if end == _MARK + checksum.to_bytes(4, "little") else "damaged (wrong checksum)"
-
-
-def _append_checksum(path: Path) -> None:
-    checksum = 0
-    with path.open("r+b") as file:
-        while block := file.read(_BLOCK):
-            checksum = zlib.crc32(block, checksum)
-        file.write(_MARK + checksum.to_bytes(4, "little"))
+def _loaded(path: Path) -> Array:
+    return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
 
 
 def _pack(
@@ -203,5 +157,4 @@ def _pack(
         store = np.lib.format.open_memmap(new, mode="w+", dtype=dtype, shape=shape)
         list(pool.map(partial(write, store), range(pieces)))
         store.flush()
-        _append_checksum(new)
         os.replace(new, path)

@@ -166,8 +166,8 @@ def assemble(
         parts = _parts(raw, patient, val_fraction, test_fraction, seed)
     x = raw.x
     if raw.prepare is not None:
-        known = parts if raw.parts is None or not whole else raw.parts
-        x = raw.prepare(np.flatnonzero(known == TRAIN))
+        fixed = parts if raw.parts is None or not whole else raw.parts
+        x = raw.prepare(np.flatnonzero(fixed == TRAIN))
     if not raw.size and image_size is not None and (enlarge or image_size < x.shape[-1]):
         x = resize(x, image_size)
     clients = raw.clients
@@ -302,14 +302,14 @@ def _of_parts(d: Dataset, whole: bool) -> Rules:
     yield d.site is not None or not d.sites_are_users, "users need a site for each sample"
     twice = _given_twice(d.site_names)
     yield not twice, f"the site name {twice} is given twice"
-    for what, codes, names in (
+    for kind, codes, names in (
         ("site", d.site, d.site_names),
         ("patient", d.patient, d.patient_names),
     ):
         shaped = codes is None or (codes.shape == (n,) and codes.dtype == np.int64)
-        yield shaped, f"{what} needs one int64 value per sample"
-        known = codes is None or not names or _within(codes, 0, len(names))
-        yield known, f"{what} is outside the {len(names)} names of {what}s"
+        yield shaped, f"{kind} needs one int64 value per sample"
+        in_range = codes is None or not names or _within(codes, 0, len(names))
+        yield in_range, f"{kind} is outside the {len(names)} names of {kind}s"
     yield len(d.files) in (0, n), f"{len(d.files)} files, needed is one per sample or none"
     for names in (d.class_names, d.site_names, d.patient_names, d.files, tuple(d.clients or ())):
         odd = "" if is_text("".join(names)) else next(n for n in names if not is_text(n))

@@ -1,6 +1,7 @@
 """Downloads into the cache, checked by md5; a run without a network learns what to get."""
 
 import os
+import shutil
 import tarfile
 import zipfile
 import zlib
@@ -10,6 +11,8 @@ from pathlib import Path
 from fedsim.core.errors import DataError, one_line
 from fedsim.core.files import cache_dir
 from fedsim.data.cache import workspace
+
+_DAMAGED = (tarfile.TarError, zipfile.BadZipFile, zlib.error)
 
 
 def fetch(urls: tuple[str, ...], md5: str, folder: str, file: str) -> Path:
@@ -44,9 +47,7 @@ def fetch(urls: tuple[str, ...], md5: str, folder: str, file: str) -> Path:
 
 
 def unpacked(archive: Path, folder: str) -> Path:
-    """A folder of the cache with the files of an archive, unpacked beside it first: never half.
-
-    Of a tar.gz the files without their folders, of a zip files and folders.
+    """A folder of the cache with what an archive holds, unpacked beside it first: never half.
 
     Raises:
         DataError: the archive is damaged, or the cache folder cannot be written.
@@ -55,26 +56,15 @@ def unpacked(archive: Path, folder: str) -> Path:
     if target.exists():
         return target
     with workspace(target.parent) as temporary:
-        files = temporary / "files"
         try:
-            files.mkdir()
-            if archive.suffix == ".zip":
-                with zipfile.ZipFile(archive) as content:
-                    content.extractall(files)  # names that lead elsewhere lose what would
+            if archive.suffix == ".zip":  # names that lead elsewhere are left out
+                shutil.unpack_archive(archive, temporary / "files")
             else:
-                _flat(archive, files)
-            os.replace(files, target)
-        except (OSError, EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error) as error:
+                shutil.unpack_archive(archive, temporary / "files", filter="data")
+            os.replace(temporary / "files", target)
+        except (OSError, EOFError, ValueError, shutil.ReadError, *_DAMAGED) as error:
             if not target.is_dir():  # else another process was faster
                 raise DataError(
                     f"{archive}: cannot be unpacked ({one_line(error)}); delete it"
                 ) from error
     return target
-
-
-def _flat(archive: Path, files: Path) -> None:
-    with tarfile.open(archive, "r:gz") as tar:
-        for member in tar:
-            stream = tar.extractfile(member)
-            if stream is not None:
-                (files / Path(member.name).name).write_bytes(stream.read())

@@ -116,16 +116,19 @@ def redrawn(
         best = max(best, sizes, key=lambda s: min(s, default=-1))
     reached = sorted(best)
     smallest = "" if len(reached) <= 20 else " for its smallest clients"
-    what, least = "" if alpha is None else f"data.alpha {alpha} with ", ""
-    patients, advice = "", f"{'a larger alpha, ' if what else ''}fewer clients or a smaller minimum"
+    prefix, least = "" if alpha is None else f"data.alpha {alpha} with ", ""
+    patients, advice = (
+        "",
+        f"{'a larger alpha, ' if prefix else ''}fewer clients or a smaller minimum",
+    )
     if patient is not None:
-        what, least = "data.group patient: ", f" and {min_patients} patients"
+        prefix, least = "data.group patient: ", f" and {min_patients} patients"
         patients = f" of {len(np.unique(patient))} patients"
         advice = "fewer clients, a larger alpha where the partition has one, or --group none"
     raise DataError(
-        f"{what}{draw.num_clients} clients and {len(draw.labels)} training samples{patients}: none "
-        f"of {MAX_TRIES} draws gives every client data.min_samples {min_samples}{least}; the best "
-        f"one reached {reached[:20]}{smallest}; take {advice}"
+        f"{prefix}{draw.num_clients} clients and {len(draw.labels)} training samples{patients}: "
+        f"none of {MAX_TRIES} draws gives every client data.min_samples {min_samples}{least}; the "
+        f"best one reached {reached[:20]}{smallest}; take {advice}"
     )
 
 

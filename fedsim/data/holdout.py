@@ -21,8 +21,8 @@ def of_sites(part: I64, site: I64, sites: I64, *, some: bool = False) -> tuple[I
     """
     order = part[np.argsort(site[part], kind="stable")]
     starts, stops = (np.searchsorted(site[order], sites, side) for side in ("left", "right"))
-    own = tuple(order[i:j] for i, j in zip(starts, stops, strict=True))
-    return own if (any if some else all)(map(len, own)) else ()
+    of_site = tuple(order[i:j] for i, j in zip(starts, stops, strict=True))
+    return of_site if (any if some else all)(map(len, of_site)) else ()
 
 
 def hold_out(
@@ -51,14 +51,14 @@ def hold_out(
     patient = patients.of(dataset) if group == "patient" else None
     drawn = [(p, f) for p, f in (("test", test_fraction), ("val", val_fraction)) if f > 0]
     for left, (part, fraction) in zip((len(drawn), 1), drawn, strict=False):
-        counts = [num_held_out(len(own), fraction) for own in partition.train]
+        counts = [num_held_out(len(train), fraction) for train in partition.train]
         kept = _without(kept, dataset, part, counts, seed, patient, left)
-    for client, own in enumerate(kept.train):
-        if len(own) < min_samples:
+    for client, train in enumerate(kept.train):
+        if len(train) < min_samples:
             raise DataError(
                 f"{dataset.name}: client {client} has {len(partition.train[client])} samples; "
                 f"data.client_val_fraction {val_fraction} and data.client_test_fraction "
-                f"{test_fraction} leave it {len(own)}, data.min_samples is {min_samples}"
+                f"{test_fraction} leave it {len(train)}, data.min_samples is {min_samples}"
             )
     return kept
 
@@ -127,13 +127,13 @@ def _without(
     With ``patient`` (N,) whole patients are moved, and ``spare`` of a client's stay.
     """
     train, held, label = [], [], strata(dataset.y)
-    for client, (own, count) in enumerate(zip(partition.train, counts, strict=True)):
-        ordered = np.sort(own)
+    for client, (indices, count) in enumerate(zip(partition.train, counts, strict=True)):
+        ordered = np.sort(indices)
         draw = rng.generator(seed, f"own.{part}", client)
         if patient is None:
             chosen = stratified(label[ordered], count, draw)
         else:
-            most = len(np.unique(patient[own])) - spare
+            most = len(np.unique(patient[indices])) - spare
             if most < 1:
                 raise DataError(
                     f"{dataset.name}: client {client} has too few patients for a {part} part of "
@@ -141,9 +141,9 @@ def _without(
                     "clients, no such part, or --group none"
                 )
             chosen = patients.held_out(label[ordered], patient[ordered], count, most, draw)
-        out = np.isin(own, ordered[chosen])
-        train.append(own[~out])
-        held.append(own[out])
+        out = np.isin(indices, ordered[chosen])
+        train.append(indices[~out])
+        held.append(indices[out])
     parts: dict[str, Any] = {"train": tuple(train), part: tuple(held)}
     return replace(partition, **parts)
 
@@ -163,6 +163,7 @@ def stratified(labels: I64, count: int, draw: np.random.Generator) -> I64:
     shuffled = draw.permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
     n, taken = max(1, len(labels)), max(1, min(count, len(labels)))
+    # systematic sampling: positions (i n + u) / taken, with one random u for all i
     return by_class[(np.arange(len(labels))[:count] * n + draw.integers(n)) // taken]
 
 
@@ -181,9 +182,10 @@ def held_out_by_user(
     label, parts = strata(y), []
     order = np.argsort(user, kind="stable")
     numbers, starts = np.unique(user[order], return_index=True)
-    for number, own in zip(numbers.tolist(), np.split(order, starts)[1:], strict=True):
+    for number, positions in zip(numbers.tolist(), np.split(order, starts)[1:], strict=True):
         draw = rng.generator(seed, stream, number)
-        parts.append(own[stratified(label[own], round(fraction * len(own)), draw)])
+        count = round(fraction * len(positions))
+        parts.append(positions[stratified(label[positions], count, draw)])
     out = np.sort(np.concatenate([np.empty(0, dtype=np.int64), *parts]))
     if not 0 < len(out) < len(y):
         raise DataError(
@@ -273,6 +275,7 @@ def _taken_whole(relative: F64, fraction: float, order: I64) -> NDArray[np.bool_
     missing = np.full(relative.shape[1], fraction)
     taken = np.zeros(len(relative), dtype=bool)
     for g in order.tolist():
+        # |missing|^2 - |missing - r|^2 = r (2 missing - r): the distance falls with the group
         if (relative[g] * (2 * missing - relative[g])).sum() > 0:
             missing -= relative[g]
             taken[g] = True

@@ -17,8 +17,8 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import BITSPERSAMPLE, EXTRASAMPLES, SAMPLEFORMAT, TiffImageFile
 
 from fedsim.core.errors import ConfigError, DataError, one_line
-from fedsim.core.files import ARRAY_FILE_ERRORS, unreadable_array
 from fedsim.core.types import Array
+from fedsim.data.files import ARRAY_FILE_ERRORS, unreadable_array
 
 if TYPE_CHECKING:
     import torch
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 FORMATS = ("PNG", "JPEG", "TIFF", "BMP")
 """What an image file may be, whatever its name; no other decoder of Pillow is tried."""
 EIGHT_BIT = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
-MOST_PIXELS = 89_478_485
-"""The most pixels of an image, decoded or resized: from here on Pillow suspects an attack."""
 _CHUNK = 1024
 _BROKEN = (
     OSError,
@@ -38,9 +36,8 @@ _BROKEN = (
     zlib.error,
     MemoryError,
     Image.DecompressionBombError,
-    Image.DecompressionBombWarning,
 )
-warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # refused here
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # scans are large
 warnings.filterwarnings("ignore", module=r"PIL\.")  # damaged EXIF data, which are left out
 
 
@@ -73,20 +70,11 @@ def decode(source: Path | bytes, size: int, where: str = "") -> Array:
 
     Raises:
         DataError: the file is truncated or no image; or its content would be cut: it has several
-            pages, more than eight bits a channel, channels beside colours and transparency, or more
-            than :data:`MOST_PIXELS` pixels, also after Resize(size).
+            pages, more than eight bits a channel, or channels beside colours and transparency.
     """
     from torchvision.transforms.v2.functional import center_crop
 
-    where = where or str(source)
-    rgb = _rgb(source, where)
-    height, width = rgb.shape[1:]
-    longer = int(max(height, width) * size / min(height, width))
-    if longer * size > MOST_PIXELS:
-        raise DataError(
-            f"{where}: {width} x {height} pixels are too long a strip: with a shorter side of "
-            f"{size} they would be {longer * size:,} pixels, allowed are {MOST_PIXELS:,}"
-        )
+    rgb = _rgb(source, where or str(source))
     return _rounded(center_crop(_resized(rgb, [size]), [size]))
 
 
@@ -111,7 +99,6 @@ def _opened(source: Path | bytes, where: Path | str) -> Iterator[Image.Image]:
     try:
         file = source if isinstance(source, Path) else BytesIO(source)
         with Image.open(file, formats=FORMATS) as image:
-            _check_size(where, *image.size)
             if cut := _cut(image):
                 raise DataError(f"{where}: {cut}")
             yield image
@@ -142,13 +129,6 @@ def _cut(image: Image.Image) -> str:
         if 0 in image.tag_v2.get(EXTRASAMPLES, ()):
             return "a channel beside colours and transparency"
     return deep and f"{deep}, needed are eight bits a channel (0..255)"
-
-
-def _check_size(where: Path | str, width: int, height: int) -> None:
-    if width * height > MOST_PIXELS:
-        raise DataError(
-            f"{where}: {width} x {height} pixels, more than the {MOST_PIXELS:,} that are allowed"
-        )
 
 
 def sides(source: Path | bytes, where: str = "") -> tuple[int, int]:
@@ -194,14 +174,13 @@ def load_array(path: Path, size: int) -> Array:
     """
     import torch
 
-    try:  # the header alone: it may promise more than there is
+    try:  # by memory map: the header may promise more than there is
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except ARRAY_FILE_ERRORS as error:
         reason = unreadable_array(error)
         raise DataError(f"{path}: truncated or not a .npy array ({reason})") from error
     if not isinstance(array, np.ndarray) or array.ndim not in (2, 3) or array.size == 0:
         raise DataError(f"{path}: not an array of height x width (x channels)")
-    _check_size(path, array.shape[1], array.shape[0])
     array = array[..., :3] if array.ndim == 3 and array.shape[2] > 3 else array
     if array.dtype != np.uint8 and array.dtype.kind != "f":
         raise DataError(f"{path}: values are {array.dtype}, needed is uint8 or float in 0..255")

@@ -45,7 +45,7 @@ def kind_of(name: str, *, by_label: bool = True) -> Kind:
     def deal(draw: Draw, **options: Scalar) -> list[I64]:
         owned = imports.call(function, where, draw, **options)
         with imports.users_code(where, ConfigError):
-            positions = [np.array(own, dtype=np.int64) for own in owned]
+            positions = [np.array(indices, dtype=np.int64) for indices in owned]
             outside = any((p < 0).any() or (p >= len(draw.labels)).any() for p in positions)
         if len(positions) != draw.num_clients or outside or any(p.ndim != 1 for p in positions):
             raise ConfigError(
@@ -218,7 +218,7 @@ def _by_client(labels: I64, owned: Sequence[I64], num_clients: int, width: int) 
     """(K, width) how many samples of each label each client owns; 0 where ``owned`` is empty."""
     if not owned:
         return np.zeros((num_clients, width), dtype=np.int64)
-    client = np.repeat(np.arange(num_clients), [len(own) for own in owned])
+    client = np.repeat(np.arange(num_clients), list(map(len, owned)))
     cells = client * width + labels[np.concatenate(owned)]
     return np.bincount(cells, minlength=num_clients * width).reshape(num_clients, width)
 

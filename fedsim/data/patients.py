@@ -44,8 +44,8 @@ def grouping(dataset: Dataset, kind: str, wanted: str | None) -> str:
             f"data.group 'patient': {dataset.name} does not say which patients its samples are "
             "from; allowed: none"
         )
-    known = dataset.patient is not None and kind != "files"
-    return wanted or ("patient" if known else "none")
+    by_default = dataset.patient is not None and kind != "files"
+    return wanted or ("patient" if by_default else "none")
 
 
 def whole(
@@ -70,8 +70,8 @@ def whole(
     def dealt(draw: Draw) -> list[I64]:
         label = most_frequent(draw.labels, member) if by_label else np.zeros_like(size)
         target = np.stack(
-            [np.bincount(label[member[own]], minlength=label.max() + 1)
-             for own in rule(replace(draw, labels=label[member]))]
+            [np.bincount(label[member[samples]], minlength=label.max() + 1)
+             for samples in rule(replace(draw, labels=label[member]))]
         )  # fmt: skip
         owner = _assigned(target, label, size, draw.rng)
         of_sample = owner[member]
@@ -96,7 +96,7 @@ def most_frequent(labels: I64, member: I64) -> I64:
 
 
 def _assigned(target: I64, label: I64, size: I64, rng: np.random.RandomState) -> I64:
-    """(P,) the client of each patient.
+    """(P,) the client of each patient, by Graham's LPT rule (1969), as jobs are given to machines.
 
     Args:
         target: (K, C) samples of each class that the clients are to have.
@@ -105,22 +105,25 @@ def _assigned(target: I64, label: I64, size: I64, rng: np.random.RandomState) ->
         rng: settles the order of equals.
     """
     owner = np.empty(len(label), dtype=np.int64)
-    lacking = np.zeros(len(target), dtype=np.int64)
+    lacking = np.zeros(len(target), dtype=np.int64)  # what a client got too much is carried over
     for c in np.unique(label).tolist():
+        # the largest first; equals stay in random order, since the sort is stable
         patients = rng.permutation(np.flatnonzero(label == c))
         patients = patients[np.argsort(-size[patients], kind="stable")]
         lacking += target[:, c]
-        open_to = np.flatnonzero(target[:, c] if target[:, c].any() else np.ones(len(target)))
-        ranks = rng.permutation(len(open_to)).tolist()
-        waiting = [
-            (-int(lacking[k]), rank, k) for k, rank in zip(open_to.tolist(), ranks, strict=True)
+        # clients that are to have the class; all, where the rule gives none of it to anybody
+        clients = np.flatnonzero(target[:, c] if target[:, c].any() else np.ones(len(target)))
+        ranks = rng.permutation(len(clients)).tolist()
+        # a heap whose top is the client that lacks most, ties by a random rank
+        heap = [
+            (-int(lacking[k]), rank, k) for k, rank in zip(clients.tolist(), ranks, strict=True)
         ]
-        heapq.heapify(waiting)
+        heapq.heapify(heap)
         for p in patients.tolist():
-            surplus, rank, k = waiting[0]
+            surplus, rank, k = heap[0]
             owner[p] = k
-            heapq.heapreplace(waiting, (surplus + int(size[p]), rank, k))
-        for surplus, _, k in waiting:
+            heapq.heapreplace(heap, (surplus + int(size[p]), rank, k))
+        for surplus, _, k in heap:
             lacking[k] = -surplus
     return owner
 
@@ -148,6 +151,7 @@ def held_out(labels: I64, patient: I64, count: int, most: int, draw: np.random.G
         patients = order[label[order] == c]
         missing += count * size[patients].sum() / len(labels)
         for p in patients.tolist():
+            # |missing - size| < |missing|: with the patient it is nearer
             if 2 * missing > size[p] and len(taken) < most:
                 taken.append(p)
                 missing -= size[p]
@@ -180,11 +184,11 @@ def _names_at_several_sites(dataset: Dataset) -> str:
     shared = _in_several(dataset.patient, dataset.site).tolist()
     if not shared:
         return ""
-    known = dataset.patient_names
-    names = ", ".join(known[code] if known else str(code) for code in shared[:3])
+    names_of = dataset.patient_names
+    names = ", ".join(names_of[code] if names_of else str(code) for code in shared[:3])
     more = ", ..." if len(shared) > 3 else ""
-    what = "patient name occurs" if len(shared) == 1 else "patient names occur"
-    return f"; {len(shared)} {what} at several sites ({names}{more}): a different patient at each"
+    occur = "patient name occurs" if len(shared) == 1 else "patient names occur"
+    return f"; {len(shared)} {occur} at several sites ({names}{more}): a different patient at each"
 
 
 def check(dataset: Dataset, partition: Partition) -> None:
@@ -200,10 +204,14 @@ def check(dataset: Dataset, partition: Partition) -> None:
     owned = of_split.client >= 0
     twice = _in_several(patient[of_split.sample[owned]], of_split.client[owned])
     if len(twice):
-        own = np.flatnonzero(owned & (patient[of_split.sample] == twice[0]))
-        code = int(dataset.patient[of_split.sample[own[0]]]) if dataset.patient is not None else 0
+        positions = np.flatnonzero(owned & (patient[of_split.sample] == twice[0]))
+        code = (
+            int(dataset.patient[of_split.sample[positions[0]]])
+            if dataset.patient is not None
+            else 0
+        )
         name = dataset.patient_names[code] if dataset.patient_names else code
-        first, second = np.unique(of_split.client[own])[:2].tolist()
+        first, second = np.unique(of_split.client[positions])[:2].tolist()
         raise DataError(
             f"data.group 'patient': the client lists of {dataset.name} give patient {name} to "
             f"clients {first} and {second}; with these lists only 'none' is allowed"

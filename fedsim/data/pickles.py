@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedsim.core.files import ARRAY_FILE_ERRORS
+from fedsim.data.files import ARRAY_FILE_ERRORS
 
 
 def _encode(text: str, encoding: str) -> bytes:

@@ -142,9 +142,9 @@ def reader(name: str) -> Callable[..., Any]:
         return resolve(name, f"data set {name!r}")
     if name in REFUSED:
         raise ConfigError(f"data set {name!r} {REFUSED[name]}")
-    known = [info.name for info in catalogue()]
+    names = [info.name for info in catalogue()]
     raise ConfigError(
-        f"unknown data set {name!r}{nearest(name, known)}; {SCOPE}; allowed: {', '.join(known)}, "
+        f"unknown data set {name!r}{nearest(name, names)}; {SCOPE}; allowed: {', '.join(names)}, "
         "module:function"
     )
 

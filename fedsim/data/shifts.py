@@ -139,9 +139,9 @@ def owners(dataset: Dataset, partition: Partition, seed: int, test: str) -> I64:
     """(N,) the client whose shift each image has, -1 for none; arguments as :func:`shifted`."""
     owner = np.full(len(dataset.y), -1, dtype=np.int64)
     for own_parts in (partition.train, partition.val, partition.test):
-        for client, own in enumerate(own_parts):
-            owner[own] = client
-    sizes = np.array([len(own) for own in partition.train])
+        for client, indices in enumerate(own_parts):
+            owner[indices] = client
+    sizes = np.array([len(indices) for indices in partition.train])
     at_home = _site_owners(dataset, partition)
     for name, part in (("val", dataset.val), ("test", dataset.test)):
         draw = rng.generator(seed, f"shift.{name}")
@@ -155,7 +155,7 @@ def _site_owners(dataset: Dataset, partition: Partition) -> I64:
     """(N,) the client that owns all training images of an image's site, -1 where there is none."""
     out = np.full(len(dataset.y), -1, dtype=np.int64)
     if dataset.site is not None:
-        at = [np.unique(dataset.site[own]) for own in partition.train]
+        at = [np.unique(dataset.site[indices]) for indices in partition.train]
         sites, clients = np.unique(np.concatenate(at), return_counts=True)
         for client, own_sites in enumerate(at):
             alone = own_sites[np.isin(own_sites, sites[clients == 1])]

@@ -5,7 +5,7 @@ gives back the parts and the clients. The older form ``client,index[,name]`` lis
 samples alone.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -13,8 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedsim.core.errors import DataError
-from fedsim.core.files import whole_number
-from fedsim.core.tables import csv_plain, read_table, records
+from fedsim.core.tables import Table, read_table, records, whole_number
 from fedsim.core.types import I64, Array, Dataset, Partition
 
 PARTS = ("train", "val", "test", "own_val", "own_test")
@@ -46,10 +45,11 @@ def rows(dataset: Dataset, partition: Partition) -> Rows:
     pieces: list[tuple[I64, int, int]] = []
     for client in range(partition.num_clients):
         parts = ((partition.train, TRAIN), (partition.val, OWN_VAL), (partition.test, OWN_TEST))
-        for own, part in parts:
-            if own:
-                owner[own[client]] = client
-                pieces.append((own[client][~is_common[own[client]]], part, client))
+        for of_clients, part in parts:
+            if of_clients:
+                samples = of_clients[client]
+                owner[samples] = client
+                pieces.append((samples[~is_common[samples]], part, client))
     pieces.append((dataset.train[owner[dataset.train] < 0], TRAIN, -1))
     sizes = [len(samples) for samples, _, _ in pieces]
     return Rows(
@@ -107,10 +107,10 @@ def _sites_of(dataset: Dataset, partition: Partition) -> tuple[str, ...]:
     """The site of each client where every client has one of its own, else nothing."""
     if dataset.site is None:
         return ()
-    sites = [np.unique(dataset.site[own]) for own in partition.train]
-    if any(len(own) != 1 for own in sites) or len(np.unique(sites)) < len(sites):
+    sites = [np.unique(dataset.site[samples]) for samples in partition.train]
+    if any(len(samples) != 1 for samples in sites) or len(np.unique(sites)) < len(sites):
         return ()
-    return tuple(dataset.site_names[own[0]] for own in sites)
+    return tuple(dataset.site_names[samples[0]] for samples in sites)
 
 
 def read(dataset: Dataset, file: Path) -> tuple[Dataset, Partition]:
@@ -125,115 +125,59 @@ def read(dataset: Dataset, file: Path) -> tuple[Dataset, Partition]:
     return dataset, _read_clients(dataset, file)
 
 
-class _Table(NamedTuple):
-    """The cells of a file as texts, (n,) by column, and the number of each row in it."""
-
-    file: Path
-    columns: Mapping[str, Array]
-    numbers: Sequence[int]
-
-    def row(self, where: Array) -> str:
-        """The first of some rows, as it is numbered in an editor."""
-        return f"{self.file}, row {self.numbers[where[0]]}"
-
-    def whole(self, texts: Array, what: str) -> I64:
-        """Whole numbers (n,) of the texts of a column."""
-        import pandas as pd  # takes a third of a second to import
-
-        values = np.asarray(pd.to_numeric(texts, errors="coerce"), dtype=np.float64)
-        where = np.flatnonzero(~(np.abs(values) < 2**53) | (values != np.floor(values)))
-        if len(where):
-            raise DataError(f"{self.row(where)}: {what} {texts[where[0]]!r} is not a whole number")
-        return values.astype(np.int64)
-
-
 def _read_split(dataset: Dataset, file: Path) -> tuple[Dataset, Partition]:
-    table = _table(file)
-    columns = table.columns
-    sample = table.whole(columns["sample"], "sample")
-    where = np.flatnonzero((sample < 0) | (sample >= len(dataset.y)))
-    if len(where):
-        raise DataError(
-            f"{table.row(where)}: sample {sample[where[0]]} is not in {dataset.name}, which has "
-            f"0..{len(dataset.y) - 1}"
-        )
-    first = np.unique(sample, return_index=True)[1]
-    if len(first) < len(sample):
-        where = np.setdiff1d(np.arange(len(sample)), first)
-        raise DataError(f"{table.row(where)}: sample {sample[where[0]]} is given twice")
-    known = {name: number for number, name in enumerate(PARTS)}
-    part = np.array([known.get(name, -1) for name in columns["part"]], dtype=np.int64)
-    where = np.flatnonzero(part < 0)
-    if len(where):
-        raise DataError(
-            f"{table.row(where)}: part {columns['part'][where[0]]!r} is unknown; known: "
-            f"{', '.join(PARTS)}"
-        )
-    nobody = columns["client_id"] == ""
-    client = table.whole(np.where(nobody, "-1", columns["client_id"]), "client_id")
-    where = np.flatnonzero((client < 0) & (~nobody | np.isin(part, (OWN_VAL, OWN_TEST))))
-    if len(where):
-        raise DataError(f"{table.row(where)}: a sample of {PARTS[part[where[0]]]} needs a client")
+    table = read_table(file, _NEEDED)
+
+    def refuse(rows: Array, message: str) -> None:
+        """Raises the message, with the first of some rows, if there are any."""
+        if rows.any():
+            row = int(rows.argmax())
+            cells = {name: column[row] for name, column in table.columns.items()}
+            raise DataError(f"{table.where(row)}: {message.format(**cells)}")
+
+    sample = table.whole("sample")
+    outside = f"sample {{sample}} is not in {dataset.name}, which has 0..{len(dataset.y) - 1}"
+    refuse((sample < 0) | (sample >= len(dataset.y)), outside)
+    again = np.ones(len(sample), dtype=bool)
+    again[np.unique(sample, return_index=True)[1]] = False
+    refuse(again, "sample {sample} is given twice")
+    number = {name: i for i, name in enumerate(PARTS)}
+    part = np.array([number.get(name, -1) for name in table.columns["part"]], dtype=np.int64)
+    refuse(part < 0, f"part {{part!r}} is unknown; known: {', '.join(PARTS)}")
+    client = table.whole("client_id", empty=-1)
+    nobody = np.array([text == "" for text in table.columns["client_id"]])
+    alone = (client < 0) & (~nobody | np.isin(part, (OWN_VAL, OWN_TEST)))
+    refuse(alone, "a sample of {part} needs a client")
     _check_data(dataset, table, sample)
-    return _assembled(dataset, columns, Rows(sample, part, client), file)
+    return _assembled(dataset, table, Rows(sample, part, client))
 
 
-def _table(file: Path) -> _Table:
-    (_, header), *lines = records(file)
-    names = [name.lower() for name in header]
-    if set(_NEEDED) - set(names) or len(set(names)) < len(names):
-        raise DataError(
-            f"{file}: the header is {','.join(names)}, needed are the columns "
-            f"{', '.join(_NEEDED)}, each once"
-        )
-    if not lines:
-        raise DataError(f"{file}: no rows below the header")
-    for number, values in lines:
-        if len(values) != len(names):
-            raise DataError(
-                f"{file}, row {number}: {len(values)} values, the header has {len(names)}"
-            )
-    numbers, rows = zip(*lines, strict=True)
-    columns = {
-        name: np.array([csv_plain(text) for text in column], dtype=object)
-        for name, column in zip(names, zip(*rows, strict=True), strict=True)
-    }
-    return _Table(file, columns, numbers)
-
-
-def _check_data(dataset: Dataset, table: _Table, sample: I64) -> None:
+def _check_data(dataset: Dataset, table: Table, sample: I64) -> None:
     """Refuses labels and files that are not those of the data set."""
-    known: dict[str, Array] = {}
+    expected: dict[str, Sequence[str]] = {"file": dataset.files}
     if not dataset.per_token:
-        known["label"] = dataset.y.astype(str)
-    if dataset.files:
-        known["file"] = np.array([name.strip() for name in dataset.files], dtype=object)
-    for name, values in known.items():
-        if name not in table.columns:
-            continue
-        texts = table.columns[name]
-        where = np.flatnonzero((texts != values[sample]) & (texts != ""))
-        if len(where):
-            raise DataError(
-                f"{table.row(where)}: {name} {texts[where[0]]!r} of sample {sample[where[0]]}, "
-                f"{dataset.name} has {str(values[sample[where[0]]])!r} there: the split belongs "
-                "to other data"
-            )
+        expected["label"] = dataset.y.astype(str).tolist()
+    for name, values in expected.items():
+        for row, text in enumerate(table.columns.get(name, ()) if values else ()):
+            value = values[sample[row]].strip()
+            if text not in ("", value):
+                raise DataError(
+                    f"{table.where(row)}: {name} {text!r} of sample {sample[row]}, {dataset.name} "
+                    f"has {value!r} there: the split belongs to other data"
+                )
 
 
-def _assembled(
-    dataset: Dataset, table: Mapping[str, Array], of_file: Rows, file: Path
-) -> tuple[Dataset, Partition]:
+def _assembled(dataset: Dataset, table: Table, of_file: Rows) -> tuple[Dataset, Partition]:
     sample, part, client = of_file
     trained = np.unique(client[(part == TRAIN) & (client >= 0)])
     if not len(trained):
-        raise DataError(f"{file}: no training sample has a client")
+        raise DataError(f"{table.file}: no training sample has a client")
     num_clients = len(trained)
     missing = np.flatnonzero(trained != np.arange(num_clients))
     if len(missing) or client.max() >= num_clients:
         first = missing[0] if len(missing) else num_clients
         raise DataError(
-            f"{file}: client {first} has no training samples; clients are numbered 0, 1, ..."
+            f"{table.file}: client {first} has no training samples; clients are numbered 0, 1, ..."
         )
 
     def of_clients(*parts: int) -> tuple[I64, ...]:
@@ -243,22 +187,22 @@ def _assembled(
         return tuple(np.split(sample[mine], cuts)) if len(mine) else ()
 
     if not (part == TEST).any():
-        raise DataError(f"{file}: no sample is in the part test")
+        raise DataError(f"{table.file}: no sample is in the part test")
     tested = sample[part == TEST]
-    groups = {name: own[np.isin(own, tested)] for name, own in dataset.groups.items()}
+    groups = {name: members[np.isin(members, tested)] for name, members in dataset.groups.items()}
     own_test = dataset.own_test[np.isin(dataset.own_test, sample[part == OWN_TEST])]
     training = np.setdiff1d(sample[np.isin(part, (TRAIN, OWN_VAL, OWN_TEST))], own_test)
     changed = replace(
         dataset.with_parts(train=training, val=sample[part == VAL], test=tested, own_test=own_test),
-        groups={name: own for name, own in groups.items() if len(own)},
+        groups={name: members for name, members in groups.items() if len(members)},
     )
     partition = Partition(
         train=of_clients(TRAIN), val=of_clients(VAL, OWN_VAL), test=of_clients(TEST, OWN_TEST)
     )
     names: tuple[str, ...] = _sites_of(changed, partition)
-    if "name" in table:
+    if "name" in table.columns:
         first = np.unique(client, return_index=True)[1][-num_clients:]
-        names = tuple(table["name"][first])
+        names = tuple(table.columns["name"][row] for row in first)
         names = names if any(names) else ()
     return changed, replace(partition, names=names)
 
@@ -270,7 +214,7 @@ def _read_clients(dataset: Dataset, file: Path) -> Partition:
     names: dict[str, str] = {}
     for row in read_table(file, required=("client", "index")):
         index = whole_number(row.values["index"], f"{row.where}: index")
-        client = csv_plain(row.values["client"])
+        client = row.values["client"]
         if not 0 <= index < len(dataset.train):
             raise DataError(
                 f"{row.where}: index {index} is outside the training part of {dataset.name}, "
@@ -283,7 +227,7 @@ def _read_clients(dataset: Dataset, file: Path) -> Partition:
             )
         owner[index] = client
         members.setdefault(client, []).append(index)
-        names[client] = csv_plain(row.values.get("name", "")) or client
+        names[client] = row.values.get("name") or client
     numbered = all(client.isdecimal() for client in members)
     clients = sorted(members, key=int) if numbered else sorted(members)
     labels = tuple(names[client] for client in clients)

@@ -240,8 +240,8 @@ def reason(error: BaseException, fraction: float, device: torch.device) -> str:
 
 def requested_bytes(text: str) -> int:
     """The bytes that torch tried to allocate, by its message; 0 where it does not say."""
-    asked = re.search(r"Tried to allocate ([\d.]+) (bytes|[KMGT]iB)", text)
-    return round(float(asked[1]) * UNITS[asked[2]]) if asked else 0
+    match = re.search(r"Tried to allocate ([\d.]+) (bytes|[KMGT]iB)", text)
+    return round(float(match[1]) * UNITS[match[2]]) if match else 0
 
 
 def explain(usage: Usage, fraction: float) -> str:
@@ -330,10 +330,10 @@ def record(
     first, *others = kinds
     names = sorted(map(str, kinds)) if others else [first.name]
     numbers = {kind.multiprocessors for kind in kinds} - {None}
-    told: dict[str, object] = {"name": ", ".join(names)}
+    entry: dict[str, object] = {"name": ", ".join(names)}
     if numbers and not others:
-        told["multiprocessors"] = first.multiprocessors
-    return told | {
+        entry["multiprocessors"] = first.multiprocessors
+    return entry | {
         "precision": precision if numbers else "float32",
         "deterministic": deterministic or not numbers,
         "nondeterministic": sorted({name for each in findings for name in each.nondeterministic}),
@@ -357,8 +357,8 @@ def collected(names: set[str]) -> Iterator[None]:
     shown = warnings.showwarning
 
     def show(message: Warning | str, *args: Any, **kwargs: Any) -> None:
-        if found := re.match(NO_KERNEL, str(message), re.IGNORECASE):
-            names.add(found[1] or found[2])
+        if match := re.match(NO_KERNEL, str(message), re.IGNORECASE):
+            names.add(match[1] or match[2])
         else:
             shown(message, *args, **kwargs)
 

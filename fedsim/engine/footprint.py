@@ -104,7 +104,7 @@ def need_of(
     vector = sum(t.nbytes for t in tensors)
     updates = vector * min(cohort, max(clients, tasks_per_call(vector)))
     fixed = (1 + KEPT) * vector + sum(kept for kept in (updates, samples) if kept <= room)
-    own = states * trained + (_OF_A_BLOCK * vector if clients > 1 else 0)
+    extra = states * trained + (_OF_A_BLOCK * vector if clients > 1 else 0)
     try:
         with PeakMemory() as step:
             logits, labels = _outputs(traced.train(), spec, training.batch_size)
@@ -114,7 +114,7 @@ def need_of(
             _outputs(traced.eval(), spec, evaluation_batch)
     except (RuntimeError, NotImplementedError):  # it looks at values, which are not there
         return None
-    return CONTEXT + WORKSPACES + fixed + max(clients * (own + step.peak), evaluation.peak)
+    return CONTEXT + WORKSPACES + fixed + max(clients * (extra + step.peak), evaluation.peak)
 
 
 def _outputs(model: nn.Module, spec: ModelSpec, batch: int) -> tuple[Tensor, Tensor]:

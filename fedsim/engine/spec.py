@@ -33,12 +33,11 @@ class LocalImages:
     """Images that each node reads itself, instead of getting them from the driver.
 
     Args:
-        read: gives (N, channels, H, W) uint8, on whatever machine it is called; its argument says
-            whether the machine's cache is checked, and mended, first.
+        read: gives (N, channels, H, W) uint8, on whatever machine it is called.
         sha256: of the driver's.
     """
 
-    read: Callable[[bool], Array]
+    read: Callable[[], Array]
     sha256: str
 
     def __call__(self) -> Array:
@@ -47,9 +46,7 @@ class LocalImages:
         Raises:
             DataError: they are not the driver's.
         """
-        images = self.read(False)
-        if array_sha256(images) != self.sha256:
-            images = self.read(True)
+        images = self.read()
         if array_sha256(images) != self.sha256:
             raise DataError(
                 f"engine.data_from=node: {platform.node()} reads other images than the driver; "
@@ -126,7 +123,7 @@ class WorkerSpec:
             n = len(self.partition.train[task.client])
             planned = num_steps(n, self.training, stacking.batchnorm, task.max_steps)
             steps.setdefault(task.version, []).append((task, planned))
-        return [block for _, own in sorted(steps.items()) for block in stacking.blocks(own)]
+        return [block for _, pairs in sorted(steps.items()) for block in stacking.blocks(pairs)]
 
     def to_send(self) -> WorkerSpec:
         """What has to travel: no names and lists of clients, no images where nodes read them."""

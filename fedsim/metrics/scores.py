@@ -265,9 +265,9 @@ def auc(values: F64, positive: Array) -> float:
         values: (N,) float64, larger for samples predicted positive.
         positive: (N,) bool, with at least one True and one False.
     """
-    everything, own = np.sort(values), values[positive]
-    below, upto = (np.searchsorted(everything, own, side) for side in ("left", "right"))
-    p, q = len(own), len(values) - len(own)
+    everything, positives = np.sort(values), values[positive]
+    below, upto = (np.searchsorted(everything, positives, side) for side in ("left", "right"))
+    p, q = len(positives), len(values) - len(positives)
     return float((((below + upto + 1) / 2).sum() - p * (p + 1) / 2) / (p * q))
 
 
@@ -323,8 +323,8 @@ def _class_auc(p: F64, labels: I64, label: int) -> float | None:
 def _macro_auc(classes: Sequence[float | None]) -> float | None:
     """The mean over the classes; that of class 1 where there are two."""
     wanted = classes[1:] if len(classes) == 2 else classes
-    known = [value for value in wanted if value is not None]
-    return _mean(known) if len(known) == len(wanted) else None
+    defined = [value for value in wanted if value is not None]
+    return _mean(defined) if len(defined) == len(wanted) else None
 
 
 def _confusion(labels: I64, predicted: I64, count: I64) -> I64:

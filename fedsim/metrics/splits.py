@@ -73,7 +73,7 @@ def clients_with(
     """The clients that own any samples of a part, with or without those held out from training."""
     out = () if held_out else set(partition.held_out)
     owned = enumerate(getattr(partition, name))
-    return tuple(c for c, own in owned if len(own) and c not in out)
+    return tuple(c for c, indices in owned if len(indices) and c not in out)
 
 
 def num_labels(dataset: Dataset, index: I64) -> int:

@@ -81,8 +81,8 @@ def cut(model: nn.Module, part: str) -> nn.Module:
 def _others(model: nn.Module, tensors: dict[str, Tensor], kept: set[int]) -> list[Tensor]:
     """All tensors but those kept, and but the statistics of modules of which something is kept."""
     for module in model.modules():
-        own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-        if any(id(t) in kept for t in own):
+        members = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+        if any(id(t) in kept for t in members):
             kept |= {id(t) for t in module.buffers(recurse=False)}
     return [t for t in tensors.values() if id(t) not in kept]
 
@@ -150,9 +150,9 @@ def _adapted(kind: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
         start = name.removesuffix("weight")
 
         def adapted(self: nn.Module) -> Tensor:
-            own = self._parameters
-            change = own[f"{start}lora_B"] @ own[f"{start}lora_A"]  # type: ignore[operator]
-            weight: Tensor = own[name] + self.lora_scale * change  # type: ignore[operator]
+            parameters = self._parameters
+            change = parameters[f"{start}lora_B"] @ parameters[f"{start}lora_A"]  # type: ignore[operator]
+            weight: Tensor = parameters[name] + self.lora_scale * change  # type: ignore[operator]
             return weight
 
         return property(adapted)

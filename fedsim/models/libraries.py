@@ -4,8 +4,6 @@ Their classifier, a linear layer, becomes the head; all before it, pooling and d
 the features.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -20,9 +18,6 @@ from fedsim.version import DISTRIBUTION
 
 _WITHOUT_AUXILIARY = ("googlenet", "inception_v3")
 """torchvision's networks with classifiers in between, which are left out."""
-
-HUB_WAIT = 5.0
-"""Seconds in which the Hugging Face hub has to answer."""
 
 
 def library_of(name: str) -> str | None:
@@ -58,11 +53,9 @@ def pretrained(spec: ModelSpec) -> dict[str, Tensor]:
     name = spec.name.partition(":")[2]
     try:
         if library_of(spec.name) == "timm":
-            with _hub_or_its_cache():
-                options = _timm_options(spec)
-                tensors: dict[str, Tensor]
-                tensors = _timm().create_model(name, True, **options).state_dict()
-                return tensors
+            tensors: dict[str, Tensor]
+            tensors = _timm().create_model(name, True, **_timm_options(spec)).state_dict()
+            return tensors
         from torchvision.models import get_model_weights  # takes two seconds to import
 
         published = get_model_weights(name)
@@ -80,37 +73,6 @@ def pretrained(spec: ModelSpec) -> dict[str, Tensor]:
     return {key: value for key, value in tensors.items() if not key.startswith(auxiliary)}
 
 
-@contextmanager
-def _hub_or_its_cache() -> Iterator[None]:
-    """Where the Hugging Face hub cannot be reached, its client looks into its cache alone.
-
-    It would otherwise try again for a minute, with a line for each time.
-
-    Raises:
-        ConnectionError: the hub cannot be reached and the block fails.
-    """
-    from huggingface_hub import constants, get_session
-
-    before, unreachable = constants.HF_HUB_OFFLINE, None
-    if not before:
-        try:
-            get_session().head(constants.ENDPOINT, timeout=HUB_WAIT)
-        except Exception as error:  # noqa: BLE001 - of requests or httpx, as its version has it
-            unreachable = error
-    constants.HF_HUB_OFFLINE = before or unreachable is not None
-    try:
-        yield
-    except OSError as error:
-        if unreachable is None:
-            raise
-        raise ConnectionError(
-            f"they are not in the cache, and {constants.ENDPOINT} cannot be reached: "
-            f"{one_line(unreachable)}"
-        ) from error
-    finally:
-        constants.HF_HUB_OFFLINE = before
-
-
 def preprocessing(name: str) -> Normalization | None:
     """What a network's published weights were trained with; None where it is of no library, or
     publishes none. Nothing is downloaded.
@@ -118,16 +80,16 @@ def preprocessing(name: str) -> Normalization | None:
     Raises:
         ConfigError: timm is not installed.
     """
-    library, own = library_of(name), name.partition(":")[2]
+    library, name_there = library_of(name), name.partition(":")[2]
     if library == "timm":
-        known = _timm().get_pretrained_cfg(own)
-        return None if known is None else Normalization(known.mean, known.std, known.input_size[-1])
+        cfg = _timm().get_pretrained_cfg(name_there)
+        return None if cfg is None else Normalization(cfg.mean, cfg.std, cfg.input_size[-1])
     if library != "torchvision":
         return None
     from torchvision.models import get_model_weights  # takes two seconds to import
 
     try:
-        published = get_model_weights(own)
+        published = get_model_weights(name_there)
     except ValueError:  # no such network, which is refused when it is built
         return None
     done = getattr(published, "IMAGENET1K_V1", published.DEFAULT).transforms()

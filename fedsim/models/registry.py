@@ -117,10 +117,10 @@ def find(spec: ModelSpec) -> ModelInfo:
     """The entry of ``spec.name``; a ConfigError where there is none that fits the data."""
     info = CATALOGUE.get(spec.name)
     if info is None:
-        known = [*CATALOGUE, *(f"{library}:NAME" for library in LIBRARIES)]
+        names = [*CATALOGUE, *(f"{library}:NAME" for library in LIBRARIES)]
         raise ConfigError(
             f"model.name={spec.name}: no such model{nearest(spec.name, CATALOGUE)}; there are "
-            f"{', '.join(known)}, or your own as module:function"
+            f"{', '.join(names)}, or your own as module:function"
         )
     if not _fits(info, spec):
         fitting = [name for name, other in CATALOGUE.items() if _fits(other, spec)]
@@ -178,6 +178,8 @@ def checked(model: nn.Module, spec: ModelSpec) -> nn.Module:
     where = f"model.name={spec.name}"
     samples = zeros(spec)
     takes = f"{where}: does not take {spec.inputs} {tuple(samples.shape)}"
+    if any(isinstance(m, torch.jit.ScriptModule) for m in model.modules()):
+        raise ConfigError(f"{where}: has scripted modules (torch.jit)")
     with users_code(takes, ConfigError), torch.no_grad():
         if any(map(nn.parameter.is_lazy, (*model.parameters(), *model.buffers()))):
             model.eval()(samples)

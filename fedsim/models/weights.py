@@ -76,12 +76,12 @@ def apply(model: nn.Module, spec: ModelSpec, classes: Sequence[str] = ()) -> Loa
         return Loaded()
     if spec.weights is None:
         origin, key = f"model.pretrained=true, model.name={spec.name}", "model.pretrained"
-        given, source = _download(spec), Source()
+        state, source = _download(spec), Source()
     else:
         origin, key = f"model.weights={spec.weights}", "model.weights"
-        given, source = read_tensors(spec.weights), Source.of(file_of(spec.weights))
+        state, source = read_tensors(spec.weights), Source.of(file_of(spec.weights))
     other = source.classes and classes and source.classes != tuple(classes)
-    drawn = _copy(given, model, origin, with_head=not other)
+    drawn = _copy(state, model, origin, with_head=not other)
     notes = []
     if drawn:
         reason = f"{key} has no head of this shape"
@@ -127,8 +127,8 @@ class Source:
     def first_other(self, classes: Sequence[str]) -> str:
         """The first class that is another one than in the data."""
         pairs = enumerate(zip_longest(self.classes, classes))
-        number, (own, given) = next((i, pair) for i, pair in pairs if pair[0] != pair[1])
-        return f"class {number} is {own!r} in the weights' data and {given!r} in these"
+        number, (theirs, ours) = next((i, pair) for i, pair in pairs if pair[0] != pair[1])
+        return f"class {number} is {theirs!r} in the weights' data and {ours!r} in these"
 
 
 def _names(value: object) -> tuple[str, ...]:
@@ -253,9 +253,9 @@ def _copy(
     first convolution for three colours fits a grey image by the sum over the colours: the same
     output as for the image repeated.
     """
-    own = {key: value for key, value in model.state_dict().items() if value.is_floating_point()}
+    state = {key: value for key, value in model.state_dict().items() if value.is_floating_point()}
     classifier = getattr(model, "classifier", SplitModel.classifier)
-    fixed = {key: value for key, value in model.state_dict().items() if key not in own}
+    fixed = {key: value for key, value in model.state_dict().items() if key not in state}
     new: dict[str, Tensor] = {}
     names: dict[str, str] = {}
     other: list[str] = []
@@ -264,44 +264,44 @@ def _copy(
         if name in fixed and not name.endswith("num_batches_tracked"):
             other += changed({name: fixed[name]}, {name: value})
         if value.is_floating_point():
-            name = _own_name(key, own, classifier)
+            name = _own_name(key, state, classifier)
             if name in new:
                 raise ConfigError(
                     f"{origin}: {names[name]} and {key} are both tensors for {name}; leave one out"
                 )
             new[name], names[name] = value, key
-    head = [key for key in own if key.startswith("head.")]
+    head = [key for key in state if key.startswith("head.")]
     there = [key for key in head if key in new]
-    fits = with_head and there and all(new[key].shape == own[key].shape for key in there)
+    fits = with_head and there and all(new[key].shape == state[key].shape for key in there)
     drawn = () if fits else tuple(head)
-    own = {key: value for key, value in own.items() if key not in drawn}
+    state = {key: value for key, value in state.items() if key not in drawn}
     new = {key: value for key, value in new.items() if key not in drawn}
     convolutions = (name for name, m in model.named_modules() if isinstance(m, nn.Conv2d))
     stem = f"{next(convolutions, '')}.weight"
-    if stem in own and stem in new and own[stem].shape[1] == 1 and new[stem].shape[1:2] == (3,):
+    if stem in state and stem in new and state[stem].shape[1] == 1 and new[stem].shape[1:2] == (3,):
         new[stem] = new[stem].sum(dim=1, keepdim=True)
-    missing, unknown = sorted(own.keys() - new.keys()), sorted(new.keys() - own.keys())
+    missing, unknown = sorted(state.keys() - new.keys()), sorted(new.keys() - state.keys())
     bad = [key for key in sorted(new) if not new[key].isfinite().all()]
     shapes = [
-        f"{key} {tuple(new[key].shape)} (the model's: {tuple(own[key].shape)})"
-        for key in sorted(own.keys() & new.keys())
-        if own[key].shape != new[key].shape
+        f"{key} {tuple(new[key].shape)} (the model's: {tuple(state[key].shape)})"
+        for key in sorted(state.keys() & new.keys())
+        if state[key].shape != new[key].shape
     ]
     problems = {"missing": missing, "unknown": unknown, "misshapen": shapes, "not finite": bad}
     problems["other than the model's, and only float tensors are loaded:"] = other
-    faults = [f"{what} {_few(keys)}" for what, keys in problems.items() if keys]
+    faults = [f"{fault} {_few(keys)}" for fault, keys in problems.items() if keys]
     if faults:
         raise ConfigError(f"{origin}: the weights do not fit the model: {'; '.join(faults)}")
     for key, value in new.items():
-        own[key].copy_(value)  # shares the model's memory
+        state[key].copy_(value)  # shares the model's memory
     return drawn
 
 
-def _own_name(key: str, own: Mapping[str, Tensor], classifier: str) -> str:
+def _own_name(key: str, state: Mapping[str, Tensor], classifier: str) -> str:
     """The model's name of the tensor that its library calls ``key``; other names stay."""
     of_head = key.startswith(f"{classifier}.")
     name = f"head.{key.removeprefix(f'{classifier}.')}" if of_head else f"features.{key}"
-    return name if name in own and key not in own else key
+    return name if name in state and key not in state else key
 
 
 def _few(keys: Sequence[str]) -> str:

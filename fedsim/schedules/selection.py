@@ -11,9 +11,8 @@ from typing import ClassVar
 import numpy as np
 
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.core.files import whole_number
 from fedsim.core.rng import generator
-from fedsim.core.tables import read_table
+from fedsim.core.tables import read_table, whole_number
 from fedsim.core.types import RoundContext, Vectors
 from fedsim.schedules.base import Pass, Roster, RoundPlan
 from fedsim.systems.clock import FLOAT_BYTES

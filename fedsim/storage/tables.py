@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedsim.core.errors import StoreError, one_line
-from fedsim.core.tables import csv_plain, csv_safe
 from fedsim.core.types import Array
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ Cells = Mapping[str, str]
 def cell(value: Any) -> str:
     """A CSV cell: shortest text that reads back as the same number, empty for None and NaN.
 
-    A text is written by :func:`fedsim.core.tables.csv_safe`.
+    A carriage return in a text, which would end the row, is a blank.
     """
     if value is None:
         return ""
@@ -38,7 +37,7 @@ def cell(value: Any) -> str:
         return str(value)
     if isinstance(value, float | np.floating):
         return "" if math.isnan(value) else repr(float(value))
-    return csv_safe(str(value))
+    return str(value).replace("\r", " ")
 
 
 def rows_text(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], *, header: bool) -> str:
@@ -129,8 +128,6 @@ def frame(path: Path, first: str | None = None) -> pd.DataFrame:
         raise StoreError(f"{path}: cannot be read as a table ({one_line(error)})") from error
     if first not in (None, *table.columns[:1]):
         raise StoreError(f"{path}: its first column is {table.columns[0]!r}, not {first!r}")
-    for name in table.select_dtypes(exclude="number"):
-        table[name] = [csv_plain(v) if isinstance(v, str) else v for v in table[name]]
     return table
 
 

@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fedsim.core.errors import ConfigError, DataError, nearest
-from fedsim.core.files import whole_number
-from fedsim.core.tables import TableRow, read_table
+from fedsim.core.tables import TableRow, read_table, whole_number
 from fedsim.systems.clock import BOUNDS, TRAITS, Series
 
 
@@ -28,7 +27,7 @@ def read_trace(
     if not path.is_file():
         raise DataError(f"clock.trace {path}: there is no such file")
     rows = read_table(path, ("client_id",))
-    columns = list(rows[0].values)
+    columns = list(rows.columns)
     unknown = [name for name in columns if name not in ("client_id", "round", *TRAITS)]
     traits = [name for name in columns if name in TRAITS]
     if unknown or not traits:

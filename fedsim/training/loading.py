@@ -1,6 +1,5 @@
 """The data of a configuration: read, dealt to the clients, and shifted."""
 
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.normalization import OF_DATASET, Normalization
 from fedsim.core.types import I64, Array, Dataset, Partition
 from fedsim.data import partitions, patients, splits
-from fedsim.data.cache import unchecked
 from fedsim.data.holdout import (
     fewest_samples,
     hold_out,
@@ -143,19 +141,15 @@ def _fewest(config: RunConfig) -> int:
     return fewest_samples(c.min_samples, c.client_val_fraction, c.client_test_fraction)
 
 
-def read_images(
-    config: RunConfig, partition: Partition, parts: tuple[I64, I64, I64], check: bool
-) -> Array:
+def read_images(config: RunConfig, partition: Partition, parts: tuple[I64, I64, I64]) -> Array:
     """The samples (N, ...) that clients see, from this machine's files.
 
     ``parts`` are the driver's train, val and test: a split file is not read again.
-    With ``check`` packed images are compared with their checksum, and made anew if damaged.
     """
-    with nullcontext() if check else unchecked():
-        train, val, test = parts
-        dataset = read(config)
-        dataset = dataset.with_parts(train=train, val=val, test=test, own_test=dataset.own_test)
-        return with_shifts(config, dataset, partition).x
+    train, val, test = parts
+    dataset = read(config)
+    dataset = dataset.with_parts(train=train, val=val, test=test, own_test=dataset.own_test)
+    return with_shifts(config, dataset, partition).x
 
 
 def client_file(config: RunConfig) -> Path | None:

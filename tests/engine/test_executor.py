@@ -16,9 +16,6 @@ import fedsim
 from fedsim.config.run import RunConfig
 from fedsim.config.sections import ModelConfig
 from fedsim.core.errors import ConfigError, WorkerError
-from fedsim.engine.ray.cluster import machines
-from fedsim.engine.ray.placement import Share, plan_placement
-from tests.commands import PATIENCE
 from tests.engine.broken import Holder
 from tests.engine.chaos import SHARE
 
@@ -116,27 +113,6 @@ def test_the_ray_of_a_run_listens_on_this_machine_alone(shared_ray):
     assert ray.nodes()[0]["NodeManagerAddress"] == "127.0.0.1"
     token = (Path.home() / ".ray" / "auth_token").exists()
     assert token or os.environ["RAY_AUTH_TOKEN"] or os.environ["RAY_AUTH_MODE"]
-
-
-class Idle:
-    def ping(self):
-        return True
-
-
-@pytest.mark.slow
-def test_ray_places_the_actors_of_a_plan_without_a_pending_one(ray_folder):
-    ray.init(address="local", num_cpus=6, num_gpus=3, include_dashboard=False, log_to_driver=False)
-    try:
-        [node] = machines()
-        plan = plan_placement([node], Share(0.5, 0.4), 0, 12)
-        options = {"num_cpus": plan.share.cpus, "num_gpus": plan.share.gpus}
-        actors = [ray.remote(Idle).options(**options).remote() for _ in range(plan.actors)]
-        up = [actor.ping.remote() for actor in actors]
-        ready, pending = ray.wait(up, num_returns=len(up), timeout=PATIENCE)
-        assert (plan.actors, len(ready), pending) == (6, 6, [])
-    finally:
-        ray.shutdown()
-    assert 1e9 < node.memory < 1e13
 
 
 @pytest.mark.slow

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from ray._private import services
 
 import fedsim
 from fedsim.config.run import RunConfig
@@ -78,24 +77,3 @@ def killed(victim: str, out: Path, wanted: dict[str, bytes]) -> None:
 def test_the_run_says_what_died_and_goes_on_when_resumed(victim, tmp_path, wanted):
     killed(victim, tmp_path / "run", wanted)
     assert bytes_of(fedsim.resume(tmp_path / "run", {"engine.kind": "serial"})) == wanted
-
-
-@pytest.mark.usefixtures("no_ray")
-def test_it_goes_on_though_the_next_ray_does_not_come_up_in_time(tmp_path, wanted, monkeypatch):
-    killed("/raylet ", tmp_path / "run", wanted)
-    raylets: list[int] = []
-    get_node = services.get_node
-
-    def slow(*args):
-        """What Ray asks to learn whether its node is up; at the first time its patience ends."""
-        below = processes_below(os.getpid())
-        found = [pid for pid, line in below.items() if line.partition(" ")[0].endswith("/raylet")]
-        raylets.extend(set(found) - set(raylets))
-        assert len(found) == 1, "the raylet of the failed start is gone"
-        if len(raylets) == 1:
-            raise Exception("The current node timed out during startup. This could happen")
-        return get_node(*args)
-
-    monkeypatch.setattr(services, "get_node", slow)
-    assert bytes_of(fedsim.resume(tmp_path / "run")) == wanted
-    assert len(raylets) == 2

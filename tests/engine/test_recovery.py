@@ -88,13 +88,14 @@ def test_actors_killed_while_they_are_idle_and_a_lost_object(
             ray.kill(pool._handles[slot])
 
     def lose_vector() -> None:
-        (vector, _), *others = executors[0]._dispatcher.sent._objects
+        objects = executors[0]._dispatcher.sent._objects
+        key, (vector, _) = list(objects.items())[-1]  # the model of the next round
         owner = ray.remote(num_cpus=0)(Owner).remote()
         lost = ray.get(owner.put.remote(vector))[0]
         ray.kill(owner)
         with pytest.raises(OwnerDiedError):
             until_lost(lost)
-        executors[0]._dispatcher.sent._objects = [(vector, lost), *others]
+        objects[key] = (vector, lost)
 
     watcher = Orders(orders, {2: kill_idle, 4: lose_vector})
     store = fedsim.run(config("fedpac", actors=2), tmp_path / "run", [watcher], shared_ray)

@@ -14,7 +14,6 @@ from fedsim.engine.base import SAMPLES
 from fedsim.engine.ray.calls import EvaluationCall
 from tests.decomposing import OWN
 from tests.engine.chaos import SHARE
-from tests.sites import SHORTCUT
 
 pytestmark = pytest.mark.ray
 
@@ -61,25 +60,6 @@ def test_serial_and_ray_with_one_two_and_per_client_actors(method, shared_ray, t
         got = run(config(method, **engine), tmp_path / name, shared_ray)
         for file, content in reference.items():
             assert got[file] == content, f"{file} differs between serial and {name}"
-
-
-@pytest.mark.slow
-def test_clients_with_test_images_of_their_own(shared_ray, tmp_path):
-    """Pooled over the sites, by the sites' own models."""
-
-    def bytes_of(out, session=None, **engine):
-        settings = RunConfig(
-            algorithm="fedbn",
-            data={"name": SHORTCUT},
-            train={"rounds": 2, "sample_rate": 0.5},
-            engine=engine,
-            **{SHORTCUT: {"sites": 6, "samples_per_site": 20}},
-        )
-        store = fedsim.run(settings, tmp_path / out, session=session)
-        names = ("rounds.csv", "evaluations.csv", "classes.csv", "partition.csv")
-        return {name: (store.path / name).read_bytes() for name in names}
-
-    assert bytes_of("ray", shared_ray, **ENGINES["two"]) == bytes_of("serial", kind="serial")
 
 
 @pytest.mark.slow

@@ -143,14 +143,6 @@ METHODS = {
 
 
 @pytest.mark.slow
-def test_the_bits_of_the_driver_on_one_node(shared_ray):
-    check_bits(
-        [node["NodeID"] for node in ray.nodes()] * 2,
-        {"fedld": {}, "fedavg clipped": {}, "trimmed_mean attacked": {}},
-    )
-
-
-@pytest.mark.slow
 def test_the_bits_of_the_driver_for_every_rule(two_nodes):
     check_bits(two_nodes, METHODS)
 

@@ -36,12 +36,6 @@ def wanted(tmp_path_factory: pytest.TempPathFactory):
     return results(fedsim.run(config(kind="serial"), out, progress=False))
 
 
-@pytest.mark.parametrize("actors", [1, 2])
-def test_it_has_the_bytes_of_one_process(actors, tmp_path, shared_ray, wanted):
-    store = fedsim.run(config(actors=actors), tmp_path / "run", (), shared_ray, progress=False)
-    assert results(store) == wanted
-
-
 @pytest.mark.parametrize("client_batch", [1, 3])
 def test_work_done_early_has_the_same_bytes(tmp_path, shared_ray, monkeypatch, client_batch):
     taken, early = [], dispatch.Dispatcher.early

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 from fedsim.core.errors import DataError
-from fedsim.core.files import check_labels, find_folder
 from fedsim.core.types import I64, Array
 from fedsim.data.dataset import DatasetInfo, Raw, Request, parts_of
 from fedsim.data.download import fetch, unpacked
+from fedsim.data.files import check_labels, find_folder
 from fedsim.data.pickles import PICKLE_ERRORS, ArrayUnpickler
 
 
@@ -37,7 +37,7 @@ def _place(request: Request, torchvision_name: str, folder: str, marker: str) ->
 
     source = getattr(datasets, torchvision_name)
     archive = fetch((source.url,), source.tgz_md5, "cifar", source.filename)
-    return unpacked(archive, f"cifar/{folder}")
+    return unpacked(archive, f"cifar/{request.name}") / folder
 
 
 def _read(

@@ -6,23 +6,26 @@ those of the training rows, so that they are computed once the parts are known, 
 split file gives other ones.
 """
 
-import math
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedsim.core.errors import ConfigError, DataError, nearest
 from fedsim.core.settings import Names, listed
-from fedsim.core.tables import TableRow, read_table, records
+from fedsim.core.tables import Table, read_table
 from fedsim.core.types import F64, I64, Array
-from fedsim.data.dataset import OWN_TEST, SCOPE, TEST, TRAIN, VAL, DatasetInfo, Parts, Raw, Request
-from fedsim.data.readers.folder import check_patients, coded, odd_labels
+from fedsim.data.dataset import OWN_TEST, SCOPE, TRAIN, DatasetInfo, Parts, Raw, Request
+from fedsim.data.readers.folder import odd_labels
+from fedsim.data.readers.tables import PARTS, check_patients, coded, coded_column, parts_of_rows
+
+Mask = NDArray[np.bool_]
 
 USUAL = ("target", "site", "patient", "split")
 """What a column may be beside a feature, and its name where ``data.columns`` gives none."""
-PARTS = {"train": TRAIN, "val": VAL, "test": TEST, "own_test": OWN_TEST}
 MISSING = frozenset(("", "?", "na", "n/a", "nan", "null"))
 """Cells without a value, in small letters."""
 NO_SITE = "(none)"
@@ -39,7 +42,7 @@ _SMALL = 1e-9
 """Added to a standard deviation."""
 
 
-def table(
+def read_csv(
     request: Request,
     *,
     features: Names = "",
@@ -61,8 +64,9 @@ def table(
             of the site is put in, or of all training rows where a site has none.
     """
     file = request.own_folder
-    columns, rows, named = _read(request)
-    chosen = [_known(name, columns, "csv.features") for name in listed(features)]
+    table, named = _read(request)
+    columns = list(table.columns)
+    chosen = [_find_column(name, columns, "csv.features") for name in listed(features)]
     for name in chosen:
         if name in named.values() or chosen.count(name) > 1:
             why = "is no feature (data.columns)" if chosen.count(name) == 1 else "is given twice"
@@ -74,75 +78,77 @@ def table(
     for name in dropped:
         if name not in chosen:
             raise ConfigError(f"csv.categorical: {name!r} is no feature")
-    kept = [row for row in rows if missing != "drop" or _complete(row, (*chosen, named["target"]))]
-    if not kept:
-        raise DataError(f"{file}: csv.missing=drop leaves no row, each has a missing value")
-    classes, y = _target(kept, named["target"])
+    remarks: tuple[str, ...] = ()
+    if missing == "drop":
+        table, remarks = _complete(table, (*chosen, named["target"]))
+    classes, y = _target(table, named["target"])
     meant = len(classes) > _COMPARED or all(_number(name) is not None for name in classes)
-    remarks = odd_labels(kept, classes, y, named=meant, thing="row")
-    if len(kept) < len(rows):
-        left = len(rows) - len(kept)
-        remarks += (f"{left} of {len(rows)} rows have a missing value and were left out",)
-    parts = _parts(kept, named["split"]) if "split" in named else None
-    sites, site = _sites(kept, named["site"], parts) if "site" in named else ((), None)
-    patients, patient = coded(kept, named.get("patient", ""))
-    if parts is not None and patient is not None:
-        common = np.where(parts == OWN_TEST, TEST, parts).astype(np.int8)
-        check_patients(kept, common, named)
-    coded_or_not = [
-        _categories(kept, name, dropped[name]) if name in dropped else _numbers(kept, name, missing)
+    remarks = odd_labels(table, classes, y, named=meant, thing="row") + remarks
+    parts = parts_of_rows(table, named.get("split", ""), tuple(PARTS))
+    sites, site = _sites(table, named["site"], parts) if "site" in named else ((), None)
+    patients, patient = coded_column(table, named.get("patient", ""))
+    check_patients(patient, site, parts, patients, table.where)
+    blocks = {
+        name: _categories(table, name, dropped[name])
+        if name in dropped
+        else _numbers(table, name, missing)
         for name in chosen
-    ]
-    x = np.column_stack(coded_or_not)
-    names = [name for name, c in zip(chosen, coded_or_not, strict=True) for _ in range(c.shape[1])]
+    }
+    x = np.column_stack(list(blocks.values()))
     if not x.shape[1]:
         raise DataError(f"{file}: csv.categorical leaves out the only value of each feature")
-    code = np.zeros(len(x), np.int64) if site is None else site
-    none = sites.index(NO_SITE) if NO_SITE in sites else -1
+    prepare = _Prepared(
+        file=file,
+        names=[name for name, block in blocks.items() for _ in range(block.shape[1])],
+        x=x,
+        site=np.zeros(len(x), np.int64) if site is None else site,
+        no_site=sites.index(NO_SITE) if NO_SITE in sites else -1,
+        scaling=scaling,
+        missing=missing,
+    )
     return Raw(
         source=file,
         x=x,
         y=y,
         class_names=classes,
         parts=parts,
-        prepare=partial(_prepared, str(file), names, x, code, none, scaling, missing),
+        prepare=prepare,
         site=site,
         site_names=sites,
         patient=patient,
         patient_names=patients,
-        remarks=remarks + _filled_codes(chosen, coded_or_not, missing),
+        remarks=remarks + _filled_codes(blocks, missing),
     )
 
 
-def _read(request: Request) -> tuple[list[str], list[TableRow], dict[str, str]]:
-    """The names of the columns, in small letters, the rows, and columns by what they are."""
+def _read(request: Request) -> tuple[Table, dict[str, str]]:
+    """The table, and its columns by what they are."""
     file = request.own_folder
     if file.is_dir():
         raise ConfigError(f"data.dir {file}: a folder given; data set csv is one file, csv:FILE")
     target = request.columns.get("target", "target").lower()
     try:
-        rows = read_table(file, (target,))
+        table = read_table(file, (target,))
     except DataError as error:
         if "is given twice" in str(error) or "needed are the columns" not in str(error):
             raise
         said = "" if "target" in request.columns else "data.columns.target names the classes; "
         raise DataError(f"{error}; {said}{SCOPE}") from None
-    columns = list(rows[0].values)
-    named = {what: what for what in USUAL if what in columns}
-    for what, name in request.columns.items():
-        named[what] = _known(name, columns, f"data.columns.{what}")
-    twice = [what for what, name in named.items() if list(named.values()).count(name) > 1]
+    columns = list(table.columns)
+    named = {role: role for role in USUAL if role in columns}
+    for role, name in request.columns.items():
+        named[role] = _find_column(name, columns, f"data.columns.{role}")
+    twice = [role for role, name in named.items() if list(named.values()).count(name) > 1]
     if twice:
         raise ConfigError(
             f"data.columns: {named[twice[0]]!r} is {' and '.join(twice)}, one column can be one"
         )
     if "" in columns:
-        number, _ = next(records(file))
-        raise DataError(f"{file}, row {number}: column {columns.index('') + 1} has no name")
-    return columns, rows, named
+        raise DataError(f"{file}: column {columns.index('') + 1} of the header has no name")
+    return table, named
 
 
-def _known(name: str, columns: Sequence[str], key: str) -> str:
+def _find_column(name: str, columns: Sequence[str], key: str) -> str:
     """The column's name as the table has it, in small letters."""
     if name.lower() not in columns:
         raise ConfigError(
@@ -162,7 +168,7 @@ def _dropped(categorical: str, columns: Sequence[str]) -> dict[str, str | None]:
             [*pairs, (cell, None)], key=lambda way: _in_quotes(way[0]) not in categorical
         )
         name, level = next((way for way in ways if way[0].lower() in columns), ways[0])
-        name = _known(name, columns, "csv.categorical")
+        name = _find_column(name, columns, "csv.categorical")
         if name in dropped:
             raise ConfigError(f"csv.categorical: {name!r} is given twice")
         dropped[name] = level
@@ -173,12 +179,20 @@ def _in_quotes(name: str) -> str:
     return '"{}"'.format(name.replace('"', '""'))
 
 
-def _is_missing(cell: str) -> bool:
-    return cell.lower() in MISSING
+def _is_given(cell: str) -> bool:
+    return cell.lower() not in MISSING
 
 
-def _complete(row: TableRow, columns: Sequence[str]) -> bool:
-    return not any(_is_missing(row.values[name]) for name in columns)
+def _complete(table: Table, columns: Sequence[str]) -> tuple[Table, tuple[str, ...]]:
+    """The rows without a missing value, and a remark on the others."""
+    cells = zip(*(table.columns[name] for name in columns), strict=True)
+    kept = [i for i, row in enumerate(cells) if all(map(_is_given, row))]
+    if not kept:
+        raise DataError(f"{table.file}: csv.missing=drop leaves no row, each has a missing value")
+    if len(kept) == len(table):
+        return table, ()
+    remark = f"{len(table) - len(kept)} of {len(table)} rows have a missing value and were left out"
+    return table.rows(kept), (remark,)
 
 
 def _number(cell: str) -> float | None:
@@ -211,92 +225,57 @@ def _ordered(levels: set[str]) -> list[str]:
     return sorted(levels, key=lambda level: (numbers[level] or 0.0, level))
 
 
-def _target(rows: Sequence[TableRow], column: str) -> tuple[tuple[str, ...], I64]:
+def _target(table: Table, column: str) -> tuple[tuple[str, ...], I64]:
     """The names of the classes, and the class of each row."""
-    levels = []
-    for row in rows:
-        cell = row.values[column]
-        if _is_missing(cell):
-            raise DataError(f"{row.where}, column {column}: the class is missing")
-        level = _level(cell)
-        value = _number(level)
-        if value is not None and not value.is_integer():
-            raise DataError(
-                f"{row.where}, column {column}: {cell!r} is no class; classes are whole numbers "
-                f"or names ({SCOPE})"
-            )
-        levels.append(level)
+    table.cells(column, _is_given, "the class is missing")
+    odd = f"{{}} is no class; classes are whole numbers or names ({SCOPE})"
+    cells = table.cells(column, lambda cell: (_number(cell) or 0.0).is_integer(), odd)
+    levels = [_level(cell) for cell in cells]
     classes = _ordered(set(levels))
     if not 2 <= len(classes) <= _MOST_CLASSES:
         raise DataError(
-            f"{rows[0].where.rpartition(', ')[0]}, column {column}: {len(classes)} classes, needed "
-            f"are 2 to {_MOST_CLASSES:,} ({SCOPE})"
+            f"{table.file}, column {column}: {len(classes)} classes, needed are 2 to "
+            f"{_MOST_CLASSES:,} ({SCOPE})"
         )
     number = {name: i for i, name in enumerate(classes)}
     return tuple(classes), np.array([number[level] for level in levels], dtype=np.int64)
 
 
-def _parts(rows: Sequence[TableRow], column: str) -> Parts:
-    for row in rows:
-        if row.values[column] not in PARTS:
-            raise DataError(
-                f"{row.where}, column {column}: {row.values[column]!r} is unknown; known are "
-                f"{', '.join(PARTS)}"
-            )
-    return np.array([PARTS[row.values[column]] for row in rows], dtype=np.int8)
-
-
-def _sites(
-    rows: Sequence[TableRow], column: str, parts: Parts | None
-) -> tuple[tuple[str, ...], I64]:
+def _sites(table: Table, column: str, parts: Parts | None) -> tuple[tuple[str, ...], I64]:
     """The names of the sites, and that of each row; rows of common parts need none."""
-    named = []
-    for i, row in enumerate(rows):
-        name = row.values[column]
-        name = "" if _is_missing(name) else name
+    names = []
+    for row, cell in enumerate(table.columns[column]):
+        where = f"{table.where(row)}, column {column}"
+        name = cell if _is_given(cell) else ""
         if name == NO_SITE:
-            raise DataError(f"{row.where}, column {column}: {name!r} stands for rows of no site")
-        if not name and (parts is None or parts[i] in (TRAIN, OWN_TEST)):
-            raise DataError(f"{row.where}, column {column}: the site is missing")
-        named.append(name or NO_SITE)
-    names, codes = np.unique(named, return_inverse=True)
-    return tuple(map(str, names)), codes.astype(np.int64)
+            raise DataError(f"{where}: {name!r} stands for rows of no site")
+        if not name and (parts is None or parts[row] in (TRAIN, OWN_TEST)):
+            raise DataError(f"{where}: the site is missing")
+        names.append(name or NO_SITE)
+    return coded(names, table.where, column)
 
 
-def _numbers(rows: Sequence[TableRow], column: str, missing: str) -> F64:
+def _numbers(table: Table, column: str, missing: str) -> F64:
     """(n, 1) a column of numbers, NaN where one is missing."""
-    values = []
-    for row in rows:
-        cell = row.values[column]
-        value = math.nan if _is_missing(cell) else _number(cell)
-        if value is None:
-            raise DataError(
-                f"{row.where}, column {column}: {cell!r} is no finite number; name the column in "
-                "csv.categorical if it holds categories, or leave it out of csv.features"
-            )
-        if math.isnan(value) and missing == "refuse":
-            raise DataError(
-                f"{row.where}, column {column}: the value is missing ({cell!r}); csv.missing says "
-                "what to do: drop, mean or median"
-            )
-        values.append(value)
-    return np.array(values)[:, None]
+    if missing == "refuse":
+        how = "the value is missing ({}); csv.missing says what to do: drop, mean or median"
+        table.cells(column, _is_given, how)
+    odd = (
+        "{} is no finite number; name the column in csv.categorical if it holds categories, or "
+        "leave it out of csv.features"
+    )
+    cells = table.cells(column, lambda cell: not _is_given(cell) or _number(cell) is not None, odd)
+    return np.array([_number(c) if _is_given(c) else np.nan for c in cells], np.float64)[:, None]
 
 
-def _categories(rows: Sequence[TableRow], column: str, out: str | None) -> F64:
-    """(n, k) one column for each category but ``out``: 1 where the cell has it, else 0."""
-    cells = []
-    for row in rows:
-        if _is_missing(row.values[column]):
-            raise DataError(
-                f"{row.where}, column {column}: the category is missing "
-                f"({row.values[column]!r}); fill it in, or csv.missing=drop"
-            )
-        cells.append(_level(row.values[column]))
+def _categories(table: Table, column: str, left_out: str | None) -> F64:
+    """(n, k) one column for each category but one: 1 where the cell has it, else 0."""
+    missing = "the category is missing ({}); fill it in, or csv.missing=drop"
+    cells = [_level(cell) for cell in table.cells(column, _is_given, missing)]
     levels = _ordered(set(cells))
-    if out is not None and out not in levels:
+    if left_out is not None and left_out not in levels:
         raise ConfigError(
-            f"csv.categorical: {column}={out} given, but no row has it; values are "
+            f"csv.categorical: {column}={left_out} given, but no row has it; values are "
             f"{', '.join(levels[:20])}"
         )
     if len(levels) > _MOST_LEVELS:
@@ -304,15 +283,15 @@ def _categories(rows: Sequence[TableRow], column: str, out: str | None) -> F64:
             f"csv.categorical: {column} has {len(levels):,} values, at most {_MOST_LEVELS:,} are "
             "coded"
         )
-    kept = np.array([level for level in levels if level != out], dtype=object)
+    kept = np.array([level for level in levels if level != left_out], dtype=object)
     return (np.array(cells, dtype=object)[:, None] == kept).astype(np.float64)
 
 
-def _filled_codes(names: Sequence[str], columns: Sequence[F64], missing: str) -> tuple[str, ...]:
+def _filled_codes(blocks: Mapping[str, F64], missing: str) -> tuple[str, ...]:
     """A remark on columns of few whole numbers whose gaps are filled: they may be codes."""
     few = [
         name
-        for name, x in zip(names, columns, strict=True)
+        for name, x in blocks.items()
         if np.isnan(x).any()
         and len(levels := np.unique(x[~np.isnan(x)])) <= _FEW
         and (levels % 1 == 0).all()
@@ -321,57 +300,70 @@ def _filled_codes(names: Sequence[str], columns: Sequence[F64], missing: str) ->
     return (f"{what} (categories belong into csv.categorical)",) if few else ()
 
 
-def _prepared(
-    file: str,
-    names: Sequence[str],
-    x: F64,
-    site: I64,
-    none: int,
-    scaling: str,
-    missing: str,
-    training: I64,
-) -> Array:
-    """(n, d) float32: without gaps, and scaled, by the training rows.
+@dataclass(frozen=True, kw_only=True)
+class _Prepared:
+    """Makes the features, without gaps and scaled, by the training rows.
 
     Args:
         file: that was read, for messages.
         names: the column of each of the d features.
         x: (n, d), NaN where a value is missing.
         site: (n,) of each row.
-        none: the number of the site that stands for no site.
+        no_site: the number of the site that stands for no site.
         scaling: ``site``, ``all`` or ``none``.
         missing: ``mean`` or ``median`` where there are gaps.
-        training: (m,) the numbers of the training rows.
     """
-    train = np.zeros(len(x), dtype=bool)
-    train[training] = True
-    gaps = np.isnan(x)
-    if not train.any() and (scaling != "none" or gaps.any()):
-        what = f"csv.scaling={scaling}" if scaling != "none" else f"csv.missing={missing}"
-        raise DataError(
-            f"{file}: {what} needs training rows; a column split has to mark them (train)"
-        )
-    x = x.copy()
-    every = [s for s in np.unique(site) if s != none]
-    if gaps.any():
-        centre = np.nanmean if missing == "mean" else np.nanmedian
+
+    file: Path
+    names: Sequence[str]
+    x: F64
+    site: I64
+    no_site: int
+    scaling: str
+    missing: str
+
+    def __call__(self, training: I64) -> Array:
+        """(n, d) float32, by the numbers (m,) of the training rows."""
+        train = np.zeros(len(self.x), dtype=bool)
+        train[training] = True
+        gaps = np.isnan(self.x).any()
+        if not train.any() and (self.scaling != "none" or gaps):
+            key = "missing" if self.scaling == "none" else "scaling"
+            raise DataError(
+                f"{self.file}: csv.{key}={getattr(self, key)} needs training rows; a column split "
+                "has to mark them (train)"
+            )
+        x = self._filled(train) if gaps else self.x
+        if self.scaling != "none":
+            scaled = _scaled(x, x[train])
+            for at_site, of_site in self._of_sites(train) if self.scaling == "site" else ():
+                scaled[at_site] = _scaled(x[at_site], x[of_site])
+            x = scaled
+        with np.errstate(over="ignore"):  # what does not fit is refused as not finite
+            return x.astype(np.float32)
+
+    def _filled(self, train: Mask) -> F64:
+        """The features with the mean or median of the site's training rows in the gaps."""
+        x, centre = self.x.copy(), np.mean if self.missing == "mean" else np.median
+        gaps = np.isnan(x)
         for column in np.flatnonzero(gaps.any(axis=0)).tolist():
-            known = train & ~gaps[:, column]
-            if not known.any():
-                raise DataError(f"{file}: no training row has a value in column {names[column]}")
-            filled = np.full(len(x), centre(x[known, column]))
-            for s in every:
-                if (own := known & (site == s)).any():
-                    filled[site == s] = centre(x[own, column])
+            with_value = train & ~gaps[:, column]
+            if not with_value.any():
+                raise DataError(
+                    f"{self.file}: no training row has a value in column {self.names[column]}"
+                )
+            filled = np.full(len(x), centre(x[with_value, column]))
+            for at_site, known_here in self._of_sites(with_value):
+                filled[at_site] = centre(x[known_here, column])
             x[gaps[:, column], column] = filled[gaps[:, column]]
-    if scaling != "none":
-        scaled = _scaled(x, x[train])
-        for s in every if scaling == "site" else ():
-            if (own := train & (site == s)).any():
-                scaled[site == s] = _scaled(x[site == s], x[own])
-        x = scaled
-    with np.errstate(over="ignore"):  # what does not fit is refused as not finite
-        return x.astype(np.float32)
+        return x
+
+    def _of_sites(self, rows: Mask) -> Iterator[tuple[Mask, Mask]]:
+        """Of each site that has some of the rows all of its rows, and those."""
+        for site in np.unique(self.site):
+            at_site = self.site == site
+            if site != self.no_site and (rows & at_site).any():
+                yield at_site, rows & at_site
 
 
 def _scaled(x: F64, training: F64) -> F64:
@@ -386,7 +378,7 @@ DATASETS = (
     DatasetInfo(
         name="csv",
         title="a table of numbers and categories with a column of classes",
-        read=table,
+        read=read_csv,
         default_model="logistic",
         source="a CSV file with a header, as -d csv:FILE",
         needs_folder=True,

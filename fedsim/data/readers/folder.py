@@ -10,19 +10,25 @@ ones there are.
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from difflib import SequenceMatcher
 from pathlib import Path
 
 import numpy as np
 
 from fedsim.core.errors import DataError
-from fedsim.core.files import find_folder, inside, whole_number, within
-from fedsim.core.tables import TableRow, read_lines, read_table
+from fedsim.core.tables import Table, TableRow, read_lines, read_table, whole_number
 from fedsim.core.types import I64
 from fedsim.data.cache import packed
-from fedsim.data.dataset import TEST, TRAIN, VAL, DatasetInfo, Parts, Raw, Request
+from fedsim.data.dataset import DatasetInfo, Raw, Request
+from fedsim.data.files import find_folder, inside, within
 from fedsim.data.images import decode
+from fedsim.data.readers.tables import (
+    check_patients,
+    coded,
+    coded_column,
+    names_by_number,
+    parts_of_rows,
+)
 
 DEFAULT_SIZE = 224
 ALIASES = {
@@ -35,7 +41,6 @@ ALIASES = {
     "diagnosis": "label",
     "class": "label",
 }
-_PARTS = {"train": TRAIN, "val": VAL, "test": TEST}
 _EXTENSIONS = ("", ".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 LISTED = 10
@@ -52,20 +57,19 @@ def folder(request: Request, *, strict_labels: bool = False) -> Raw:
     and classes with one image, are remarks, or refused with ``strict_labels``.
     """
     root = find_folder(request.own_folder, (), ("labels.csv",), request.source)
-    rows = read_table(root / "labels.csv", ("filename", "label"), ALIASES)
-    classes, y = _classes(root / "classes.txt", rows)
-    remarks = odd_labels(rows, classes, y, named=(root / "classes.txt").exists())
+    table = read_table(root / "labels.csv", ("filename", "label"), ALIASES)
+    classes, y = _classes(root / "classes.txt", table)
+    remarks = odd_labels(table, classes, y, named=(root / "classes.txt").exists())
     if remarks and strict_labels:
         raise DataError(
             f"{root / 'labels.csv'}: {'; '.join(remarks)}; correct the table, or leave out "
             "--strict-labels"
         )
-    files = _files(root, rows)
-    sites, site = coded(rows, "site")
-    patients, patient = coded(rows, "patient")
-    parts = _parts(rows)
-    if parts is not None and patient is not None:
-        check_patients(rows, parts)
+    files = _files(root, table)
+    sites, site = coded_column(table, "site")
+    patients, patient = coded_column(table, "patient")
+    parts = parts_of_rows(table, "split", ("train", "val", "test"))
+    check_patients(patient, site, parts, patients, table.where)
     size = request.image_size or DEFAULT_SIZE
     return Raw(
         source=root,
@@ -86,7 +90,7 @@ def folder(request: Request, *, strict_labels: bool = False) -> Raw:
 
 
 def odd_labels(
-    rows: list[TableRow],
+    table: Table,
     classes: tuple[str, ...],
     y: I64,
     *,
@@ -100,19 +104,19 @@ def odd_labels(
     to be the same), and classes with one image.
 
     Args:
-        rows: of the table.
+        table: whose rows they are.
         classes: their names.
         y: (n,) the class of each row.
         named: whether all are meant, as where classes.txt says which classes there are.
         thing: what a row is.
     """
     count = Counter(y.tolist())
-    first = {label: row for label, row in zip(y[::-1].tolist(), rows[::-1], strict=True)}
+    labels, first = np.unique(y, return_index=True)
+    line = {label: table.numbers[i] for label, i in zip(labels.tolist(), first, strict=True)}
 
-    def told(label: int) -> str:
-        row = first[label].where.rpartition(", ")[2]
+    def described(label: int) -> str:
         things = f"1 {thing}" if count[label] == 1 else f"{count[label]} {thing}s, first"
-        return f"{classes[label]!r} ({things} in {row})"
+        return f"{classes[label]!r} ({things} in row {line[label]})"
 
     spelt = {label: _spelling(classes[label]) for label in count}
     frequent = [label for label, _ in count.most_common()]
@@ -128,13 +132,15 @@ def odd_labels(
     remarks = []
     if alike:
         pairs = [
-            f"{told(rare)} like {classes[other]!r} ({count[other]})"
+            f"{described(rare)} like {classes[other]!r} ({count[other]})"
             for rare, other in sorted(alike.items())
         ]
         remarks.append(f"labels that may be typing errors: {_few(pairs)}")
     if single:
-        what = "class" if len(single) == 1 else "classes"
-        remarks.append(f"{what} with a single {thing}: {_few([told(label) for label in single])}")
+        noun = "class" if len(single) == 1 else "classes"
+        remarks.append(
+            f"{noun} with a single {thing}: {_few([described(label) for label in single])}"
+        )
     return tuple(remarks)
 
 
@@ -154,11 +160,11 @@ def _few(texts: list[str]) -> str:
     return ", ".join(texts[:LISTED]) + more
 
 
-def _files(root: Path, rows: list[TableRow]) -> list[Path]:
+def _files(root: Path, table: Table) -> list[Path]:
     """The file of each row; a DataError says which are missing, and where they were looked for."""
     seen: dict[Path, str] = {}
     missing = []
-    for row in rows:
+    for row in table:
         path = _file(root, row)
         if path is None:
             missing.append(f"{row.values['filename']} ({row.where.rpartition(', ')[2]})")
@@ -170,8 +176,8 @@ def _files(root: Path, rows: list[TableRow]) -> list[Path]:
         places = f"{root} or {root / 'images'}" if (root / "images").is_dir() else str(root)
         verb = "is" if len(missing) == 1 else "are"
         raise DataError(
-            f"{root / 'labels.csv'}: {len(missing)} of {len(rows)} files {verb} missing in "
-            f"{places}: {_few(missing)}; add what is missing, or remove its rows"
+            f"{table.file}: {len(missing)} of {len(table)} files {verb} missing in {places}: "
+            f"{_few(missing)}; add what is missing, or remove its rows"
         )
     return list(seen)
 
@@ -187,35 +193,24 @@ def _file(root: Path, row: TableRow) -> Path | None:
     return None
 
 
-def _classes(names_file: Path, rows: list[TableRow]) -> tuple[tuple[str, ...], I64]:
+def _classes(names_file: Path, table: Table) -> tuple[tuple[str, ...], I64]:
     """The class names and each row's class index."""
-    texts = [_with_decimal_point(row.values["label"]) for row in rows]
+    texts = [_with_decimal_point(text) for text in table.columns["label"]]
     if names_file.exists():
         names = _class_names(names_file)
-        return names, np.array([_index(row, names) for row in rows], dtype=np.int64)
+        return names, np.array([_index(row, names) for row in table], dtype=np.int64)
     numeric = [text.replace(".", "", 1).lstrip("-").isdecimal() for text in texts]
-    if numeric.count(True) not in (0, len(rows)):
-        rare = 2 * numeric.count(True) < len(rows)  # the rarer kind is the mistake
-        odd, other = rows[numeric.index(rare)], rows[numeric.index(not rare)]
+    if not any(numeric):
+        return coded(texts, table.where, "the label")
+    if not all(numeric):
+        rare = 2 * sum(numeric) < len(numeric)  # the rarer kind is the mistake
+        odd, other = numeric.index(rare), numeric.index(not rare)
         raise DataError(
-            f"{odd.where}: label {odd.values['label']!r} beside {other.values['label']!r}: labels "
-            "are numbers or names, not both"
+            f"{table.where(odd)}: label {texts[odd]!r} beside {texts[other]!r}: labels are numbers "
+            "or names, not both"
         )
-    if not numeric[0]:
-        names = tuple(sorted(set(texts)))
-        if "" in names:
-            raise DataError(f"{rows[texts.index('')].where}: the label is empty")
-        return names, np.array([names.index(text) for text in texts], dtype=np.int64)
-    y = [whole_number(text, f"{row.where}: label") for text, row in zip(texts, rows, strict=True)]
-    missing = sorted(set(range(min(max(y), len(y)))) - set(y))
-    if min(y) < 0 or missing:
-        row = rows[y.index(min(y) if min(y) < 0 else max(y))]
-        raise DataError(
-            f"{row.where}: label {row.values['label']} is outside the classes: they are numbered "
-            f"0, 1, ... without a gap{f' (no image of {missing[0]})' if missing else ''}, or named "
-            "in a file classes.txt, one a line"
-        )
-    return tuple(map(str, range(max(y) + 1))), np.array(y, dtype=np.int64)
+    y = Table(table.file, {"label": texts}, table.numbers).whole("label")
+    return names_by_number(y, table.where, "or named in a file classes.txt, one a line"), y
 
 
 def _with_decimal_point(text: str) -> str:
@@ -244,46 +239,6 @@ def _index(row: TableRow, names: tuple[str, ...]) -> int:
             f"{', '.join(names)}, or 0..{len(names) - 1}"
         )
     return label
-
-
-def coded(rows: Sequence[TableRow], column: str) -> tuple[tuple[str, ...], I64 | None]:
-    """The sorted values of an optional column and each row's index into them."""
-    if column not in rows[0].values:
-        return (), None
-    for row in rows:
-        if not row.values[column]:
-            raise DataError(f"{row.where}: {column} is empty")
-    names, codes = np.unique([row.values[column] for row in rows], return_inverse=True)
-    return tuple(map(str, names)), codes.astype(np.int64)
-
-
-def _parts(rows: list[TableRow]) -> Parts | None:
-    if "split" not in rows[0].values:
-        return None
-    for row in rows:
-        if row.values["split"] not in _PARTS:
-            raise DataError(
-                f"{row.where}: split {row.values['split']!r} is unknown; known: train, val, test"
-            )
-    return np.array([_PARTS[row.values["split"]] for row in rows], dtype=np.int8)
-
-
-def check_patients(
-    rows: Sequence[TableRow], parts: Parts, named: Mapping[str, str] | None = None
-) -> None:
-    """Refuses a patient, known by site and name, in two parts.
-
-    ``named`` are the columns of site, patient and split where they are not called so.
-    """
-    site, patient, split = ((named or {}).get(w, w) for w in ("site", "patient", "split"))
-    first: dict[tuple[str, str], int] = {}
-    for i, row in enumerate(rows):
-        j = first.setdefault((row.values.get(site, ""), row.values[patient]), i)
-        if parts[i] != parts[j]:
-            raise DataError(
-                f"{row.where}: patient {row.values[patient]!r} is in part "
-                f"{row.values[split]}, and in part {rows[j].values[split]} in {rows[j].where}"
-            )
 
 
 DATASETS = (

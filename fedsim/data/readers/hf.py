@@ -6,7 +6,6 @@ is downloaded: an image has to be in the data set, not only its path.
 """
 
 import logging
-import os
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,12 +17,13 @@ import numpy as np
 from pydantic import Field
 
 from fedsim.core.errors import ConfigError, DataError, nearest, one_line
-from fedsim.core.files import find_folder
 from fedsim.core.types import I64, Array
 from fedsim.data import images
 from fedsim.data.cache import packed_rows
 from fedsim.data.dataset import TEST, TRAIN, VAL, DatasetInfo, Parts, Raw, Request
+from fedsim.data.files import find_folder
 from fedsim.data.readers.leaf_text import PADDING, VOCABULARY, encoded, frequent, renumbered
+from fedsim.data.readers.tables import Where, check_patients, coded, names_by_number
 from fedsim.version import DISTRIBUTION
 
 logger = logging.getLogger("fedsim")
@@ -90,16 +90,15 @@ def hf(
     wanted = "a folder that save_to_disk of Hugging Face datasets wrote"
     folder = find_folder(request.own_folder, (), ("dataset_dict.json", "state.json"), wanted)
     splits, files = read(folder, request.columns)
-    used = {what: [split.columns[what] for split in splits] for what in splits[0].columns}
+    used = {role: [split.columns[role] for split in splits] for role in splits[0].columns}
     classes, y = labels(used["label"])
     sizes = [len(split.columns["label"].values) for split in splits]
     kinds = [split.part for split in splits]
     parts = None if None in kinds else np.repeat(np.array(kinds, dtype=np.int8), sizes)
     whose = "user" if "user" in used else "site"
-    sites, site = coded(used.get(whose, ()))
-    patients, patient = coded(used.get("patient", ()))
-    if parts is not None and patient is not None:
-        check_patients(parts, patient, site, used["patient"])
+    sites, site = names_of(used.get(whose, ()), whose)
+    patients, patient = names_of(used.get("patient", ()), "patient")
+    check_patients(patient, site, parts, patients, rows_of(used["label"]))
     raw = Raw(
         source=folder,
         x=y,
@@ -113,18 +112,18 @@ def hf(
         patient_names=patients,
     )
     if "text" in used:
-        x, known = tokens(used["text"], parts, words, vocabulary, request.known_words)
-        return replace(raw, x=x, vocabulary=len(known) + 1, words=known)
+        x, vocabulary_words = tokens(used["text"], parts, words, vocabulary, request.known_words)
+        return replace(raw, x=x, vocabulary=len(vocabulary_words) + 1, words=vocabulary_words)
     x = _images(used["image"], files, request.image_size)
     return replace(raw, x=x, size=x.shape[-1], mean=_MEAN, std=_STD)
 
 
-def read(folder: Path, given: Mapping[str, str]) -> tuple[list[Split], list[Path]]:
+def read(folder: Path, named: Mapping[str, str]) -> tuple[list[Split], list[Path]]:
     """The splits in the order train, validation, test, and the files that they were read from.
 
     Args:
         folder: as ``save_to_disk`` wrote it.
-        given: names of columns by what they hold.
+        named: names of columns by what they hold.
 
     Raises:
         ConfigError: the package ``datasets`` is missing; no such column.
@@ -152,20 +151,12 @@ def read(folder: Path, given: Mapping[str, str]) -> tuple[list[Split], list[Path
             logger.warning("%s: splits that are not used: %s", folder, ", ".join(unused))
         order = sorted((part, name) for name, part in parts.items() if part is not None)
         stored = [(part, f"{folder}, split {name}", loaded[name]) for part, name in order]
-    chosen = choose(stored[0][2].column_names, given, folder)
+    chosen = choose(stored[0][2].column_names, named, folder)
     splits = [
-        Split(part, {what: _column(split, name, where) for what, name in chosen.items()})
+        Split(part, {role: _column(split, name, where) for role, name in chosen.items()})
         for part, where, split in stored
     ]
-    return splits, [_inside(folder, file) for _, _, split in stored for file in split.cache_files]
-
-
-def _inside(folder: Path, file: Mapping[str, str]) -> Path:
-    """A file that a state.json names, which has to lie in the folder."""
-    path = Path(os.path.normpath(file["filename"]))
-    if not path.is_relative_to(folder.resolve()):
-        raise DataError(f"{folder}: a state.json names {path}, which is outside of the folder")
-    return path
+    return splits, [Path(file["filename"]) for _, _, split in stored for file in split.cache_files]
 
 
 def _damaged(folder: Path) -> Path | None:
@@ -180,7 +171,7 @@ def _damaged(folder: Path) -> Path | None:
     return None
 
 
-def choose(names: Sequence[str], given: Mapping[str, str], folder: Path) -> dict[str, str]:
+def choose(names: Sequence[str], named: Mapping[str, str], folder: Path) -> dict[str, str]:
     """The columns in use by what they hold: those that are given, else those of the usual names.
 
     There is one of image and text, and one at most of site and user.
@@ -189,31 +180,31 @@ def choose(names: Sequence[str], given: Mapping[str, str], folder: Path) -> dict
         ConfigError: a column that is given does not exist, or one that is needed was not found.
     """
     columns = f"columns of {folder} are {', '.join(names)}"
-    for what, name in given.items():
+    for role, name in named.items():
         if name not in names:
             near = nearest(name, names)
-            raise ConfigError(f"data.columns.{what}: there is no column {name!r}{near}; {columns}")
+            raise ConfigError(f"data.columns.{role}: there is no column {name!r}{near}; {columns}")
     for one, other in (("image", "text"), ("site", "user")):
-        if one in given and other in given:
+        if one in named and other in named:
             raise ConfigError(f"data.columns: {one} and {other} given, at most one can be used")
-    usual = {w: name for w, known in USUAL.items() for name in reversed(known) if name in names}
-    columns_of = {w: name for w, name in usual.items() if name not in given.values()} | dict(given)
+    usual = {w: n for w, kinds in USUAL.items() for n in reversed(kinds) if n in names}
+    columns_of = {w: name for w, name in usual.items() if name not in named.values()} | dict(named)
     for one, other in (("image", "text"), ("site", "user")):
         if one in columns_of and other in columns_of:
-            if one == "site" and one not in given and other not in given:
+            if one == "site" and one not in named and other not in named:
                 raise ConfigError(
                     f"data.columns: {folder} has the columns site and user: name the one whose "
                     "values are the clients, as in data.columns.user=user"
                 )
-            del columns_of[one if other in given else other]
+            del columns_of[one if other in named else other]
     for needed in (("image", "text"), ("label",)):
         if not columns_of.keys() & set(needed):
-            usually = ", ".join(name for what in needed for name in USUAL[what])
+            usually = ", ".join(name for role in needed for name in USUAL[role])
             raise ConfigError(
                 f"data.columns.{' or data.columns.'.join(needed)} is needed: no column is called "
                 f"{usually}; {columns}"
             )
-    return {what: columns_of[what] for what in USUAL if what in columns_of}
+    return {role: columns_of[role] for role in USUAL if role in columns_of}
 
 
 class _Cells(Sequence[Any]):
@@ -256,8 +247,8 @@ def _kind(feature: Any) -> str:
     stored = str(feature.dtype) if kind == "Value" else ""
     if stored.startswith(("int", "uint")):
         return "integers"
-    known = {"string": "texts", "binary": "images"}
-    return known.get(stored.removeprefix("large_"), stored or kind)
+    kinds = {"string": "texts", "binary": "images"}
+    return kinds.get(stored.removeprefix("large_"), stored or kind)
 
 
 def labels(columns: Sequence[Column]) -> tuple[tuple[str, ...], I64]:
@@ -275,27 +266,33 @@ def labels(columns: Sequence[Column]) -> tuple[tuple[str, ...], I64]:
             )
         if column.names != first.names:
             raise DataError(f"{column.where}: other classes than those of {first.where}")
-        least = min(column.values, key=lambda v: -1 if v is None else v, default=0)
-        most = max(column.values, key=lambda v: -1 if v is None else v, default=0)
-        bad = least if least is None or least < 0 else most
-        if bad is None or not 0 <= bad < (len(first.names) or 2**31):
-            inside = f"0..{len(first.names) - 1}" if first.names else "0, 1, ..."
-            row = column.cell(column.values.index(bad))
-            raise DataError(f"{row}: label {bad} is outside the classes {inside}")
+        if None in column.values:
+            raise DataError(f"{column.cell(column.values.index(None))}: there is no label")
+    where = rows_of(columns)
     y = np.array([value for column in columns for value in column.values], dtype=np.int64)
-    if first.names or not len(y):
-        return first.names, y
-    present = np.unique(y)
-    gap = np.flatnonzero(present != np.arange(len(present)))
-    if len(gap):
+    if not first.names:
+        return names_by_number(y, where, "or of type ClassLabel"), y
+    outside = np.flatnonzero((y < 0) | (y >= len(first.names)))
+    if len(outside):
         raise DataError(
-            f"{first.where}: labels are numbered 0, 1, ... without a gap, or of type ClassLabel: "
-            f"{gap[0]} is missing, {present[-1]} is the largest"
+            f"{where(outside[0])}: label {y[outside[0]]} is outside the classes "
+            f"0..{len(first.names) - 1}"
         )
-    return tuple(map(str, present.tolist())), y
+    return first.names, y
 
 
-def coded(columns: Sequence[Column]) -> tuple[tuple[str, ...], I64 | None]:
+def rows_of(columns: Sequence[Column]) -> Where:
+    """What messages about a row, by its number in all splits, begin with."""
+    ends = list(accumulate(len(column.values) for column in columns))
+
+    def where(row: int) -> str:
+        split = bisect_right(ends, row)
+        return columns[split].cell(row - ends[split] + len(columns[split].values))
+
+    return where
+
+
+def names_of(columns: Sequence[Column], what: str) -> tuple[tuple[str, ...], I64 | None]:
     """The sorted values of all splits as names, and the index (N,) of each; None of no columns.
 
     Raises:
@@ -308,26 +305,9 @@ def coded(columns: Sequence[Column]) -> tuple[tuple[str, ...], I64 | None]:
                 f"{column.where}: values are {column.kind}, needed are texts, integers or classes, "
                 "in all splits alike"
             )
-        for row, value in enumerate(column.values):
-            if value is None or value == "":
-                raise DataError(f"{column.cell(row)}: there is no value")
-        named = bool(column.names)
-        values += [column.names[v] for v in column.values] if named else column.values
-    if not columns:
-        return (), None
-    codes = {value: code for code, value in enumerate(sorted(set(values)))}
-    return tuple(map(str, codes)), np.array([codes[value] for value in values], dtype=np.int64)
-
-
-def check_patients(parts: Parts, patient: I64, site: I64 | None, columns: Sequence[Column]) -> None:
-    """Refuses a patient, known by site and name, with samples in two parts."""
-    sites = np.zeros_like(patient) if site is None else site
-    first: dict[tuple[int, int], int] = {}
-    rows = [column.cell(row) for column in columns for row in range(len(column.values))]
-    for i, who in enumerate(zip(sites.tolist(), patient.tolist(), strict=True)):
-        j = first.setdefault(who, i)
-        if parts[i] != parts[j]:
-            raise DataError(f"{rows[i]}: the same patient is in another split, in {rows[j]}")
+        classes = dict(enumerate(column.names))
+        values += [classes.get(value, value) for value in column.values]
+    return coded(values, rows_of(columns), f"the {what}") if columns else ((), None)
 
 
 def tokens(
@@ -335,11 +315,11 @@ def tokens(
     parts: Parts | None,
     words: int,
     most: int,
-    given: tuple[str, ...] | None = None,
+    fixed: tuple[str, ...] | None = None,
 ) -> tuple[Array, tuple[str, ...]]:
     """Token ids (N, words) int32 of the texts, and the vocabulary without the last token.
 
-    The vocabulary is the one ``given``, or the ``most`` most frequent words of the training part.
+    The vocabulary is the one ``fixed``, or the ``most`` most frequent words of the training part.
 
     Raises:
         DataError: they are no texts, or one is missing.
@@ -351,39 +331,32 @@ def tokens(
         if None in column.values:
             raise DataError(f"{column.cell(column.values.index(None))}: there is no text")
         texts += column.values
-    known = {PADDING: 0}
-    x = encoded(texts, known, words)
-    vocabulary = given
+    numbers = {PADDING: 0}
+    x = encoded(texts, numbers, words)
+    vocabulary = fixed
     if vocabulary is None:
-        vocabulary = tuple(frequent(x if parts is None else x[parts == TRAIN], known, 1, most))
-    return renumbered(known, vocabulary, unknown=len(vocabulary))[x], vocabulary
+        vocabulary = tuple(frequent(x if parts is None else x[parts == TRAIN], numbers, 1, most))
+    return renumbered(numbers, vocabulary, unknown=len(vocabulary))[x], vocabulary
 
 
 def _images(columns: Sequence[Column], files: Sequence[Path], image_size: int | None) -> Array:
-    """(N, 3, size, size) uint8, from the cache where they were decoded before.
-
-    Raises:
-        DataError: they are no images, or of different sizes without ``image_size``.
-    """
+    """(N, 3, size, size) uint8, from the cache where they were decoded before."""
     for column in columns:
         if column.kind != "images":
             raise DataError(
                 f"{column.where}: values are {column.kind}, needed are images (type Image) or the "
                 "bytes of image files"
             )
-    cells = [column for column in columns if len(column.values)]
-    ends = list(accumulate(len(column.values) for column in cells))
+    cells = [(column, row) for column in columns for row in range(len(column.values))]
     if not cells:
         return np.zeros((0, 3, 1, 1), dtype=np.uint8)
-    size = image_size or stored_size(cells[0])
+    size = image_size or stored_size(cells[0][0])
 
     def decoded(i: int) -> Array:
-        split = bisect_right(ends, i)
-        column, row = cells[split], i - (ends[split] - len(cells[split].values))
-        return image(column, row, size, resized=image_size is not None)
+        return image(*cells[i], size, resized=image_size is not None)
 
-    how = f"{'resized' if image_size else 'as stored'}: {[c.where for c in cells]}"
-    return packed_rows("hf", files, ends[-1], size, how, decoded)
+    how = f"{'resized' if image_size else 'as stored'}: {[c.where for c in columns if c.values]}"
+    return packed_rows("hf", files, len(cells), size, how, decoded)
 
 
 def stored_size(column: Column) -> int:

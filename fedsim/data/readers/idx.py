@@ -8,14 +8,13 @@ from pathlib import Path
 import numpy as np
 
 from fedsim.core.errors import DataError
-from fedsim.core.files import cache_dir, check_images, check_labels, find_folder
+from fedsim.core.files import cache_dir
 from fedsim.core.types import Array
 from fedsim.data.dataset import DatasetInfo, Raw, Request, parts_of
 from fedsim.data.download import fetch
+from fedsim.data.files import check_images, check_labels, find_folder
 
 _IMAGES, _LABELS = 0x00000803, 0x00000801
-_GZIP_RATIO = 1040
-"""No gzip file holds more than about 1032 times its size."""
 _DIGITS = tuple("0123456789")
 _CLOTHES = (
     "T-shirt/top",
@@ -38,19 +37,16 @@ def read_idx(path: Path, magic: int) -> Array:
         DataError: truncated, too long, or of another kind than ``magic``.
     """
     start = 4 + 4 * (magic & 0xFF)
-    packed = path.suffix == ".gz"
     try:
-        with gzip.open(path) if packed else path.open("rb") as stream:
-            head = stream.read(start)
-            numbers = np.frombuffer(head, dtype=">u4") if len(head) == start else np.zeros(1)
-            if numbers[0] != magic:
-                raise DataError(f"{path}: not an idx file with magic 0x{magic:08x}")
-            shape = tuple(int(n) for n in numbers[1:])
-            count, size = math.prod(shape), path.stat().st_size
-            whole = count <= (_GZIP_RATIO * size if packed else size)  # before it is allocated
-            data = stream.read(count + 1) if whole else b""
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
+            head, data = stream.read(start), stream.read()
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: truncated or not a gzip file ({error})") from error
+    numbers = np.frombuffer(head, dtype=">u4") if len(head) == start else np.zeros(1)
+    if numbers[0] != magic:
+        raise DataError(f"{path}: not an idx file with magic 0x{magic:08x}")
+    shape = tuple(int(n) for n in numbers[1:])
+    count = math.prod(shape)
     if len(data) != count:
         how_many = "more" if len(data) > count else "fewer"
         raise DataError(

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedsim.core.errors import DataError, one_line
-from fedsim.core.files import find_folder, inside
 from fedsim.core.types import I64, Array
 from fedsim.data.cache import packed
 from fedsim.data.dataset import TEST, TRAIN, VAL, DatasetInfo, Raw, Reader, Request
+from fedsim.data.files import find_folder, inside
 from fedsim.data.images import squashed
 
 _SIDE = 28
@@ -118,7 +118,7 @@ def labels(samples: Samples, num_classes: int) -> I64:
     return values.astype(np.int64)
 
 
-def numbers(values: list[Any], what: str, where: str) -> Array:
+def numbers(values: list[Any], name: str, where: str) -> Array:
     """Nested lists as a float64 array.
 
     Raises:
@@ -128,7 +128,7 @@ def numbers(values: list[Any], what: str, where: str) -> Array:
         return np.array(values, dtype=np.float64)
     except (TypeError, ValueError, OverflowError) as error:
         raise DataError(
-            f"{where}: {what} is no list of numbers or of lists of equal length ({one_line(error)})"
+            f"{where}: {name} is no list of numbers or of lists of equal length ({one_line(error)})"
         ) from error
 
 
@@ -166,8 +166,8 @@ def _users(folder: Path) -> Iterator[Samples]:
             name = min(odd)
             missing, other = ("user_data", "users") if name not in data else ("users", "user_data")
             raise DataError(f"{file}, user {name!r}: in {other}, but not in {missing}")
-        for user, own in data.items():
-            yield _checked(user, own, f"{file}, user {user!r}")
+        for user, samples in data.items():
+            yield _checked(user, samples, f"{file}, user {user!r}")
 
 
 def _checked(user: str, own: Any, where: str) -> Samples:

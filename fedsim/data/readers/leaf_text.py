@@ -44,10 +44,10 @@ def shakespeare(request: Request) -> Raw:
 
 
 def _shakespeare(samples: Samples) -> tuple[Array, I64]:
-    for values, length, what in ((samples.x, WINDOW, "x"), (samples.y, 1, "y")):
+    for values, length, name in ((samples.x, WINDOW, "x"), (samples.y, 1, "y")):
         for i, text in enumerate(values):
             if not isinstance(text, str) or len(text) != length:
-                raise DataError(f"{samples.where}: {what} of sample {i} is no text of {length}")
+                raise DataError(f"{samples.where}: {name} of sample {i} is no text of {length}")
     return _letters(samples.x).reshape(-1, WINDOW), _letters(samples.y).astype(np.int64)
 
 
@@ -64,19 +64,19 @@ def sent140(request: Request) -> Raw:
     where that file lies beside train/ or one folder above it, else the 10,000 words that are most
     frequent in the training part (ties by alphabet). V stands for unknown words and fills up.
     """
-    folder, known = place(request), {PADDING: 0}
+    folder, number_of = place(request), {PADDING: 0}
 
     def convert(samples: Samples) -> tuple[Array, I64]:
         for i, x in enumerate(samples.x):
             if not isinstance(x, list) or len(x) < 5 or not isinstance(x[4], str):
                 raise DataError(f"{samples.where}: x of sample {i} is no list with a text at 4")
-        return encoded([sample[4] for sample in samples.x], known, WORDS), labels(samples, 2)
+        return encoded([sample[4] for sample in samples.x], number_of, WORDS), labels(samples, 2)
 
     raw = gather(folder, convert)
     words = _published(folder) if request.known_words is None else request.known_words
     if words is None:
-        words = frequent(raw.x[raw.parts == TRAIN], known, 1, VOCABULARY)
-    x = renumbered(known, words, unknown=len(words))[raw.x]
+        words = frequent(raw.x[raw.parts == TRAIN], number_of, 1, VOCABULARY)
+    x = renumbered(number_of, words, unknown=len(words))[raw.x]
     names = ("negative", "positive")
     return replace(raw, x=x, class_names=names, vocabulary=len(words) + 1, words=tuple(words))
 
@@ -99,7 +99,7 @@ def reddit(request: Request) -> Raw:
     other label are left out. The vocabulary is ``<PAD>``, ``<UNK>``, which are never right, and
     the most frequent tokens of the training part (ties by alphabet), 10,000 in all.
     """
-    known = {PAD: 0, UNK: 1}
+    number_of = {PAD: 0, UNK: 1}
 
     def convert(samples: Samples) -> tuple[Array, I64]:
         inputs: list[int] = []
@@ -114,8 +114,8 @@ def reddit(request: Request) -> Raw:
             x, y, counted = (_sequences(*pair, where) for pair in zip(parts, kinds, strict=True))
             if not len(x) == len(y) == len(counted):
                 raise DataError(f"{where}: x, target_tokens and count_tokens differ in length")
-            inputs += _numbered(known, x)
-            targets += _numbered(known, y)
+            inputs += _numbered(number_of, x)
+            targets += _numbered(number_of, y)
             counts += counted
         tokens = np.array(inputs, dtype=np.int32).reshape(-1, SEQUENCE)
         following = np.array(targets, dtype=np.int64).reshape(-1, SEQUENCE)
@@ -126,8 +126,8 @@ def reddit(request: Request) -> Raw:
     raw = gather(place(request), convert)
     words = request.known_words
     if words is None:
-        words = (PAD, UNK, *frequent(raw.x[raw.parts == TRAIN], known, 2, VOCABULARY - 2))
-    number = renumbered(known, words, unknown=1)
+        words = (PAD, UNK, *frequent(raw.x[raw.parts == TRAIN], number_of, 2, VOCABULARY - 2))
+    number = renumbered(number_of, words, unknown=1)
     return replace(
         raw,
         x=number[raw.x],
@@ -155,37 +155,37 @@ def _sequences(value: Any, kind: type | UnionType, where: str) -> list[Any]:
     return flat
 
 
-def encoded(texts: Sequence[str], known: dict[str, int], length: int) -> Array:
+def encoded(texts: Sequence[str], number_of: dict[str, int], length: int) -> Array:
     """(N, length) int32 numbers of the first words of each text, filled up with number 0.
 
-    Words are ``[\\w']+`` and the marks ``.,!?;``; new ones get the next numbers in ``known``.
+    Words are ``[\\w']+`` and the marks ``.,!?;``; new ones get the next numbers in ``number_of``.
     """
     x = np.zeros((len(texts), length), dtype=np.int32)
     for row, text in zip(x, texts, strict=True):
-        ids = _numbered(known, _WORD.findall(text)[:length])
+        ids = _numbered(number_of, _WORD.findall(text)[:length])
         row[: len(ids)] = ids
     return x
 
 
-def _numbered(known: dict[str, int], words: Sequence[str]) -> list[int]:
+def _numbered(number_of: dict[str, int], words: Sequence[str]) -> list[int]:
     """The words' numbers; new words get the next ones."""
-    return [known.setdefault(word, len(known)) for word in words]
+    return [number_of.setdefault(word, len(number_of)) for word in words]
 
 
-def frequent(x: Array, known: dict[str, int], first: int, most: int) -> list[str]:
+def frequent(x: Array, number_of: dict[str, int], first: int, most: int) -> list[str]:
     """The ``most`` most frequent words of ``x``, of those with numbers from ``first`` on.
 
     Ties are in the order of the alphabet.
     """
-    counts = np.bincount(x.ravel(), minlength=len(known)).tolist()
-    present = [word for word, i in known.items() if i >= first and counts[i]]
-    return sorted(present, key=lambda word: (-counts[known[word]], word))[:most]
+    counts = np.bincount(x.ravel(), minlength=len(number_of)).tolist()
+    present = [word for word, i in number_of.items() if i >= first and counts[i]]
+    return sorted(present, key=lambda word: (-counts[number_of[word]], word))[:most]
 
 
-def renumbered(known: dict[str, int], words: Sequence[str], unknown: int) -> Array:
+def renumbered(number_of: dict[str, int], words: Sequence[str], unknown: int) -> Array:
     """(words known,) final number of each: its place in ``words``, or ``unknown``."""
     final = {word: i for i, word in enumerate(words)}
-    return np.array([final.get(word, unknown) for word in known], dtype=np.int32)
+    return np.array([final.get(word, unknown) for word in number_of], dtype=np.int32)
 
 
 DATASETS = (

@@ -18,11 +18,11 @@ from pathlib import Path
 import numpy as np
 
 from fedsim.core.errors import DataError, nearest
-from fedsim.core.files import find_folder, inside, whole_number
-from fedsim.core.tables import records
+from fedsim.core.tables import records, whole_number
 from fedsim.core.types import I64, Array
 from fedsim.data.cache import packed
 from fedsim.data.dataset import DatasetInfo, Raw, Request, parts_of
+from fedsim.data.files import find_folder, inside
 from fedsim.data.images import decode, load_array
 
 PUBLISHED_SIZE = 384
@@ -74,7 +74,7 @@ def _read(
                 raise DataError(f"{where}: {name!r} has no label in {root}/labels.csv")
     stems = [re.sub(r"_(left|right)$", "", Path(name).stem) for name in (*train, *test)]
     people, patient = np.unique(np.array(stems), return_inverse=True)
-    known = request.name == "retina"
+    with_patients = request.name == "retina"
     return Raw(
         source=root,
         x=packed(request.name, files, sizes[1], decoder),
@@ -85,8 +85,8 @@ def _read(
         parts=parts_of(len(train), 0, len(test)),
         size=sizes[0],
         augment=request.name,
-        patient=patient.astype(np.int64) if known else None,
-        patient_names=tuple(map(str, people)) if known else (),
+        patient=patient.astype(np.int64) if with_patients else None,
+        patient_names=tuple(map(str, people)) if with_patients else (),
         files=tuple(file.relative_to(root).as_posix() for file in files),
         clients=_indices(_clients(root, request.split), [*train], listing, root / "train"),
     )

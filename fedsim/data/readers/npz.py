@@ -5,10 +5,11 @@ from pathlib import Path
 import numpy as np
 
 from fedsim.core.errors import DataError
-from fedsim.core.files import ARRAY_FILE_ERRORS, check_images, check_labels, unreadable_array
 from fedsim.core.types import I64, Array
 from fedsim.data.dataset import DatasetInfo, Raw, Request
+from fedsim.data.files import ARRAY_FILE_ERRORS, check_images, check_labels, unreadable_array
 from fedsim.data.readers import npz_clients
+from fedsim.data.readers.tables import coded, names_by_number
 
 
 def load_npz(
@@ -65,8 +66,8 @@ def with_sites(request: Request) -> Raw:
         site = check_labels(arrays["sites"], len(site_names), f"{path}, sites")
         _check_length(site, y, f"{path}, sites")
     if "patients" in arrays:
-        names, codes = np.unique(arrays["patients"], return_inverse=True)
-        patient_names, patient = tuple(map(str, names)), codes.astype(np.int64)
+        patients = arrays["patients"].tolist()
+        patient_names, patient = coded(patients, lambda row: f"{path}, row {row}", "the patient")
         _check_length(patient, y, f"{path}, patients")
     half = (0.5,) * x.shape[1]
     return Raw(
@@ -101,15 +102,8 @@ def _names(arrays: dict[str, Array], key: str, names_key: str, path: Path) -> tu
     values = arrays[key].reshape(-1)
     if not np.issubdtype(values.dtype, np.integer) or values.size == 0:
         raise DataError(f"{path}, {key}: {values.dtype} values need the names array {names_key}")
-    present = np.unique(values).tolist()
-    if present != list(range(len(present))):
-        row = int(values.argmin() if present[0] < 0 else values.argmax())
-        gap = next(i for i, value in enumerate(present) if value != i) if present[0] >= 0 else None
-        raise DataError(
-            f"{path}, {key}: {values[row]} in row {row}: without the names array {names_key} they "
-            f"are numbered 0, 1, ... without a gap{'' if gap is None else f' (there is no {gap})'}"
-        )
-    return tuple(map(str, present))
+    remedy = f"or have the names array {names_key}"
+    return names_by_number(values, lambda row: f"{path}, {key}, row {row}", remedy, key[:-1])
 
 
 def _check_length(values: I64, y: I64, where: str) -> None:

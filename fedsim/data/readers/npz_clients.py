@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from fedsim.core.errors import DataError, one_line
-from fedsim.core.files import check_labels
 from fedsim.core.types import I64, Array
 from fedsim.data.dataset import TEST, TRAIN, Parts, Raw
+from fedsim.data.files import check_labels
 from fedsim.data.pickles import PICKLE_ERRORS, ArrayUnpickler
 
 _PARTS = (("train", TRAIN), ("test", TEST))
@@ -117,8 +117,9 @@ def _content(file: Path) -> dict[str, Any]:
     _, _, kind = np.lib.format.read_array_header_1_0(stream)
     if not kind.hasobject:
         raise ValueError(f"data is an array of {kind}")
-    found = ArrayUnpickler(stream).load()
-    content = found.item() if isinstance(found, np.ndarray) and found.size == 1 else found
+    unpickled = ArrayUnpickler(stream).load()
+    boxed = isinstance(unpickled, np.ndarray) and unpickled.size == 1
+    content = unpickled.item() if boxed else unpickled
     if not isinstance(content, dict):
         raise ValueError(f"data is {type(content).__name__}, no dictionary")
     return {str(name): value for name, value in content.items()}

@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 
 from fedsim.core.errors import DataError
-from fedsim.core.files import find_folder, inside
 from fedsim.core.tables import read_lines
 from fedsim.data.cache import packed
 from fedsim.data.dataset import DatasetInfo, Raw, Request, parts_of
 from fedsim.data.download import fetch, unpacked
+from fedsim.data.files import find_folder, inside
 from fedsim.data.images import decode, sides
 
 URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"

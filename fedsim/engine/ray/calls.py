@@ -58,9 +58,9 @@ class TaskCall:
         """Hands the work to an actor; the objects of its answer, the first of which says that it
         is done."""
         tasks = list(chain.from_iterable(self.blocks))
-        own = {t.client: self.states[t.client] for t in tasks if t.client in self.states}
+        kept = {t.client: self.states[t.client] for t in tasks if t.client in self.states}
         versions = sorted({task.version for task in tasks})
-        work = self.blocks, own, versions, self.ranges  # together: Ray takes time for each
+        work = self.blocks, kept, versions, self.ranges  # together: Ray takes time for each
         # Ray resolves objects that are arguments themselves, and no others
         sent = [send(part) for version in versions for part in self.models[version]]
         method = actor.run.options(num_returns=1 + max(1, len(self.ranges)))
@@ -166,11 +166,11 @@ def deal(sizes: Sequence[int], actors: int) -> list[list[tuple[int, tuple[int, i
     edges = [stops[-1] * i // actors for i in range(actors + 1)]
     dealt = []
     for low, high in pairwise(edges):
-        own = [
+        slices = [
             (job, (max(low, stop - size) - (stop - size), min(high, stop) - (stop - size)))
             for job, (size, stop) in enumerate(zip(sizes, stops, strict=True))
             if low < stop and stop - size < high
         ]
-        if own:
-            dealt.append(own)
+        if slices:
+            dealt.append(slices)
     return dealt

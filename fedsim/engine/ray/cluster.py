@@ -5,7 +5,6 @@ import logging
 import math
 import os
 import secrets
-import shutil
 import signal
 import socket
 import threading
@@ -15,8 +14,6 @@ from typing import Any, NoReturn
 
 import ray
 from ray._private import ray_constants
-from ray._private.node import Node as RayNode
-from ray.exceptions import RayError
 
 from fedsim.config.sections import EngineConfig
 from fedsim.core.errors import ConfigError, FedsimError, Interrupted, one_line
@@ -31,23 +28,6 @@ NETWORK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Ray's variable that lets other machines reach its processes, on any system."""
 OBJECT_STORE = 0.3
 """The part of the free memory that Ray keeps for its object store, unless told otherwise."""
-TRIES = 3
-"""How often Ray is started on this machine; it waits half a minute for its processes each time."""
-ENDING = 10.0
-"""Seconds that processes have to end after they were killed."""
-
-
-_connected = _forked = False
-"""Whether this process was ever connected to Ray, and whether its parent was when it was forked."""
-
-
-def _after_fork() -> None:
-    global _forked  # noqa: PLW0603 - of the process
-    _forked = _forked or _connected or ray.is_initialized()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
 
 
 def connect(engine: EngineConfig) -> Callable[[], None]:
@@ -57,23 +37,14 @@ def connect(engine: EngineConfig) -> Callable[[], None]:
         What ends the connection; nothing to end where this process already had one.
 
     Raises:
-        ConfigError: there is no cluster at the address, no such working_dir, Ray refuses a
-            setting, or this process was forked from one that Ray ran in.
-        FedsimError: Ray's processes did not come up, :data:`TRIES` times.
+        ConfigError: there is no cluster at the address, no such working_dir, or Ray refuses a
+            setting or does not come up.
         Interrupted: the process was told to end while Ray started.
     """
-    global _connected  # noqa: PLW0603 - of the process
-    if _forked:
-        raise ConfigError(
-            "engine.kind=ray: this process was forked from one that had connected to Ray, whose "
-            "threads it lacks: start it with multiprocessing.get_context('spawn'), or set "
-            "engine.kind=serial"
-        )
     if ray.is_initialized():
-        _connected = True
-        given = [key for key in ("address", "working_dir") if getattr(engine, key) is not None]
-        if given:
-            raise ConfigError(f"engine.{given[0]}: this process is connected to Ray already")
+        refused = [key for key in ("address", "working_dir") if getattr(engine, key) is not None]
+        if refused:
+            raise ConfigError(f"engine.{refused[0]}: this process is connected to Ray already")
         return lambda: None
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if engine.working_dir is not None:
@@ -83,17 +54,17 @@ def connect(engine: EngineConfig) -> Callable[[], None]:
     address = engine.address or LOCAL
     try:
         with _keep_sigterm_handler():
-            if address != LOCAL:
-                _check_reachable(address)
-            _connected = True
             if address == LOCAL:
                 _start(options)
             else:
+                _check_reachable(address)
                 ray.init(address=address, **options)
-    except (OSError, ValueError, RuntimeError, RayError) as error:
-        where = f"--address {address}: cannot join the cluster"
-        where = "Ray cannot start" if address == LOCAL else where
-        remedy = ""
+    except FedsimError:
+        raise
+    except Exception as error:  # a time-out is a plain Exception
+        where, remedy = f"--address {address}: cannot join the cluster", ""
+        if address == LOCAL:
+            where, remedy = "Ray cannot start", "; --engine serial needs no Ray"
         if "AF_UNIX" in str(error):  # the folder of its sockets, below that for temporary files
             remedy = "; set RAY_TMPDIR to a folder with a shorter name, such as /tmp"
         raise ConfigError(f"{where} ({one_line(error)}){remedy}") from error
@@ -117,85 +88,12 @@ def join(ray_of_another: Mapping[str, Any]) -> None:
 
 
 def _start(options: Mapping[str, Any]) -> None:
-    """Starts Ray on this machine, again where its processes do not come up in time.
-
-    On a busy machine they may need longer than the half minute that Ray grants them. Whatever is
-    raised, none of them is left.
-
-    Raises:
-        FedsimError: they did not come up, :data:`TRIES` times.
-        Exception: anything else that Ray raises, before it starts a process or once they are up,
-            such as a working_dir that is too large.
-    """
+    """Starts Ray on this machine; processes that it leaves where it fails end with this one."""
     here = local_node()
-    size = {"num_cpus": int(here.cpus), "num_gpus": int(here.gpus), "include_dashboard": False}
+    size = {"num_cpus": int(here.cpus), "num_gpus": int(here.gpus)}
     os.environ.update(_auth_token())
-    for attempt in range(1, TRIES + 1):
-        with _loopback_only(), _nodes_made() as nodes:
-            try:
-                ray.init(address=LOCAL, **size, **options)
-                return
-            except BaseException as error:  # the time-out is a plain Exception
-                begun = [node for node in nodes if node.all_processes]
-                again = isinstance(error, Exception) and any(not nodes[node] for node in begun)
-                keep = not again or attempt == TRIES
-                logs = [_discarded(node, keep) for node in begun]
-                if not again:
-                    raise
-                reason = one_line(error)
-                if attempt == TRIES:
-                    raise FedsimError(
-                        f"Ray did not start on this machine, {TRIES} times ({reason}); its logs "
-                        f"are in {logs[-1]}; --engine serial needs no Ray"
-                    ) from error
-        logger.info("Ray did not start (%s); try %d of %d", reason, attempt + 1, TRIES)
-
-
-@contextlib.contextmanager
-def _nodes_made() -> Iterator[dict[Any, bool]]:
-    """The nodes that Ray begins to start meanwhile, and whether their processes came up.
-
-    Uses ``ray._private``: where a start fails, Ray forgets the processes that it has started.
-    """
-    made: dict[Any, bool] = {}
-    begin = RayNode.__init__
-
-    def noted(self: Any, *args: Any, **kwargs: Any) -> None:
-        self.all_processes = {}
-        made[self] = False
-        begin(self, *args, **kwargs)
-        made[self] = True
-
-    RayNode.__init__ = noted
-    try:
-        yield made
-    finally:
-        RayNode.__init__ = begin
-
-
-def _discarded(node: Any, keep: bool) -> str:
-    """Ends a node's processes and deletes its folder, unless its logs are to be kept; that folder.
-
-    Agents that the raylet has just started would outlive it for a while, and write there.
-    """
-    import psutil  # Ray brings it
-
-    below = []
-    for process in (info.process for known in node.all_processes.values() for info in known):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            parent = psutil.Process(process.pid)
-            parent.suspend()  # starts no more of them
-            below += parent.children(recursive=True)
-    ray.shutdown()
-    node.kill_all_processes(check_alive=False, wait=True)
-    for child in below:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            child.kill()
-    psutil.wait_procs(below, timeout=ENDING)
-    folder = str(node.get_session_dir_path())
-    if not keep:
-        shutil.rmtree(folder, ignore_errors=True)
-    return folder
+    with _loopback_only():
+        ray.init(address=LOCAL, include_dashboard=False, **size, **options)
 
 
 @contextlib.contextmanager
@@ -218,21 +116,19 @@ def _keep_sigterm_handler() -> Iterator[None]:
 def _loopback_only() -> Iterator[None]:
     """A Ray that starts meanwhile listens on the loopback address, as it does on macOS.
 
-    Uses ``ray._private``: Ray has no setting for this. ``_node_ip_address="127.0.0.1"``
-    is replaced by the machine's own address, and the variable is read when Ray is imported, which
-    may have been long before; the processes that Ray starts read the variable.
+    Uses ``ray._private``, since Ray has no setting for this: ``_node_ip_address="127.0.0.1"`` is
+    replaced by the machine's own address. This process has read the variable when Ray was imported;
+    the processes that it starts read it then.
     """
-    before = ray_constants.ENABLE_RAY_CLUSTER
-    ray_constants.ENABLE_RAY_CLUSTER = False
-    given = os.environ.get(NETWORK)
-    os.environ[NETWORK] = "0"
+    constant, variable = ray_constants.ENABLE_RAY_CLUSTER, os.environ.get(NETWORK)
+    ray_constants.ENABLE_RAY_CLUSTER, os.environ[NETWORK] = False, "0"
     try:
         yield
     finally:
-        ray_constants.ENABLE_RAY_CLUSTER = before
-        del os.environ[NETWORK]
-        if given is not None:
-            os.environ[NETWORK] = given
+        ray_constants.ENABLE_RAY_CLUSTER = constant
+        os.environ.pop(NETWORK)
+        if variable is not None:
+            os.environ[NETWORK] = variable
 
 
 def _auth_token() -> dict[str, str]:

@@ -34,8 +34,8 @@ class Timeout:
     any time before the first work is :meth:`settled`.
     """
 
-    def __init__(self, given: float | None) -> None:
-        self._given = given
+    def __init__(self, limit: float | None) -> None:
+        self._given = limit
         self._new: list[float] = []
         self._paces: deque[float] = deque(maxlen=1000)
 
@@ -90,43 +90,39 @@ class Work:
 class ObjectCache:
     """The objects of values that were sent.
 
-    Those that tasks need (:meth:`keep`) stay until they are needed no more, whatever is sent
-    meanwhile. Of the others the last ``room`` stay, since the model that a round evaluates is the
-    one that the next round sends.
+    Those that tasks need (:meth:`keep`) stay until they are needed no more. Of the others
+    :meth:`trim` leaves the last one, since the model that a round evaluates is the one that the
+    next round sends.
     """
 
     def __init__(self) -> None:
-        self.room = 1
-        self._objects: list[tuple[Any, Any]] = []
-        self._needed: list[Any] = []
+        self._objects: dict[int, tuple[Any, Any]] = {}  # by id, with the value, which keeps the id
+        self._needed: set[int] = set()
 
     def __call__(self, value: Any) -> Any:
         """A vector, or named vectors, as an object where that is worth it."""
         arrays = value.values() if isinstance(value, Mapping) else (value,)
         if sum(array.nbytes for array in arrays) <= INLINE:
             return value
-        known = [pair for pair in self._objects if pair[0] is value] or [(value, put(value))]
-        self._objects = known + [pair for pair in self._objects if pair[0] is not value]
-        self.limit(self.room)
-        return known[0][1]
+        pair = self._objects.pop(id(value), None) or (value, put(value))
+        self._objects[id(value)] = pair  # now the last one
+        return pair[1]
 
     def keep(self, values: Sequence[Any]) -> None:
         """Sends the values that tasks need, and lets go of those that they needed before."""
-        self._needed = list(values)
+        self._needed = set(map(id, values))
+        self.trim()
         for value in values:
             self(value)
 
-    def limit(self, room: int) -> None:
-        """Beside those needed only so many are kept from now on."""
-        self.room = room
-        needed = {id(value) for value in self._needed}
-        others = [pair for pair in self._objects if id(pair[0]) not in needed][:room]
-        kept = needed | {id(pair[0]) for pair in others}
-        self._objects = [pair for pair in self._objects if id(pair[0]) in kept]
+    def trim(self) -> None:
+        """Lets go of all that no task needs but the one that was sent last."""
+        kept = self._needed | set([key for key in self._objects if key not in self._needed][-1:])
+        self._objects = {key: pair for key, pair in self._objects.items() if key in kept}
 
     def forget(self) -> None:
         """Everything is sent anew."""
-        self._objects = []
+        self._objects = {}
 
 
 class Dispatcher:
@@ -288,9 +284,9 @@ class Dispatcher:
             self._pool.incidents.append(Incident(None, call.attempt, node, fault.error))
         if drop:
             return []
-        what = f"{doing}, {call}" if doing else str(call)
+        task = f"{doing}, {call}" if doing else str(call)
         again = f" lost {call.attempt} times, the last time" if fault.lost else ""
-        raise failure(what + again, fault)
+        raise failure(task + again, fault)
 
     def _free(self, work: Work, fault: Fault) -> None:
         """Takes back the actor of a failed call, if it can go on."""

@@ -186,7 +186,7 @@ class RayExecutor:
         if not plan.per_client and not (several and self._update_bytes > SMALL_UPDATE):
             most = num_calls(sum(map(len, blocks)), self._update_bytes, plan.actors)
         work = {block: float(sum(self._sizes[c] for c in clients_of(block))) for block in blocks}
-        return [self._call(own, models, states) for own in balanced(work, most)]
+        return [self._call(group, models, states) for group in balanced(work, most)]
 
     def _call(
         self, blocks: tuple[Block, ...], models: Models, states: Mapping[int, Vectors]
@@ -218,7 +218,7 @@ class RayExecutor:
         dealt = deal(sizes, max(1, len(self._pool.slots)))
         partial = OUTPUTS if measure.join is None else measure
         calls = []
-        for position, own in enumerate(dealt):
+        for position, runs in enumerate(dealt):
             tasks = [
                 Evaluation(
                     model=jobs[job][0],
@@ -226,20 +226,18 @@ class RayExecutor:
                     measure=measure if batches == (0, sizes[job]) else partial,
                     batches=batches,
                 )
-                for job, batches in own
+                for job, batches in runs
             ]
             calls.append(EvaluationCall(position=position, tasks=tuple(tasks)))
-        cache, models = self._dispatcher.sent, {id(params) for (params, _), _ in jobs}
-        usual, cache.room = cache.room, len(models) + 2  # so that none is sent to a node twice
         try:
             with self._session.head.guard():
                 run = self._dispatcher.run(calls, "")
                 answers = {cast(EvaluationCall, call).position: answer for call, answer in run}
         finally:
-            cache.limit(usual)
+            self._dispatcher.sent.trim()
         collected: list[list[Any]] = [[] for _ in jobs]
-        for position, own in enumerate(dealt):
-            for (job, _), answer in zip(own, answers[position], strict=True):
+        for position, runs in enumerate(dealt):
+            for (job, _), answer in zip(runs, answers[position], strict=True):
                 collected[job].append(answer)
         return [
             self._whole(parts, part, measure)

@@ -13,23 +13,16 @@ from ray import exceptions as e
 from fedsim.core.errors import FedsimError, WorkerError
 
 LOST: tuple[tuple[type[e.RayError], str], ...] = (
-    (e.ActorDiedError, "its process died"),
     (e.ActorUnavailableError, "its process cannot be reached"),
-    (e.RayActorError, "its process was lost"),
+    (e.RayActorError, "its process died"),
     (e.WorkerCrashedError, "its process crashed"),
     (e.OutOfMemoryError, "killed because its node ran out of memory"),
     (e.NodeDiedError, "its node died"),
-    (e.OwnerDiedError, "an object was lost with the process that owned it"),
-    (e.ObjectReconstructionFailedError, "an object was lost with its node"),
-    (e.ObjectFetchTimedOutError, "an object could not be fetched from its node"),
-    (e.ObjectFreedError, "an object was freed too early"),
     (e.ObjectLostError, "an object was lost"),
-    (e.ReferenceCountingAssertionError, "an object was lost"),
     (e.ObjectStoreFullError, "the object store is full"),
     (e.OutOfDiskError, "the disk for spilled objects is full"),
-    (e.RpcError, "the connection failed"),
 )
-"""Failures that doing the work again can cure, most specific first, in words."""
+"""Failures that doing the work again can cure, as others of Ray can, in words."""
 
 FINAL: tuple[tuple[type[e.RayError], str], ...] = (
     (e.RuntimeEnvSetupError, "the environment of the actors cannot be set up"),

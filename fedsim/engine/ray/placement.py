@@ -1,12 +1,11 @@
-"""How many client actors fit on which machines, and what would fit where that is refused.
+"""How many client actors fit on which machines.
 
 Pure functions of machines and fractions. Resources are counted as Ray does: in steps of 0.0001, and
 a fraction of a GPU never spans GPUs.
 """
 
 import math
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedsim.core.errors import ConfigError
@@ -122,7 +121,7 @@ def plan_placement(
 
     Raises:
         ConfigError: there is no machine; a share that no node has room for, or more actors than
-            fit: the message names the nearest amount that fits.
+            fit.
     """
     if not nodes:
         raise ConfigError("no machine of the cluster is alive, so there is no place for actors")
@@ -130,8 +129,8 @@ def plan_placement(
     named = {"auto": 1, "per-client": num_clients}
     least = named.get(str(actors)) or min(int(actors), num_clients)
     if slots < least:
-        given = "" if actors == "auto" else f"--actors {actors}: "
-        raise ConfigError(given + _refusal(nodes, share, memory, least))
+        flag = "" if actors == "auto" else f"--actors {actors}: "
+        raise ConfigError(flag + _refusal(nodes, share, memory, least))
     return Placement(
         nodes=tuple(nodes),
         share=share,
@@ -182,59 +181,18 @@ def listed(nodes: Sequence[Node]) -> str:
 
 
 def _refusal(nodes: Sequence[Node], share: Share, memory: int, wanted: int) -> str:
-    """Why ``wanted`` actors do not fit, and the largest amounts with which they would."""
-
-    def room(share: Share, memory: int) -> int:
-        return sum(pack(nodes, share, memory, wanted))
-
+    """Why ``wanted`` actors do not fit, and what could be asked for instead."""
+    fitting, by_cores = (sum(pack(nodes, share, m, wanted)) for m in (memory, 0))
     text = (
-        f"{counted(wanted, 'actor')} of {share} do{'es' * (wanted == 1)} not fit, "
-        f"{room(share, memory)} do ({listed(nodes)})"
+        f"{counted(wanted, 'actor')} of {share} do{'es' * (wanted == 1)} not fit, {fitting} "
+        f"do ({listed(nodes)})"
     )
-    if room(share, 0) < wanted:
-        smaller = _suggested_share(nodes, share, lambda share: room(share, 0) >= wanted, wanted)
-        if smaller is None:
-            return text
-        amounts = {"cpus": (share.cpus, smaller.cpus), "gpus": (share.gpus, smaller.gpus)}
-        for name, (asked, amount) in amounts.items():
-            text += f"; --{name}-per-client {amount:g} would" * (amount != asked)
-        share = smaller
-    fitting = room(share, memory)
-    if fitting < wanted:
-        amounts_of_memory = {n.memory / k for n in nodes for k in range(1, wanted + 1)}
-        finite = {math.floor(m / GIB * 100) / 100 for m in amounts_of_memory if math.isfinite(m)}
-        need = _largest(finite - {0.0}, lambda gib: room(share, math.ceil(gib * GIB)) >= wanted)
-        text += f"; there is memory for {fitting} of {memory / GIB:.2f} GiB"
-        if need is not None:
-            text += f", and for {wanted} with --set engine.memory_per_client={need:g}"
+    if by_cores < wanted:
+        gpus = " or --gpus-per-client" * bool(share.gpus)
+        text += f"; a smaller --cpus-per-client{gpus} may"
+    if fitting < by_cores:
+        text += (
+            f"; there is memory for {fitting} of {memory / GIB:.2f} GiB, see "
+            "engine.memory_per_client"
+        )
     return text
-
-
-def _suggested_share(
-    nodes: Sequence[Node], asked: Share, fits: Callable[[Share], bool], wanted: int
-) -> Share | None:
-    """The share nearest to the one asked for with which ``wanted`` actors fit, None for none."""
-    parts = range(1, wanted + 1)
-    cpus: float | None = asked.cpus
-    if not fits(Share(asked.cpus, 0)):
-        amounts = {_rounded_down(n.cpus / k) for n in nodes for k in parts} - {0.0}
-        cpus = _largest(amounts, lambda cpus: cpus < asked.cpus and fits(Share(cpus, 0)))
-    if cpus is None or fits(Share(cpus, asked.gpus)):
-        return None if cpus is None else Share(cpus, asked.gpus)
-    most = math.floor(max(node.gpus for node in nodes))
-    wholes = map(float, range(1, min(math.ceil(asked.gpus), most + 1)))
-    amounts = {*wholes, *(_rounded_down(1 / k) for k in parts)} - {0.0}
-    gpus = _largest(amounts, lambda gpus: gpus < asked.gpus and fits(Share(cpus, gpus)))
-    return Share(cpus, gpus or 0.0)
-
-
-def _largest(amounts: Iterable[float], fits: Callable[[float], bool]) -> float | None:
-    """The largest amount that fits, where all below one that fits do too."""
-    descending = sorted(amounts, reverse=True)
-    i = bisect_left(descending, True, key=fits)
-    return descending[i] if i < len(descending) else None
-
-
-def _rounded_down(amount: float) -> float:
-    """The amount in whole steps of the finest; above 1 only whole numbers can be asked for."""
-    return float(math.floor(amount)) if amount > 1 else units(amount) / ONE

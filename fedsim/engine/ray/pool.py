@@ -19,29 +19,25 @@ from pathlib import Path
 from typing import Any
 
 import ray
+import torch
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from fedsim.core.imports import uncollected
-
-with uncollected():
-    import torch
-
-    from fedsim.config.sections import EngineConfig
-    from fedsim.core.errors import ConfigError, FedsimError, WorkerError
-    from fedsim.core.types import Part, Vector, Vectors
-    from fedsim.engine import devices, footprint
-    from fedsim.engine.base import Incident, Measure
-    from fedsim.engine.blocks import Block
-    from fedsim.engine.ray.cluster import connect, machines, refuse_mixed
-    from fedsim.engine.ray.faults import failure, fault_of, put
-    from fedsim.engine.ray.groups import Group
-    from fedsim.engine.ray.head import Head, own_processes
-    from fedsim.engine.ray.placement import Node, Share
-    from fedsim.engine.ray.sharded import alive_nodes, split
-    from fedsim.engine.ray.shared import with_samples, without_samples
-    from fedsim.engine.spec import WorkerSpec
-    from fedsim.engine.worker import Worker
+from fedsim.config.sections import EngineConfig
+from fedsim.core.errors import ConfigError, FedsimError, WorkerError
+from fedsim.core.types import Part, Vector, Vectors
+from fedsim.engine import devices, footprint
+from fedsim.engine.base import Incident, Measure
+from fedsim.engine.blocks import Block
+from fedsim.engine.ray.cluster import connect, machines, refuse_mixed
+from fedsim.engine.ray.faults import failure, fault_of, put
+from fedsim.engine.ray.groups import Group
+from fedsim.engine.ray.head import Head, own_processes
+from fedsim.engine.ray.placement import Node, Share
+from fedsim.engine.ray.sharded import alive_nodes, split
+from fedsim.engine.ray.shared import with_samples, without_samples
+from fedsim.engine.spec import WorkerSpec
+from fedsim.engine.worker import Worker
 
 ANSWER_TIMEOUT = 10.0
 """Seconds that an idle actor has to answer."""
@@ -336,11 +332,11 @@ class ActorPool:
     def findings(self) -> list[devices.Findings]:
         """What showed in the work of the actors that answer."""
         refs = [self._handles[slot].findings.remote() for slot in sorted(self.idle)]
-        found = []
+        collected = []
         for ref in ray.wait(refs, num_returns=len(refs), timeout=ANSWER_TIMEOUT)[0] if refs else ():
             with contextlib.suppress(RayError):  # it died while it was idle
-                found.append(ray.get(ref))
-        return found
+                collected.append(ray.get(ref))
+        return collected
 
     @property
     def nodes(self) -> list[str]:

@@ -168,20 +168,20 @@ class Aggregators:
         """
         rows = [where.row for where in held]
         calls = [
-            getattr(actor, method).remote(*own, rows, *(where.parts[number] for where in held))
-            for number, (actor, own) in enumerate(zip(self.actors, args, strict=True))
+            getattr(actor, method).remote(*first, rows, *(where.parts[number] for where in held))
+            for number, (actor, first) in enumerate(zip(self.actors, args, strict=True))
         ]
         return cast(list[Any], ray.get(calls))
 
     def missing(self, held: Mapping[int, Held]) -> dict[int, str]:
         """The clients of whose updates a part is lost, and why."""
-        asked = [
+        calls = [
             (client, actor.fetch.remote(part))
             for client, where in held.items()
             for actor, part in zip(self.actors, where.parts, strict=True)
         ]
         lost = {}
-        for client, ref in asked:
+        for client, ref in calls:
             try:
                 ray.get(ref)
             except RayError as error:
@@ -250,13 +250,13 @@ class Sharded:
         """See :meth:`fedsim.server.columns.Columns.map`; the rule travels by value."""
         self._write("map", cloudpickle.dumps(rule), [where], out)
 
-    def _write(self, method: str, given: Any, ranges: Sequence[slice], out: Array) -> None:
+    def _write(self, method: str, payload: Any, ranges: Sequence[slice], out: Array) -> None:
         """Writes the aggregators' columns of the ranges into ``out``."""
         cuts = self.aggregators.ranges
-        args = [(_pieces(ranges, own), given) for own in cuts]
-        for own, columns in zip(cuts, self._ask(method, args), strict=True):
-            for piece in _within(ranges, own):
-                at = slice(piece.start - own.start, piece.stop - own.start)
+        args = [(_pieces(ranges, span), payload) for span in cuts]
+        for span, columns in zip(cuts, self._ask(method, args), strict=True):
+            for piece in _within(ranges, span):
+                at = slice(piece.start - span.start, piece.stop - span.start)
                 out[piece.start : piece.stop] = columns[at]
 
     def _partials(
@@ -264,11 +264,11 @@ class Sharded:
     ) -> list[F64]:
         """The aggregators' results for all pieces, in the order of the columns."""
         cuts = self.aggregators.ranges
-        args = [(_pieces(ranges, own), None if vector is None else vector[own]) for own in cuts]
+        args = [(_pieces(ranges, span), None if vector is None else vector[span]) for span in cuts]
         partials_of = {
             (piece.of, piece.start): partial
-            for own, partials in zip(cuts, self._ask(method, args), strict=True)
-            for piece, partial in zip(_within(ranges, own), partials, strict=True)
+            for span, partials in zip(cuts, self._ask(method, args), strict=True)
+            for piece, partial in zip(_within(ranges, span), partials, strict=True)
         }
         return [partials_of[piece.of, piece.start] for piece in cut(ranges)]
 
@@ -298,9 +298,9 @@ def _pieces(ranges: Sequence[slice], own: slice) -> list[Piece]:
     return [Piece(p.of, p.start - own.start, p.stop - own.start) for p in _within(ranges, own)]
 
 
-def _within(ranges: Sequence[slice], own: slice) -> list[Piece]:
+def _within(ranges: Sequence[slice], columns: slice) -> list[Piece]:
     """The pieces of an aggregator; none crosses its edges, which are multiples of ``SHARD``."""
-    return [piece for piece in cut(ranges) if own.start <= piece.start < own.stop]
+    return [piece for piece in cut(ranges) if columns.start <= piece.start < columns.stop]
 
 
 def held_of(updates: Sequence[ClientUpdate]) -> dict[int, Held]:

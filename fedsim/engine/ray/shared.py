@@ -82,9 +82,9 @@ def _object_of(array: Array, register: Any) -> Any:
     from fedsim.engine.spec import array_sha256  # imports torch, which the register does not need
 
     digest = f"{array_sha256(array)} {array.shape} {array.dtype}"
-    while (known := ray.get(register.find.remote(digest))) is None:
+    while (answer := ray.get(register.find.remote(digest))) is None:
         time.sleep(0.05)
-    return (known or ray.get(register.keep.remote(digest, array)))[0]
+    return (answer or ray.get(register.keep.remote(digest, array)))[0]
 
 
 def with_samples(spec: WorkerSpec) -> WorkerSpec:

@@ -18,7 +18,7 @@ from analysis import AnalysisError
 from analysis.cli import main
 from analysis.figures import curves, partition, style
 from analysis.figures import grid as panels
-from analysis.files import csv_text, read_partition, read_table
+from analysis.files import read_partition, read_table
 from analysis.runs import (
     Group,
     conditions,
@@ -90,18 +90,6 @@ def test_runs_are_found_at_any_depth_and_once(runs: Path) -> None:
     finished, unfinished = find([runs, runs / "deep", next(runs.glob("fedld*"))])
     assert len(finished) == 5
     assert unfinished == []
-
-
-def test_texts_of_formulas_are_written_and_read_without_harm(tmp_path: Path) -> None:
-    names = ["=1+1", "-x", "@a", "\tb", "a", "-1", "'=y", "'s-Gravenhage"]
-    text = csv_text(pd.DataFrame({"algorithm": names, "seed": -1.5}))
-    assert [line.split(",")[0] for line in text.splitlines()[1:]] == [
-        "'=1+1", "'-x", "'@a", "'\tb", "a", "-1", "''=y", "'s-Gravenhage",
-    ]  # fmt: skip
-    (tmp_path / "t.csv").write_text(text)
-    found = read_table(tmp_path / "t.csv", numbers=("seed",), texts=("algorithm",))
-    assert found["algorithm"].tolist() == names
-    assert found["seed"].tolist() == [-1.5] * 8
 
 
 def test_groups_come_in_the_papers_order(runs: Path) -> None:

@@ -14,6 +14,7 @@ from fedsim.client.order import STEPS, carried_batches, order, steps_before, wit
 from fedsim.client.plan import BatchPlan, num_steps
 from fedsim.client.trainer import train_local
 from fedsim.core.types import ClientTask, ClientUpdate, RoundContext, Training
+from fedsim.testing.rounds import rounds, small
 
 from .test_trainer import Net, Spy, make_env
 
@@ -137,3 +138,35 @@ def test_the_place_is_kept_with_the_client():
     assert with_steps(update, pooled, training, {}) is update
     assert with_steps(update, task, Training(), {}) is update
     assert steps_before(task, Training(), {STEPS: np.array([7])}) == 0
+
+
+ROUNDS = {"rounds": 4, "sample_rate": 0.5, "local_steps": 3, "batch_size": 8}
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("shuffle", ["fedsim", "dataloader"])
+def test_rounds_from_a_checkpoint_are_those_of_a_whole_run(shuffle):
+    train = ROUNDS | {"shuffle": shuffle, "sample_rate": 1.0}
+    whole = rounds(small("fednova", "mlp", train=train))
+    rest = rounds(small("fednova", "mlp", train=train), start=whole[1].after, first=2)
+    np.testing.assert_array_equal(rest[-1].after.params, whole[-1].after.params)
+    steps = {c: int(kept[STEPS][0]) for c, kept in whole[-1].after.clients.items()}
+    assert set(steps.values()) == {12}
+
+
+@pytest.mark.integration
+def test_stacked_clients_have_the_same_batches():
+    alone, block = (
+        rounds(small("fedprox", "mlp", train=ROUNDS, engine={"kind": "serial", "client_batch": k}))
+        for k in (1, 4)
+    )
+    for one, many in zip(alone, block, strict=True):
+        np.testing.assert_allclose(many.after.params, one.after.params, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.integration
+def test_a_client_with_less_time_goes_on_where_it_stopped():
+    clock = {"work": 0.5, "samples_per_second": 100}
+    made = rounds(small("fedavg", "mlp", train=ROUNDS | {"sample_rate": 1.0}, clock=clock))
+    steps = {int(kept[STEPS][0]) for kept in made[-1].after.clients.values()}
+    assert steps == {8}  # 2 of 3 steps in each of four rounds

@@ -9,16 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from fedsim import models
 from fedsim.core.layout import (
     FlatModel,
     as_tensor,
     layout_of,
     not_finite,
-    select,
     subtract,
 )
-from fedsim.core.types import Layout, ModelSpec
 
 CPU = torch.device("cpu")
 
@@ -74,34 +71,6 @@ def test_batchnorm_and_head_go_by_module_never_by_name():
         *("norm.weight", "norm.bias", "norm.running_mean", "norm.running_var")
     }
     assert {s.name for s in layout.slots if s.head} == {"head.weight", "head.bias"}
-
-
-def test_flags_of_resnet50():
-    layout = layout_of(
-        models.build(ModelSpec(name="resnet50", num_classes=3, in_channels=3, image_size=32), 0)
-    )
-    norms = {s.name for s in layout.slots if s.batchnorm}
-    # 53 norms of 4 federated tensors each; torchvision's names hide 4 of them from "bn".
-    assert len(norms) == 212
-    assert len([n for n in norms if "bn" not in n]) == 16
-    assert all(".downsample.1." in n for n in norms if "bn" not in n)
-    assert {s.name for s in layout.slots if s.head} == {"head.weight", "head.bias"}
-    assert all(s.batchnorm for s in layout.slots if s.role == "stat")
-
-
-def test_group_norm_is_no_batchnorm():
-    layout = layout_of(
-        models.build(
-            ModelSpec(name="cnn", num_classes=3, in_channels=1, image_size=8, norm="group"), 0
-        )
-    )
-    assert not any(s.batchnorm or s.role == "stat" for s in layout.slots)
-
-
-def test_a_model_without_parameters_is_an_empty_vector():
-    layout = layout_of(nn.Flatten())
-    assert (layout, layout.num_params, layout.size) == (Layout(()), 0, 0)
-    assert FlatModel(nn.Flatten(), CPU).vector().shape == (0,)
 
 
 def test_the_vector_holds_the_models_values():
@@ -162,16 +131,6 @@ def test_load_copies_and_resets_what_is_not_federated(flat):
     assert flat.flat.data_ptr() != source.data_ptr()
 
 
-def test_mode_reaches_every_module_even_one_that_was_set_by_hand(flat):
-    assert all(module.training for module in flat.model.modules())
-    for train in (False, True):
-        flat.mode(train)
-        assert {module.training for module in flat.model.modules()} == {train}
-    flat.model.norm.eval()
-    flat.mode(True)
-    assert flat.model.norm.training
-
-
 def test_mode_lets_a_model_decide_what_training_means():
     class Frozen(nn.Sequential):
         def train(self, mode=True):
@@ -203,17 +162,6 @@ def test_not_finite_names_the_tensors(flat):
     assert not_finite(vector, flat.layout) == ["first.bias", "norm.running_var"]
 
 
-def test_vector_is_a_copy(flat):
-    vector = flat.vector()
-    vector[:] = -3.0
-    assert not (flat.flat == -3.0).any()
-    assert vector.flags.writeable
-
-
-def test_norms_are_listed(flat):
-    assert flat.norms == [flat.model.norm]
-
-
 def test_a_loaded_model_has_the_whole_state_dict_of_the_plain_one(flat):
     flat.load(torch.arange(flat.layout.size, dtype=torch.float32))
     state = flat.model.state_dict()
@@ -226,14 +174,6 @@ def test_a_loaded_model_has_the_whole_state_dict_of_the_plain_one(flat):
             other.state_dict()[name].flatten(), np.arange(slot.start, slot.stop)
         )
     assert torch.equal(other.tied.weight, other.head.weight)
-
-
-def test_select_marks_coordinates(flat):
-    np.testing.assert_array_equal(
-        np.flatnonzero(select(flat.layout, lambda s: s.batchnorm)), [*range(18, 24), *range(34, 40)]
-    )
-    assert not select(flat.layout, lambda s: False).any()
-    assert select(flat.layout, lambda s: True).all()
 
 
 def test_as_tensor_shares_even_read_only_memory_in_silence():

@@ -47,7 +47,7 @@ def test_a_cell_is_read_whole_and_rows_have_the_numbers_of_their_lines(
         stream.write(f"{end}  {end}3{separator} y{end}")  # blank lines, and no quotes
     rows = read_table(file, ("a",))
     assert [list(row.values.values()) for row in rows] == [["1", cell], ["2", "x"], ["3", "y"]]
-    assert list(rows[0].values) == ["a", f"b{mark}c"]
+    assert list(rows.columns) == ["a", f"b{mark}c"]
     header = 1 + mark.count("\n")
     first = header + 1 + 2 * mark.count("\n")
     wanted = [first, first + 1, first + 4]

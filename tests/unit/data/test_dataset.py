@@ -12,7 +12,6 @@ import pytest
 from fedsim import RunConfig, data
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.types import Dataset, Pipeline
-from fedsim.data.transforms import AUGMENTS
 
 
 def test_digits_are_scikit_learns_scaled_to_bytes():
@@ -53,10 +52,6 @@ def test_image_size_resizes_once():
     assert digits.pipeline.size == 16
 
 
-def test_augment_is_taken():
-    assert data.load("digits", augment="flip").pipeline.augment == "flip"
-
-
 def test_catalogue_names_readers_and_defaults():
     infos = {info.name: info for info in data.catalogue()}
     assert len(infos) == len(data.catalogue()) >= 29
@@ -94,26 +89,6 @@ def test_catalogue_names_readers_and_defaults():
 def test_wrong_options_are_refused(name, options, message):
     with pytest.raises(ConfigError, match=message):
         data.load(name, **options)
-
-
-@pytest.mark.parametrize(
-    ("target", "message"),
-    [
-        ("price", "column price: '0.5' is no class; .* or names .fedsim trains classifiers"),
-        (
-            "x+y",
-            r"needed are the columns x\+y.*; fedsim trains classifiers, .* no .*several labels",
-        ),
-        (None, "needed are the columns target.* names the classes; fedsim trains classifiers"),
-        ("count", "10001 classes, needed are 2 to 10,000 .fedsim trains classifiers"),
-    ],
-)
-def test_a_target_that_is_no_class_is_refused_with_what_is_trained(target, message, tmp_path):
-    file = tmp_path / "table.csv"
-    rows = "".join(f"{i % 7},{i + 0.5},{i}\n" for i in range(10_001))
-    file.write_text(f"v,price,count\n{rows}")
-    with pytest.raises(DataError, match=message):
-        data.load("csv", file, columns={} if target is None else {"target": target})
 
 
 @pytest.mark.parametrize(
@@ -258,7 +233,3 @@ def test_every_data_set_is_checked(change, message):
         return
     with pytest.raises(DataError, match=f"^here: data set good: .*{message}"):
         check(made, "here")
-
-
-def test_augment_names_are_stable():
-    assert {"none", "flip", "crop_flip", "retina", "covid_fl"} <= set(AUGMENTS)

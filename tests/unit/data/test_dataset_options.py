@@ -12,7 +12,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from fedsim import RunConfig, algorithms, data
+from fedsim import RunConfig, data
 from fedsim.cli import main
 from fedsim.config import experiments
 from fedsim.config.resolve import from_flags, resolve, to_yaml
@@ -70,7 +70,6 @@ def make(folder, seed=0, *, shade: int = 3, label: str):
     return Dataset(name=label, x=x, y=y, class_names=("a", "b"), train=i[:30], val=i[:0],
                    test=i[30:], pipeline=pipeline)
 """
-SMALL = {"rounds": 1, "sample_rate": 1.0}
 
 
 @pytest.fixture
@@ -149,8 +148,3 @@ def test_a_loader_of_the_users_has_options_of_its_own(tmp_path, monkeypatch) -> 
     assert again == config
     made = data.load(name, shade=9, label="toy")
     assert (made.name, np.unique(made.x).tolist()) == ("toy", [9])
-
-
-def test_no_data_set_is_called_like_a_method_or_a_section() -> None:
-    names = {info.name for info in data.catalogue()}
-    assert not names & {*algorithms.names(), *RunConfig.model_fields}

@@ -9,11 +9,10 @@ import pytest
 
 import fedsim
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.core.types import Dataset, Partition, RoundContext
+from fedsim.core.types import Dataset, Partition
 from fedsim.data import splits
 from fedsim.data.holdout import hold_out_clients
 from fedsim.metrics.splits import clients_with
-from fedsim.schedules.base import draw_cohort
 from fedsim.testing.rounds import config
 from fedsim.training.assemble import prepare
 
@@ -78,17 +77,6 @@ def hold_out_ids(dataset, partition, seed):
     return hold_out_clients(dataset, partition, 1, seed)[1].held_out
 
 
-def test_nobody_else_is_drawn_more_or_less_often():
-    counts = np.zeros(6)
-    for t in range(400):
-        ctx = RoundContext(round=t, num_rounds=400, num_clients=4, num_held_out=2, lr=1, seed=0)
-        cohort = draw_cohort(ctx, 2, (1, 4))
-        assert cohort == sorted(set(cohort))
-        counts[cohort] += 1
-    assert counts[[1, 4]].tolist() == [0, 0]
-    assert counts[[0, 2, 3, 5]].min() > 160
-
-
 @pytest.mark.parametrize(("value", "words"), [(1.5, "whole number"), (-1, "0"), (True, "true")])
 def test_values_that_cannot_be_used(value, words):
     with pytest.raises(ConfigError, match=f"data.heldout_clients: .*{words}|{words}"):
@@ -141,43 +129,3 @@ def test_the_others_are_drawn_as_if_there_were_no_more(tmp_path):
     a, b = store.read("clients"), other.read("clients")
     assert a["client_id"].map(ids).tolist() == b["client_id"].tolist(), "the same are drawn"
     assert a["num_samples"].tolist() == b["num_samples"].tolist()
-
-
-@pytest.mark.slow
-@pytest.mark.integration
-@pytest.mark.parametrize("tested", [(), (0,), (0, 1)], ids=["none", "one", "both"])
-def test_they_are_all_scored_on_the_same_kind_of_part(tested, tmp_path):
-    """Of two held-out clients those ``tested`` own test samples, as do all that train."""
-    given = settings(client_test_fraction=0.2, test_fraction=0.5)
-    first = fedsim.run(given, tmp_path / "first")
-    out = sorted(prepare(given).partition.held_out)
-    split = first.read("split")
-    without = [client for i, client in enumerate(out) if i not in tested]
-    lost = split["part"].eq("own_test") & split["client_id"].isin(without)
-    split.loc[lost, "part"] = "train"
-    split.to_csv(tmp_path / "split.csv", index=False, float_format="%.0f")
-    changed = settings(partition_file=str(tmp_path / "split.csv"))
-    store = fedsim.run(changed, tmp_path / "run")
-    assert sorted(prepare(changed).partition.held_out) == out
-    table = store.read("final_clients")
-    rows = table[table["held_out"] == 1]
-    assert rows["client_id"].tolist() == [out[i] for i in tested or (0, 1)]
-    assert set(rows["split"]) == {"own_test" if tested else "own_train"}
-    assert store.summary["heldout_accuracy_mean"] == pytest.approx(rows["accuracy"].mean())
-    assert set(table["split"][table["held_out"] == 0]) == {"own_test"}
-
-
-@pytest.mark.slow
-@pytest.mark.integration
-def test_with_own_test_parts_and_fine_tuning(tmp_path):
-    given = settings(client_test_fraction=0.2, test_fraction=0.5)
-    given = given.model_copy(
-        update={"evaluation": given.evaluation.model_copy(update={"finetune_epochs": 1})}
-    )
-    store = fedsim.run(given, tmp_path / "run")
-    table = store.read("final_clients")
-    assert set(table["split"]) == {"own_test"}
-    assert len(table) == 8
-    assert table["held_out"].sum() == 2
-    assert table["finetuned_accuracy"].notna().all()
-    assert {"finetuned_accuracy_p10", "heldout_finetuned_accuracy_worst"} <= store.summary.keys()

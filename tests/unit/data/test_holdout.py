@@ -24,14 +24,6 @@ def test_a_sample_without_a_patient_is_a_patient_of_its_own(fraction):
     assert held_out(y, None, fraction, 0, "test", "toy").tolist() == alone.tolist()
 
 
-def test_it_is_the_seed_and_the_stream_that_decide():
-    y = np.repeat([0, 1], 100)
-    drawn = [held_out(y, None, 0.2, *key, "toy").tolist() for key in ((0, "a"), (0, "b"), (1, "a"))]
-    assert drawn[0] == held_out(y, None, 0.2, 0, "a", "toy").tolist()
-    assert drawn[0] != drawn[1]
-    assert drawn[0] != drawn[2]
-
-
 def test_no_patient_is_on_both_sides_and_the_classes_keep_their_share():
     generator = np.random.default_rng(0)
     group = generator.integers(0, 150, size=600)

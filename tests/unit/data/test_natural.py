@@ -124,21 +124,6 @@ def test_a_configuration_leaves_small_users_out(tmp_path: Path):
     assert load(RunConfig(train=ALL, data=again))[1].names == ("b", "c", "d")
 
 
-def test_other_partitions_keep_all_users(tmp_path: Path):
-    given = {"name": "synthetic", "dir": files(tmp_path), "partition": "iid", "num_clients": 4}
-    dataset, partition, _ = load(RunConfig(train=ALL, data=given))
-    assert sum(map(len, partition.train)) == 20
-    assert len(dataset.test) == 6
-
-
-def test_images_alone_can_be_shifted(tmp_path: Path):
-    given = {"name": "synthetic", "dir": files(tmp_path), "feature_shift": "blur"}
-    with pytest.raises(
-        ConfigError, match="feature_shift 'blur': synthetic has features, no images"
-    ):
-        load(RunConfig(data=given))
-
-
 def test_the_command_says_how_many_users_are_left_out(tmp_path: Path):
     done = CliRunner().invoke(main, ["partition", "-d", "synthetic", "--data-dir", files(tmp_path)])
     assert done.exit_code == 0, done.output
@@ -147,11 +132,3 @@ def test_the_command_says_how_many_users_are_left_out(tmp_path: Path):
     assert left == "left out: 1 users with fewer than data.min_samples training samples"
     done = CliRunner().invoke(main, ["partition", "-d", "synthetic", "--clients", "3"])
     assert "left out" not in done.stdout
-
-
-def test_the_command_shows_no_classes_of_text(tmp_path: Path):
-    for part in ("train", "test"):
-        write(tmp_path / part, "x.json", {"u": (["a" * 80] * 3, ["b", "c", "d"])})
-    done = CliRunner().invoke(main, ["partition", "-d", "shakespeare", "--data-dir", str(tmp_path)])
-    assert done.exit_code == 0, done.output
-    assert done.stdout.splitlines()[1].split() == ["client", "name", "samples"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from fedsim import data
@@ -74,11 +73,6 @@ def test_the_draw_is_of_the_seed_and_the_client_not_of_the_order():
     assert all(map(np.array_equal, made.test, without.test))
 
 
-def test_no_fraction_leaves_the_partition_as_it_is():
-    whole = split()
-    assert hold_out(DIGITS, whole) == whole
-
-
 def test_a_client_that_cannot_give_is_named():
     whole = Partition(train=(DIGITS.train[:40], DIGITS.train[40:43]))
     with pytest.raises(
@@ -109,18 +103,6 @@ def test_a_written_split_holds_the_same_samples_out_again(tmp_path: Path):
     again = hold_out(same, read, **FRACTIONS)
     for part in ("train", "val", "test"):
         assert all(map(np.array_equal, getattr(made, part), getattr(again, part)))
-
-
-def test_the_table_counts_own_test_samples():
-    made = held()
-    rows = pd.DataFrame(partitions.table(DIGITS, made)).to_dict("records")
-    assert sum(row["test_samples"] for row in rows) == sum(map(len, made.test)) > 0
-    assert sum(row["train_samples"] for row in rows) == sum(map(len, made.train))
-    assert all(row["train_samples"] + row["test_samples"] > 0 for row in rows)
-    # labels 0..9 of client 0's own test part, counted one by one
-    counts = {row["label"]: row["test_samples"] for row in rows if row["client_id"] == 0}
-    for label in counts:
-        assert counts[label] == sum(1 for i in made.test[0] if DIGITS.y[i] == label)
 
 
 @pytest.mark.slow

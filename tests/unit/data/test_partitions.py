@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from dataclasses import replace
 from pathlib import Path
 
@@ -125,19 +124,6 @@ def test_per_client_takes_equal_shares_by_the_options():
     assert len(contents) == 4
 
 
-def test_quantity_skews_sizes_and_leaves_classes_alone():
-    data = dataset([0, 1, 2, 3] * 1000 + [0])
-    made = partitions.make(data, "quantity", num_clients=5, alpha=0.5, min_samples=20, seed=1)
-    sizes = np.array([len(own) for own in made.train])
-    assert sizes.sum() == 4000
-    assert sizes.max() > 2 * sizes.min() >= 40
-    for own in made.train:
-        share = np.bincount(data.y[own], minlength=4) / len(own)
-        assert np.abs(share - 0.25).max() < 5 * np.sqrt(0.25 * 0.75 / len(own))
-    equal = partitions.make(data, "quantity", num_clients=5, alpha=1e6, seed=1)
-    assert np.ptp([len(own) for own in equal.train]) < 40
-
-
 def test_quantity_draws_niid_benchs_sizes():
     # their calls: permutation(n), dirichlet(alpha), cut at floor(cumsum(q) n)
     made = partitions.make(TOY, "quantity", num_clients=3, alpha=5.0, min_samples=1, seed=7)
@@ -153,12 +139,6 @@ def test_shards_hold_few_classes_and_equal_sizes():
     # 12 shards of 10 samples, 4 per class: every shard is of one class
     assert [len(i) for i in made.train] == [20] * 6
     assert all(len(np.unique(TOY.y[i])) <= 2 for i in made.train)
-
-
-def test_iid_sizes_differ_by_one_at_most():
-    assert sorted(len(i) for i in partitions.make(TOY, "iid", num_clients=7).train) == [17] * 6 + [
-        18
-    ]
 
 
 def test_by_site_makes_a_client_of_each_site_with_training_samples():
@@ -179,22 +159,6 @@ def test_files_takes_the_lists_by_sorted_name():
     assert [i.tolist() for i in made.train] == [[0, 2], [3, 1]]
     with pytest.raises(ConfigError, match="has 2 clients, no other number is possible"):
         partitions.make(data, "files", num_clients=3)
-
-
-def test_lists_and_sites_need_no_number_and_are_read_once(tmp_path: Path, monkeypatch):
-    file, read = tmp_path / "split.csv", []
-    file.write_text("client,index\n0,0\n0,1\n1,2\n1,3\n")
-    table = splits.read_table
-    monkeypatch.setattr(splits, "read_table", lambda *a, **k: read.append(a) or table(*a, **k))
-    assert listed(TOY, file).num_clients == 2
-    assert len(read) == 1
-    site = np.array([0, 2, 2, 0, 2, 0, 1])
-    data = dataset([0, 1] * 3 + [0], site=site, site_names=("a", "b", "c"))
-    assert partitions.make(data, "by_site").num_clients == 2
-    with pytest.raises(
-        ConfigError, match=r"data\.num_clients is missing; partition 'iid' does not"
-    ):
-        partitions.make(data, "iid")
 
 
 def test_files_orders_numbers_as_numbers_and_names_as_text(tmp_path: Path):
@@ -226,11 +190,6 @@ def test_damaged_partition_file_is_refused_with_file_and_row(tmp_path: Path, row
     with pytest.raises(DataError, match=message) as caught:
         listed(TOY, file, num_clients=2 if "1,2\n" in rows else 1)
     assert "split.csv" in str(caught.value) or "toy" in str(caught.value)
-
-
-def test_missing_partition_file_is_refused(tmp_path: Path):
-    with pytest.raises(DataError, match=r"none\.csv: there is no such file"):
-        listed(TOY, tmp_path / "none.csv")
 
 
 @pytest.mark.parametrize(
@@ -314,20 +273,6 @@ def test_every_name_is_described_and_made():
         assert text
 
 
-def test_a_partition_is_pickled_as_one_array_per_part():
-    """Clients without samples and parts that nobody has included."""
-    own = tuple(np.array(p, dtype=np.int64) for p in ([4, 1], [], [7, 0, 2]))
-    made = Partition(train=own, names=("a", "b", "c"), test=own[::-1])
-    buffers = []
-    again = pickle.loads(pickle.dumps(made, 5, buffer_callback=buffers.append), buffers=buffers)
-    assert len(buffers) == 3
-    assert again.names == made.names
-    assert again.val == ()
-    for part in ("train", "test"):
-        pairs = zip(getattr(made, part), getattr(again, part), strict=True)
-        assert all(a.tolist() == b.tolist() and a.dtype == b.dtype for a, b in pairs)
-
-
 def blocks(draw, *, first: int = 1, alpha: Alpha = 0.5):
     """The first clients share a half, the others the rest, in the order of the samples."""
     half = round(len(draw.labels) * alpha)
@@ -399,21 +344,6 @@ def flat(nested):
 def test_impossible_options_of_ones_own_are_refused(options, message):
     with pytest.raises(ConfigError, match=message):
         RunConfig(data={"partition": OWN}, **{OWN: options})
-
-
-def seeded(draw, *, seed: int = 3):
-    return []
-
-
-def test_what_every_partition_has_is_no_option():
-    with pytest.raises(ConfigError, match="'seed' cannot be an option, since every partition has"):
-        RunConfig(data={"partition": f"{__name__}:seeded"})
-
-
-def test_a_section_of_a_function_that_a_run_does_not_use_is_no_method():
-    """As in a grid in which some runs use it."""
-    config = RunConfig(data={"partition": "iid"}, **{OWN: {"first": 2}})
-    assert config.hyperparameters[OWN] == {"first": 2}
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,11 @@ from click.testing import CliRunner
 from PIL import Image
 
 from fedsim.cli import main
-from fedsim.config.resolve import to_yaml
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.types import Dataset, Partition, Pipeline
 from fedsim.data import holdout, partitions, patients
 from fedsim.data.draws import KINDS
-from fedsim.identity import resume
 from fedsim.training import loading
 
 DEALT = [kind for kind in partitions.NAMES if kind not in ("by_site", "natural", "files")]
@@ -130,31 +128,6 @@ def test_none_gives_the_bytes_that_data_without_patients_have():
         assert all(map(np.array_equal, one.train, other.train))
 
 
-def test_numbers_at_one_site_each_draw_the_common_parts_that_they_drew_before():
-    draw = np.random.default_rng(0)
-    patient = draw.integers(0, 40, 300)
-    stratum, site = draw.integers(0, 3, 300), draw.permutation(40)[patient] % 3
-    one, other = (
-        holdout.held_out(stratum, group, 0.2, 0, "split.test", "x")
-        for group in (patient, patients.numbered(patient, site))
-    )
-    assert np.array_equal(one, other)
-    apart = patients.numbered(patient, draw.integers(0, 2, 300))
-    assert len(np.unique(apart)) > 40
-
-
-def test_patients_of_texts_with_a_label_per_token_stay_whole():
-    data = people(60, 2)
-    tokens = np.zeros((len(data.y), 5), np.int32)
-    data = replace(data, x=tokens, y=tokens.astype(np.int64), vocabulary=3, pipeline=None)
-    for kind in ("iid", "quantity"):
-        made = partitions.make(
-            data, kind, num_clients=4, alpha=5.0, group="patient", min_patients=2
-        )
-        made = holdout.hold_out(data, made, test_fraction=0.2, group="patient")
-        assert_apart(data, made)
-
-
 def test_what_patients_cannot_give_is_refused():
     data = people(6, 0)
     with pytest.raises(DataError, match=r"7 clients with at least one .* need 7, .* people has 6"):
@@ -261,12 +234,6 @@ def test_client_lists_that_split_a_patient_are_refused_where_asked(tmp_path):
     assert "with these lists only 'none' is allowed" in done.stderr
 
 
-def test_too_few_patients_are_not_explained_by_a_number_of_samples(tmp_path):
-    root = write_folder(tmp_path / "eyes")
-    with pytest.raises(DataError, match=r"take fewer clients or --group none$"):
-        loading.load(config(root, num_clients=40, client_test_fraction=0.2))
-
-
 def config(root: Path, **changes: object) -> RunConfig:
     return RunConfig(
         algorithm="fedavg",
@@ -276,31 +243,3 @@ def config(root: Path, **changes: object) -> RunConfig:
         train={"rounds": 1, "sample_rate": 1.0},
         engine={"kind": "serial"},
     )  # fmt: skip
-
-
-@pytest.mark.parametrize("done", ["none", "patient"])
-def test_a_finished_run_with_another_group_does_not_count(tmp_path, done):
-    """Unset is patient where the data know patients, whatever the run had that is there."""
-    for known in (False, True):
-        folder = tmp_path / str(known)
-        folder.mkdir()
-        wanted = RunConfig(data={"name": "folder", "dir": ".", "num_clients": 50})
-        had = wanted.resolved(num_clients=50, partition="dirichlet", model="cnn", group=done)
-        (folder / "config.yaml").write_text(to_yaml(had))
-        (folder / "summary.csv").write_text("")
-        names = ["file", "patient"] if known else ["file"]
-        (folder / "split.csv").write_text(",".join(["sample,part,client_id,label", *names]) + "\n")
-        if known == (done == "patient"):
-            assert resume.is_complete(wanted, folder)
-        else:
-            with pytest.raises(ConfigError, match=r"finished with another data\.group"):
-                resume.is_complete(wanted, folder)
-
-
-@pytest.mark.parametrize("clients", [3, 10])
-def test_fundus_photographs_keep_both_eyes_together(shared_data, clients):
-    root = shared_data / "fundus-sites"
-    data = {"name": "folder", "dir": str(root), "image_size": 8, "num_clients": clients}
-    data |= {"partition": "dirichlet", "client_test_fraction": 0.2, "alpha": 1.0}
-    dataset, made, _ = loading.load(RunConfig(data=data, train={"sample_rate": 1.0}))
-    assert_apart(dataset, made)

@@ -18,9 +18,7 @@ from fedsim.core.errors import DataError
 from fedsim.core.types import Dataset, Partition, Pipeline
 from fedsim.data import holdout, partitions, splits
 from fedsim.storage.run_dir import csv_text
-from fedsim.studies.comparison import Comparison
-from fedsim.training import assemble, loading
-from tests.sites import SHORTCUT
+from fedsim.training import loading
 from tests.unit.data import leaf_files
 
 N = 240
@@ -161,12 +159,6 @@ def test_spaces_line_ends_and_a_byte_order_mark_are_read(tmp_path):
     assert (data.val.tolist(), data.test.tolist()) == ([5], [4])
 
 
-def test_no_row_below_the_header_is_refused(tmp_path):
-    (tmp_path / "split.csv").write_text(HEAD + "\n")
-    with pytest.raises(DataError, match="no rows below the header"):
-        splits.read(toy(), tmp_path / "split.csv")
-
-
 @pytest.mark.slow
 @pytest.mark.integration
 def test_a_run_with_the_split_of_another_has_its_bytes(tmp_path):
@@ -190,29 +182,6 @@ def test_a_run_with_the_split_of_another_has_its_bytes(tmp_path):
     )
     assert done.exit_code == 0, done.output
     assert (tmp_path / "p/split.csv").read_bytes() == (first.path / "split.csv").read_bytes()
-
-
-@pytest.mark.slow
-def test_nodes_that_read_images_themselves_need_no_split_file(tmp_path, monkeypatch):
-    options = {SHORTCUT: {"sites": 6, "samples_per_site": 10}}
-    given = RunConfig(data={"name": SHORTCUT}, train={"sample_rate": 1.0}, **options)
-    data, made, _ = loading.load(given)
-    (tmp_path / "there").mkdir()
-    monkeypatch.chdir(tmp_path / "there")
-    written(data, made, Path("split.csv"))
-    shifted = {"feature_shift": "noise", "partition_file": "split.csv", "val_fraction": 0.3}
-    config = RunConfig(
-        data={"name": SHORTCUT, **shifted},
-        train={"sample_rate": 1.0},
-        engine={"data_from": "node"},
-        **options,
-    )
-    ready = assemble.prepare(config)
-    images = ready.spec.to_send().local_images
-    assert images is not None
-    monkeypatch.chdir(tmp_path)  # a worker is elsewhere
-    assert np.array_equal(images(), ready.dataset.x)
-    assert np.array_equal(ready.dataset.test, data.test)
 
 
 def test_groups_of_test_samples_follow_an_edited_test_part(tmp_path):
@@ -263,45 +232,9 @@ def test_what_is_fitted_follows_the_file_never_the_draw_that_it_replaces(
         same = np.setdiff1d(used, data.test[:1] if read == other else [])
         assert found.x[same].tobytes() == data.x[same].tobytes()
         parts = found.train, found.val, found.test
-        assert loading.read_images(again, partition, parts, True).tobytes() == found.x.tobytes()
+        assert loading.read_images(again, partition, parts).tobytes() == found.x.tobytes()
         assert found.prepare is not None
         assert found.prepare(found.train).tobytes() == found.x.tobytes()
-
-
-def test_rows_that_the_table_marks_as_own_test_are_not_fitted_to(tmp_path: Path):
-    table = patients(tmp_path / "t.csv")
-    head, *lines = table.read_text().replace("?", "0").split()
-    parts = ["train", "own_test", "test", "train"]
-    rows = [f"{line},{parts[i % 4]}" for i, line in enumerate(lines)]
-    table.write_text("\n".join([f"{head},split", *rows]) + "\n")
-    data, made, _ = loading.load(RunConfig(data={"name": f"csv:{table}"}))
-    written(data, made, tmp_path / "split.csv")
-    split = {"partition": "files", "partition_file": str(tmp_path / "split.csv")}
-    again, _, _ = loading.load(RunConfig(data={"name": f"csv:{table}", **split}))
-    for field in ("x", "train", "test", "own_test"):
-        assert getattr(again, field).tobytes() == getattr(data, field).tobytes()
-
-
-@pytest.mark.integration
-@pytest.mark.slow
-def test_a_finished_run_of_a_split_file_is_that_of_its_own_samples(tmp_path: Path):
-    table = patients(tmp_path / "t.csv")
-    data, made, _ = loading.load(
-        RunConfig(data={"name": f"csv:{table}", "seed": 7}, csv={"missing": "mean"})
-    )
-    written(data, made, tmp_path / "split.csv")
-    config = RunConfig(
-        data={"name": f"csv:{table}", "seed": 1, "partition_file": str(tmp_path / "split.csv")},
-        csv={"missing": "mean"},
-        train={"rounds": 1, "sample_rate": 1.0},
-        engine={"kind": "serial"},
-    )
-    run = fedsim.run(config, out=tmp_path / "run")
-    Comparison(accept=False).check(config, [run.path])
-    assert len(fedsim.predict(run.path)) == len(data.test)
-    patients(table, changed=int(data.test[0]))
-    with pytest.raises(DataError, match="the samples are not those"):
-        Comparison(accept=False).check(config, [run.path])
 
 
 def test_the_vocabulary_of_texts_follows_neither_the_draw_nor_the_file(tmp_path: Path):

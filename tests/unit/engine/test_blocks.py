@@ -9,11 +9,9 @@ import pytest
 
 from fedsim.core.types import ClientUpdate, RoundContext
 from fedsim.engine.blocks import (
-    MAX_CALL,
     Stacking,
     clients_of,
     in_calls,
-    named,
     num_calls,
     shared_out,
     tasks_per_call,
@@ -73,12 +71,6 @@ def test_calls_carry_so_many_bytes_and_actors_get_equally_many(tasks, size, acto
     assert -(-tasks // found) <= tasks_per_call(int(size * MB))
 
 
-def test_tasks_of_a_call():
-    assert tasks_per_call(0) == MAX_CALL
-    assert tasks_per_call(MAX_CALL // 2) == 2
-    assert tasks_per_call(MAX_CALL + 1) == 1
-
-
 def test_blocks_share_a_call_in_order_and_stay_whole():
     sizes = [1, 2, 3, 7, 1, 1]
     blocks = [tuple(tasks(range(n), NEW)) for n in sizes]
@@ -86,19 +78,6 @@ def test_blocks_share_a_call_in_order_and_stay_whole():
     assert cut == [[1, 2], [3], [7], [1, 1]]
     assert [[len(b) for b in call] for call in in_calls(blocks, 1)] == [[n] for n in sizes]
     assert list(in_calls([], 4)) == []
-
-
-def test_pooled_samples_go_alone():
-    spec = prepare(config("centralized", "mlp")).spec
-    (task,) = tasks([1], NEW, owners=(1, 3, 5))
-    assert spec.blocks([task]) == [(task,)]
-
-
-def test_clients_of_a_block_are_those_whose_samples_it_sees():
-    own = tasks([2], NEW, owners=(2, 4)) + tasks([1], NEW)
-    assert clients_of(tuple(own)) == (2, 4, 1)
-    assert named(clients_of(tuple(own))) == "clients 2, 4, 1"
-    assert named((3,)) == "client 3"
 
 
 def test_the_update_of_pooled_samples_is_that_of_each_owner():
@@ -109,11 +88,6 @@ def test_the_update_of_pooled_samples_is_that_of_each_owner():
     assert found[0].delta is found[2].delta
     assert [u.num_steps for u in found] == [4, 4, 4]
     assert shared_out([], work, []) == []
-
-
-def test_updates_come_sorted_by_client():
-    found = shared_out([update(5), update(2), update(7)], tasks([7, 2, 5], NEW), [])
-    assert [(u.client_id, u.delta[0]) for u in found] == [(2, 2), (5, 5), (7, 7)]
 
 
 @pytest.mark.parametrize("clients", [(0, 1), (1, 0)])

@@ -100,19 +100,6 @@ def test_an_unknown_executor_is_refused_before_the_data_are_read(kind, said, tmp
         fedsim.run(config, tmp_path / "run")
 
 
-def test_a_helper_beside_the_executors_is_none(file, monkeypatch):
-    (file / "threading_helpers.py").write_text(
-        '"""Shared by executors, as in::\n\n    def make_executor(spec, engine): ...\n"""\n'
-        "def pools(make_executor):\n    def make_executor(): ...\n"
-    )
-    (file / "draft.py").write_text("raise SystemExit('a plugin is not imported to be found')\n")
-    before = registry.names()
-    monkeypatch.setattr(fedsim.engine, "__path__", [*fedsim.engine.__path__, str(file)])
-    assert set(registry.names()) - set(before) == {"backwards"}
-    with pytest.raises(ConfigError, match="--engine 'draft': must be one of backwards, ray, "):
-        registry.load("draft")
-
-
 def test_the_built_in_executors_are_those_of_the_files():
     assert {"ray", "serial"} <= set(registry.names())
     for name in registry.names():

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import fedsim
-from fedsim.core.errors import ContractError, DivergedError
-from fedsim.metrics.decomposition import TOLERANCE, terms
+from fedsim.core.errors import ContractError
+from fedsim.metrics.decomposition import terms
 from tests import decomposing
 from tests.decomposing import SPREADS, TERMS
 
@@ -95,14 +95,6 @@ def test_the_defaults_are_a_column_per_client_weighted_by_its_samples(seed):
     assert all(type(value) is float for value in got.values())
 
 
-def test_inputs_are_left_alone():
-    given = [np.array(a) for a in (MATRIX, AFTER, COUNTS)]
-    for array in given:
-        array.flags.writeable = False
-    fedsim.decompose(*given)
-    assert given[0].tolist() == MATRIX
-
-
 def test_one_client_has_no_shift_and_its_own_model_no_aggregation_loss():
     got = fedsim.decompose([[0.7]], [0.7], [5])
     assert (got["shift_loss"], got["aggregation_loss"]) == (0.0, 0.0)
@@ -115,16 +107,6 @@ def test_equal_data_everywhere_have_no_shift():
     got = fedsim.decompose(local, np.full(4, 0.6), [1, 2, 7], [3, 0, 1, 9])
     assert got["shift_loss"] == 0.0
     assert got["aggregation_loss"] == pytest.approx(0.6 - got["local_loss"], abs=1e-15)
-
-
-@pytest.mark.parametrize("personalised", [False, True])
-def test_equal_models_have_no_aggregation_loss(personalised):
-    row = np.random.default_rng(0).random(5)
-    local = np.tile(row, (3, 1))
-    after = local if personalised else row
-    got = fedsim.decompose(local, after, [4, 1, 3], np.arange(5), [4, 0, 2])
-    assert got["aggregation_loss"] == 0.0
-    assert got["shift_loss"] != 0.0
 
 
 def test_personalised_models_are_weighted_by_their_clients_samples():
@@ -148,11 +130,6 @@ def test_on_a_common_test_part_the_own_columns_carry_no_weight():
     assert got["shift_loss"] == pytest.approx(p @ common - local, rel=1e-13)
     assert got["aggregation_loss"] == pytest.approx(after - p @ common, rel=1e-13)
     assert got["global_loss"] == after
-
-
-def test_a_client_without_weight_counts_for_nothing():
-    with_it = fedsim.decompose([[0.2, 1.0], [9.0, 9.0]], AFTER, [1, 0])
-    assert with_it == fedsim.decompose([[0.2, 1.0]], AFTER, [1], [1, 0], [0])
 
 
 @pytest.mark.parametrize(
@@ -192,17 +169,3 @@ def test_what_does_not_fit_is_refused(changes, message):
     with pytest.raises(ContractError, match=message) as error:
         fedsim.decompose(**given)
     assert "\n" not in str(error.value)
-
-
-def test_losses_that_float64_cannot_add_are_no_decomposition():
-    with pytest.raises(DivergedError, match=r"misses the global loss 0\.5 .* up to 1e\+12 are too"):
-        fedsim.decompose([[1e12, 0.3], [0.1, 0.7]], [0.5, 0.5], [1, 2])
-    large = fedsim.decompose([[1e16, 3e15], [1e15, 7e15]], [5e15, 6e15], [1, 2])
-    assert large["global_loss"] == pytest.approx((5e15 + 2 * 6e15) / 3)
-    assert TOLERANCE == 1e-9
-
-
-def test_the_terms_are_those_that_are_written_down():
-    p = np.ones(1)
-    found = terms(np.ones((1, 1)), np.ones((1, 1)), p, p, np.arange(1))
-    assert tuple(found) == (*TERMS, *SPREADS)

@@ -122,30 +122,6 @@ def dense(got: Scores, num_classes: int) -> np.ndarray:
     return matrix
 
 
-def test_a_class_has_an_auc_where_another_one_is_absent() -> None:
-    rng = np.random.default_rng(5)
-    logits, labels = rng.normal(size=(80, 4)).astype(np.float32), rng.integers(3, size=80)
-    got = score(logits, labels)
-    p = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
-    p /= p.sum(axis=1, keepdims=True)
-    wanted = [metrics.roc_auc_score(labels == c, p[:, c]) for c in range(3)]
-    assert [c.auc for c in got.classes[:3]] == pytest.approx(wanted, rel=1e-12)
-    assert (got.classes[3].auc, got.auc) == (None, None)
-
-
-def test_recall_and_precision_follow_from_the_confusion() -> None:
-    rng = np.random.default_rng(6)
-    logits, labels = rng.normal(size=(200, 6)).astype(np.float32), rng.integers(5, size=200)
-    logits[:, 3] = -9  # is never predicted
-    got = score(logits, labels)
-    matrix = dense(got, 6)
-    assert matrix.sum(axis=1).tolist() == [c.support for c in got.classes]
-    for c in got.classes:
-        claimed = matrix[:, c.label].sum()
-        assert c.recall == (matrix[c.label, c.label] / c.support if c.support else None)
-        assert c.precision == (matrix[c.label, c.label] / claimed if claimed else 0.0)
-
-
 def test_confusions_of_several_models_are_summed() -> None:
     rng = np.random.default_rng(7)
     labels = rng.integers(5, size=60)
@@ -168,23 +144,10 @@ def test_loss_and_accuracies_do_not_depend_on_the_order_of_samples() -> None:
     assert score(logits, labels) == score(logits[order], labels[order])
 
 
-def test_recall_weighted_by_support_is_the_accuracy() -> None:
-    rng = np.random.default_rng(1)
-    got = score(rng.normal(size=(97, 4)).astype(np.float32), rng.integers(3, size=97))
-    weighted = sum((c.recall or 0.0) * c.support for c in got.classes) / got.num_samples
-    assert weighted == pytest.approx(got.accuracy, rel=1e-14)
-
-
 def test_large_logits_do_not_overflow() -> None:
     got = score(logits_of((1e4, -1e4), (1e4, -1e4)), labels_of(0, 1))
     assert got.loss == 1e4
     assert score(logits_of((3e38, -3e38)), labels_of(0)).loss == 0.0
-
-
-def test_one_class_alone_has_no_auc() -> None:
-    got = score(logits_of((1, 0), (0, 1)), labels_of(1, 1))
-    assert (got.auc, got.balanced_accuracy) == (None, 0.5)
-    assert score(logits_of((1,), (2,)), labels_of(0, 0)).auc is None
 
 
 @pytest.mark.parametrize(
@@ -238,13 +201,6 @@ def test_mean_over_models_by_hand() -> None:
     assert mean_scores([a]) == a
 
 
-def test_mean_keeps_what_is_undefined_for_a_class() -> None:
-    a = score(logits_of((1, 0, 0), (0, 1, 0)), labels_of(0, 1))
-    assert mean_scores([a, a]).classes[2] == ClassScore(
-        label=2, support=0, recall=None, precision=0.0
-    )
-
-
 def test_mean_needs_one_common_test_set() -> None:
     a = score(logits_of((1, 0), (1, 0)), labels_of(0, 1))
     with pytest.raises(ContractError, match="2 different sample sets"):
@@ -271,15 +227,6 @@ def test_single_samples_by_hand() -> None:
     assert (got.loss.dtype, got.correct.dtype) == (np.float64, np.bool_)
 
 
-def test_a_score_is_made_of_its_samples() -> None:
-    logits, labels = drawn(2)
-    whole, samples = score(logits, labels), per_sample(logits, labels)
-    assert group_score("", samples).loss == whole.loss == math.fsum(samples.loss) / 50
-    assert samples.correct.mean() == whole.accuracy
-    expected = GroupScore(group="all", num_samples=50, loss=whole.loss, accuracy=whole.accuracy)
-    assert group_score("all", samples) == expected
-
-
 @pytest.mark.parametrize("cuts", [(), (1,), (16, 32, 48), (7, 7, 20)])
 def test_runs_of_samples_are_joined_in_their_order(cuts: tuple[int, ...]) -> None:
     logits, labels = drawn(3)
@@ -295,16 +242,6 @@ def test_the_mean_loss_is_rounded_once() -> None:
     samples = SampleScores(losses, np.ones(4, np.bool_), np.ones(4, np.int64))
     assert group_score("", samples).loss == (1e16 + 2) / 4
     assert losses.sum() != 1e16 + 2
-
-
-@pytest.mark.parametrize(
-    ("logits", "error"), [((0, np.nan), DivergedError), ((0, 0, 0), ContractError)]
-)
-def test_single_samples_are_checked_as_a_score_is(
-    logits: tuple[float, ...], error: type[Exception]
-) -> None:
-    with pytest.raises(error):
-        per_sample(logits_of(logits), labels_of(0) if len(logits) == 2 else labels_of(5))
 
 
 def test_groups_are_scored_as_if_they_were_alone() -> None:
@@ -355,15 +292,6 @@ def test_calibration_error_by_hand_and_by_its_definition() -> None:
         hits = np.random.default_rng(1).random(len(values)) < values
         expected = plain_calibration_error(values.tolist(), hits.tolist())
         assert calibration_error(values, hits) == pytest.approx(expected, abs=1e-12)
-
-
-def test_a_score_has_the_calibration_error_of_its_softmax() -> None:
-    logits, labels = drawn(4)
-    odds = np.exp(logits.astype(np.float64))
-    chances = odds / odds.sum(axis=1, keepdims=True)
-    right = chances.argmax(axis=1) == labels
-    expected = plain_calibration_error(chances.max(axis=1).tolist(), right.tolist())
-    assert score(logits, labels).ece == pytest.approx(expected, abs=1e-9)
 
 
 def test_gini_by_hand_and_by_its_definition() -> None:

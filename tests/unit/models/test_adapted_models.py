@@ -6,10 +6,8 @@ import math
 from collections import OrderedDict
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
-import safetensors.torch
 import torch
 from torch import nn
 
@@ -17,7 +15,6 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.types import ModelSpec
 from fedsim.models import build, vision
 from fedsim.models.chain import chain
-from fedsim.models.leaf import SigmoidLinear
 from fedsim.models.probabilistic import ProbabilisticModel
 from fedsim.models.vision import SplitModel
 
@@ -30,17 +27,7 @@ REDDIT = ModelSpec(
     inputs="tokens",
     per_token=True,
 )
-SYNTHETIC = ModelSpec(
-    name="leaf_synthetic", num_classes=5, in_channels=60, image_size=1, inputs="features"
-)
 
-
-def bare(num_classes: int, in_channels: int, image_size: int) -> nn.Module:
-    """A model without features and head."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(in_channels * image_size**2, num_classes))
-
-
-BARE = f"{__name__}:bare"
 
 # ---- the projection head
 
@@ -61,27 +48,6 @@ def test_projection_head_lies_between_features_and_head() -> None:
     assert all(torch.equal(backbone[key], features[key]) for key in features)
 
 
-def test_projection_head_before_every_kind_of_head() -> None:
-    assert build(replace(REDDIT, projection=7), 0)(torch.zeros(2, 10).long()).shape == (2, 10, 30)
-    model = build(replace(SYNTHETIC, projection=7), 0)
-    assert isinstance(model.head, SigmoidLinear)
-    assert model(torch.rand(2, 60)).shape == (2, 5)
-
-
-def test_projection_head_after_start_weights(tmp_path: Path) -> None:
-    file, given = tmp_path / "cnn.safetensors", build(DIGITS, 1)
-    safetensors.torch.save_file(given.state_dict(), file)
-    model = build(replace(DIGITS, weights=str(file), projection=8), 0)
-    start = given.features.state_dict()
-    assert all(torch.equal(model.features.backbone.state_dict()[key], start[key]) for key in start)
-
-
-def test_projection_head_without_a_place() -> None:
-    message = r":bare: a projection head \(model\.projection=8\) goes between"
-    with pytest.raises(ConfigError, match=message):
-        build(ModelSpec(name=BARE, num_classes=10, in_channels=1, image_size=8, projection=8), 0)
-
-
 # ---- the Gaussian representation
 
 
@@ -89,17 +55,6 @@ def gaussian(z_dim: int | None = 6) -> ProbabilisticModel:
     model = build(DIGITS, 0, lambda made: ProbabilisticModel(made, z_dim))
     assert isinstance(model, ProbabilisticModel)
     return model
-
-
-def test_shapes_of_the_gaussian_representation() -> None:
-    model, x = gaussian(), torch.rand(3, 1, 8, 8)
-    mu, sigma = model.distribution(x)
-    assert mu.shape == sigma.shape == (3, 6)
-    assert (sigma > 0).all()
-    assert model.eval().features(x).shape == (3, 6)
-    assert torch.equal(model.features(x), model.distribution(x)[0])
-    assert model(x).shape == model.train()(x).shape == (3, 10)
-    assert gaussian(None).head.in_features == 64
 
 
 def test_training_draws_and_evaluation_does_not() -> None:
@@ -134,13 +89,6 @@ def test_without_deviation_it_is_the_linear_head_on_the_mean() -> None:
     torch.testing.assert_close(model(x), expected)
 
 
-def test_a_class_for_every_token() -> None:
-    model = build(REDDIT, 0, lambda made: ProbabilisticModel(made, 6))
-    x = torch.randint(30, (2, 10), generator=torch.Generator().manual_seed(0))
-    assert model(x).shape == model.eval()(x).shape == (2, 10, 30)
-    torch.testing.assert_close(model(x).exp().sum(dim=2), torch.ones(2, 10))
-
-
 def test_reference_distribution() -> None:
     model = gaussian()
     mean, deviation, scale = model.reference(torch.tensor([3, 0]))
@@ -157,11 +105,6 @@ def test_reference_distribution() -> None:
     mean, _, scale = model.reference(torch.tensor([3, 0]))
     assert mean[:, 0].tolist() == [2, 0]
     assert scale > 0
-
-
-def test_gaussian_representation_needs_features_and_head() -> None:
-    with pytest.raises(ConfigError, match=r"a Sequential does not have both"):
-        ProbabilisticModel(bare(2, 1, 8))
 
 
 # ---- chains
@@ -235,14 +178,6 @@ def test_a_permutation_by_the_links_leaves_the_function(name: str) -> None:
         after = permuted(model)(x)
     torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-4)
     assert not torch.equal(model.get_parameter(chain(model)[0].weight), weight)
-
-
-@pytest.mark.parametrize("index", range(5))
-def test_every_vector_of_a_link_counts(index: int) -> None:
-    model, x = uneven(tower()), torch.rand(3, 1, 8, 8)
-    before = model(x)
-    forgotten = chain(model)[0].vectors[index]
-    assert not torch.allclose(permuted(model, forgotten)(x), before, atol=1e-4)
 
 
 shared = nn.Linear(4, 4)

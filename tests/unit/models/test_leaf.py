@@ -15,9 +15,9 @@ from torch import nn
 from fedsim.core.errors import ConfigError
 from fedsim.core.layout import FlatModel
 from fedsim.core.types import ModelSpec
-from fedsim.models import NAMES, build
+from fedsim.models import build
 from fedsim.models.leaf import SigmoidLinear
-from fedsim.models.registry import CATALOGUE, zeros
+from fedsim.models.registry import zeros
 from fedsim.models.vision import SplitModel
 
 SYNTHETIC = ModelSpec(
@@ -72,12 +72,6 @@ def test_number_of_parameters(spec: ModelSpec, count: int) -> None:
     assert parameters(build(spec, 0)) == count
 
 
-def test_leaf_has_one_bias_of_its_lstm_where_torch_has_two() -> None:
-    model = build(SHAKESPEARE, 0)
-    second = [p.numel() for name, p in model.named_parameters() if "bias_hh" in name]
-    assert parameters(model) - sum(second) == 817_872
-
-
 @pytest.mark.parametrize("spec", [*VECTORS, *TEXTS], ids=lambda spec: spec.name)
 def test_features_and_head(spec: ModelSpec) -> None:
     model = build(spec, 0)
@@ -91,24 +85,6 @@ def test_features_and_head(spec: ModelSpec) -> None:
     model(x).square().sum().backward()
     assert [name for name, p in model.named_parameters() if p.grad is None] == []
     assert [m for m in model.modules() if isinstance(m, nn.Linear)][-1] is model.head
-
-
-@pytest.mark.parametrize("spec", TEXTS, ids=lambda spec: spec.name)
-def test_start_weights_depend_on_the_seed_alone(spec: ModelSpec) -> None:
-    first, second = build(spec, 1).state_dict(), build(spec, 1).state_dict()
-    other = build(spec, 2).state_dict()
-    assert all(torch.equal(first[key], second[key]) for key in first)
-    assert not any(torch.equal(first[key], other[key]) for key in first if "weight" in key)
-
-
-def test_sizes_are_halved_and_rounded_up() -> None:
-    model = build(ModelSpec(name="leaf_celeba", num_classes=2, in_channels=3, image_size=84), 0)
-    x, sides = torch.rand(1, 3, 84, 84), []
-    for layer in model.features:
-        x = layer(x)
-        if isinstance(layer, nn.MaxPool2d):
-            sides.append(x.shape[-1])
-    assert sides == [42, 21, 11, 6]
 
 
 def test_celeba_takes_the_batch_at_hand_in_evaluation_too() -> None:
@@ -230,14 +206,6 @@ def test_data_that_a_model_does_not_take(spec: ModelSpec, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         build(spec, 0)
     assert "\n" not in str(caught.value)
-
-
-def test_every_kind_of_data_has_a_model() -> None:
-    kinds = {(kind, entry.per_token) for entry in CATALOGUE.values() for kind in entry.inputs}
-    assert kinds == {
-        ("images", False), ("features", False), ("tokens", False), ("tokens", True),
-    }  # fmt: skip
-    assert list(NAMES) == list(CATALOGUE)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 from dataclasses import replace
 
 import pytest
@@ -105,19 +104,6 @@ def test_networks_of_timm_that_do_not_fit(name, change, message):
         models.build(of_timm(name, **change), 0)
 
 
-def test_without_timm_the_message_names_the_extra(monkeypatch):
-    original = builtins.__import__
-
-    def without(name, *args, **kwargs):
-        if name == "timm":
-            raise ModuleNotFoundError("No module named 'timm'")
-        return original(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ConfigError, match=r"timm:NAME needs .* pip install 'fedsim-ray\[models\]'"):
-        models.build(replace(SQUARES, name="timm:resnet18"), 0)
-
-
 # Start weights
 
 
@@ -155,17 +141,6 @@ def test_files_with_the_names_of_timm(tmp_path):
     assert torch.equal(built.model.head.weight, given["head.fc.weight"])
 
 
-def test_a_backbone_without_head_fits(tmp_path):
-    given = {
-        k: v
-        for k, v in published("mobilenet_v3_small").items()
-        if not k.startswith("classifier.3.")
-    }
-    save_file(given, tmp_path / "w.safetensors")
-    built = models.start(replace(SQUARES, weights=str(tmp_path / "w.safetensors")), 0)
-    assert built.start.drawn == ("head.weight", "head.bias")
-
-
 def test_what_does_not_fit_is_listed_with_its_number(tmp_path):
     given = published("mobilenet_v3_small")
     kept = {k: v for i, (k, v) in enumerate(given.items()) if i % 2}
@@ -195,14 +170,6 @@ def test_pretrained_weights_come_through_torchvision(monkeypatch):
     )
 
 
-def test_pretrained_weights_leave_classifiers_in_between_out(monkeypatch):
-    spec = replace(SQUARES, name="torchvision:googlenet", pretrained=True)
-    given = published("googlenet", init_weights=False)
-    assert any(name.startswith("aux1.") for name in given)
-    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", lambda *_, **__: given)
-    assert models.start(spec, 0).start.drawn == ("head.weight", "head.bias")
-
-
 def test_pretrained_weights_come_through_timm(monkeypatch):
     spec = of_timm("test_convnext", pretrained=True, in_channels=1)
     timm = pytest.importorskip("timm")
@@ -214,7 +181,6 @@ def test_pretrained_weights_come_through_timm(monkeypatch):
         return create(name, **options)
 
     monkeypatch.setattr(timm, "create_model", create_model)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # it is not asked
     built = models.start(spec, 0)
     assert asked == [("test_convnext", {"in_chans": 1})]
     assert built.start.drawn == ("head.weight", "head.bias")
@@ -232,30 +198,5 @@ def test_pretrained_weights_that_cannot_be_had(monkeypatch):
         models.build(replace(SQUARES, pretrained=True), 0)
     timm = pytest.importorskip("timm")
     monkeypatch.setattr(timm, "create_model", nothing)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ConfigError, match=r"timm:test_vit cannot be had"):
         libraries.pretrained(of_timm(pretrained=True))
-
-
-def test_a_hub_that_cannot_be_reached_is_asked_once(monkeypatch):
-    timm = pytest.importorskip("timm", reason="needs timm, which the extra 'models' brings")
-    constants = pytest.importorskip("huggingface_hub").constants
-    asked, offline = [], []
-
-    class Session:
-        def head(self, url, timeout):
-            asked.append((url, timeout))
-            raise RuntimeError("no route to the hub")
-
-    def create_model(*_, **__):
-        offline.append(constants.HF_HUB_OFFLINE)
-        raise FileNotFoundError("not in the cache")
-
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("huggingface_hub.get_session", Session)
-    monkeypatch.setattr(timm, "create_model", create_model)
-    message = r"timm:test_vit cannot be had \(they are not in the cache, and .* no route to the hub"
-    with pytest.raises(ConfigError, match=message):
-        libraries.pretrained(of_timm(pretrained=True))
-    assert asked == [(constants.ENDPOINT, libraries.HUB_WAIT)]
-    assert (offline, constants.HF_HUB_OFFLINE) == ([True], False)

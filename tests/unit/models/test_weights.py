@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 
 import fedsim
@@ -31,21 +31,6 @@ def turned(folder):
     """The same two classes in another order."""
     found = parity(folder)
     return replace(found, y=1 - found.y, class_names=("odd", "even"))
-
-
-class Sigmoid(nn.Module):
-    """Tensors named and shaped as those of the model logistic, which give something else."""
-
-    def __init__(self, num_classes, inputs):
-        super().__init__()
-        self.features, self.head = nn.Flatten(), nn.Linear(inputs, num_classes)
-
-    def forward(self, x):
-        return torch.sigmoid(self.head(self.features(x)))
-
-
-def sigmoid(num_classes, in_channels, image_size):
-    return Sigmoid(num_classes, in_channels * image_size**2)
 
 
 def headless(num_classes, in_channels, image_size):
@@ -130,17 +115,6 @@ def test_other_classes_without_a_head_to_draw_are_refused(tmp_path):
     assert "no module 'head' to be initialised anew" in str(refused.value)
 
 
-@pytest.mark.integration
-def test_tensors_of_another_network_that_fit_are_told(tmp_path):
-    run = fedsim.run(config(model={"name": f"{__name__}:sigmoid"}), tmp_path / "run").path
-    settings, seen = config(model={"name": "logistic", "weights": str(run)}), Introduction()
-    fedsim.run(settings, tmp_path / "second", callbacks=[seen])
-    assert seen.notes == (
-        f"model.weights is of the model {__name__}:sigmoid; its tensors have the names and shapes "
-        "of logistic, which may compute something else with them",
-    )
-
-
 def test_two_names_of_one_tensor_are_refused(tmp_path):
     state = prepare(config()).spec.model
     tensors = models.build(state, 0).state_dict()
@@ -194,34 +168,3 @@ def test_a_run_that_trained_models_of_clients_only_is_refused(algorithm, trainab
     found = decomposing.named_tensors(setup.initial, setup.layout)
     assert all(np.array_equal(found[name], client[name].numpy()) for name in found)
     assert not np.array_equal(setup.initial, prepare(config("digits")).initial)
-
-
-@pytest.mark.slow
-@pytest.mark.integration
-def test_the_shared_part_of_a_personalised_method_is_a_start(tmp_path):
-    run = fedsim.run(config("digits", method="fedbn"), tmp_path / "run").path
-    start = prepare(config("digits"))
-    setup = prepare(config("digits", {"weights": str(run)}))
-    assert not np.array_equal(setup.initial, start.initial)
-    for slot in setup.layout.slots:
-        if slot.batchnorm:
-            assert np.array_equal(setup.initial[slot.where], start.initial[slot.where])
-
-
-@pytest.mark.parametrize("said", ["resnet18", '"resnet18"', '{"trainable": "what(1)"}'])
-def test_a_file_whose_metadata_are_another_programs(said, tmp_path):
-    file = tmp_path / "w.safetensors"
-    save_file({"head.weight": torch.ones(2)}, file, metadata={"model": said})
-    assert weights.read_tensors(str(file))["head.weight"].tolist() == [1, 1]
-
-
-def test_a_directory_that_is_no_finished_run(tmp_path):
-    with pytest.raises(ConfigError, match=r"is no finished run, it holds no model\.safetensors"):
-        prepare(config(model={"weights": str(tmp_path)}))
-
-
-def test_other_tensors_that_do_not_fit_are_refused_by_name(tmp_path):
-    torch.save(dict.fromkeys(HEAD, torch.zeros(2)) | {"extra": torch.zeros(1)}, tmp_path / "w.pt")
-    message = r"missing features\.0\.weight, features\.1\.bias, .* and \d+ more; unknown extra"
-    with pytest.raises(ConfigError, match=message):
-        prepare(config(model={"weights": str(tmp_path / "w.pt")}))

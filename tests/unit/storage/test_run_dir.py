@@ -20,7 +20,6 @@ import torch
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, StoreError
 from fedsim.core.rows import TABLES, RoundRow
-from fedsim.core.tables import csv_plain, csv_safe
 from fedsim.metrics.scores import Metrics
 from fedsim.storage import run_dir as module
 from fedsim.storage.run_dir import (
@@ -276,10 +275,10 @@ def test_an_empty_table_has_its_header(tmp_path):
     assert (tmp_path / "errors.csv").read_bytes() == b"round,client_id,attempt,node,error\n"
 
 
-def test_a_text_of_many_rows_is_made_safe_once(monkeypatch):
+def test_a_text_of_many_rows_is_written_once(monkeypatch):
     """A split has a row per sample, and few sites."""
     seen = []
-    monkeypatch.setattr("fedsim.storage.tables.csv_safe", lambda text: seen.append(text) or text)
+    monkeypatch.setattr("fedsim.storage.tables.cell", lambda text: seen.append(text) or text)
     site = np.array(["north", "south"], dtype=object)[np.arange(1000) % 2]
     text = csv_text({"sample": np.arange(1000), "site": site})
     assert text.splitlines()[:3] == ["sample,site", "0,north", "1,south"]
@@ -315,15 +314,7 @@ def test_text_with_commas_and_line_ends_stays_one_cell(tmp_path):
         (True, "True"),
         ("ok", "ok"),
         (float("inf"), "inf"),
-        ("=1+1", "'=1+1"),
-        ("@SUM(A1)", "'@SUM(A1)"),
-        ("-x", "'-x"),
-        ("+x", "'+x"),
-        ("\t=x", "'\t=x"),
-        ("\r=x", " =x"),
-        ("-1.5", "-1.5"),
-        ("+1e-3", "+1e-3"),
-        ("-inf", "-inf"),
+        ("\rx", " x"),
         (-1.5, "-1.5"),
         ("'s-Gravenhage", "'s-Gravenhage"),
     ],
@@ -332,7 +323,7 @@ def test_cells(value, text):
     assert cell(value) == text
 
 
-NAMES = ("=1+1", "'=1+1", "''-x", "-1", "'-1", "@a,b", "+", "'", "", "a=b", "'s-Graven")
+NAMES = ("=1+1", "-1", "@a,b", "'", "a=b", "'s-Graven")
 
 
 def partition_of(name):
@@ -346,7 +337,6 @@ def test_names_read_back_as_they_were(name, tmp_path):
     run = RunWriter(tmp_path)
     run.write_partition(partition_of(f"{name} x"))
     assert run.read("partition")["name"].tolist() == [f"{name} x"]
-    assert csv_plain(csv_safe(name)) == name
 
 
 def test_numbers_read_back_as_they_were(tmp_path):

@@ -13,7 +13,6 @@ from fedsim import data
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.data import cache as packs
 from fedsim.data import partitions
-from fedsim.data.images import sides
 from fedsim.data.readers import medical
 
 
@@ -98,16 +97,6 @@ def test_validation_images_leave_the_clients_and_patients_stay_whole(retina: Pat
     assert set(listed.tolist()) == set(loaded.train.tolist()) - {8}
 
 
-def test_retina_without_client_folders_can_still_be_partitioned(retina: Path):
-    for file in retina.glob("3_clients/*/*.csv"):
-        file.unlink()
-    for folder in [*retina.glob("3_clients/*"), retina / "3_clients"]:
-        folder.rmdir()
-    loaded = data.load("retina", retina, image_size=8)
-    assert loaded.clients is None
-    assert partitions.default_kind(loaded) == "dirichlet"
-
-
 def edit(path: Path, old: str, new: str) -> None:
     assert old in path.read_text()
     path.write_text(path.read_text().replace(old, new, 1))
@@ -143,12 +132,6 @@ def test_damaged_lists_are_refused_with_file_and_row(retina: Path, file, old, ne
         data.load("retina", retina, image_size=8)
 
 
-def test_a_client_image_outside_the_training_list_is_refused(retina: Path):
-    edit(retina / "train.csv", "3_left.npy\n", "")
-    with pytest.raises(DataError, match=r"client_2\.csv, row 2: '3_left\.npy' is not in .*train"):
-        data.load("retina", retina, image_size=8)
-
-
 @pytest.mark.parametrize(
     ("array", "message"),
     [
@@ -177,30 +160,6 @@ def test_retina_grey_and_many_channels(retina: Path):
     assert loaded.x[2, :, 0, 0].tolist() == [1, 2, 3]
 
 
-def test_truncated_npy_is_refused(retina: Path):
-    path = retina / "test" / "9_left.npy"
-    path.write_bytes(path.read_bytes()[:-10])
-    with pytest.raises(DataError, match=r"9_left\.npy: truncated"):
-        data.load("retina", retina, image_size=8)
-
-
-@pytest.mark.parametrize(
-    "header",
-    [
-        b"{'descr': '|u1', 'fortran_order': False, 'shape': (3, 3",  # tokenize.TokenError
-        b"{'descr': '|u1', [1]: False, 'shape': (3, 3)}",  # TypeError: a list is no key
-        b"{'descr': '|u1', 'fortran_order': False, 'shape': (9999999, 9999999)}",  # MemoryError
-    ],
-    ids=["cut", "key", "giant"],
-)
-def test_npy_with_a_damaged_header_is_refused(retina: Path, header):
-    text = header.ljust(117) + b"\n"
-    magic = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little")
-    (retina / "test" / "9_left.npy").write_bytes(magic + text + bytes(9))
-    with pytest.raises(DataError, match=r"9_left\.npy: truncated or not a \.npy array \(.+\)"):
-        data.load("retina", retina, image_size=8)
-
-
 def test_unknown_split_is_refused_with_the_nearest(retina: Path):
     with pytest.raises(DataError, match=r"'split_3' is unknown .*did you mean 'split_"):
         data.load("retina", retina, split="split_3")
@@ -219,12 +178,6 @@ def test_missing_files_of_the_layout_are_named(retina: Path, tmp_path: Path):
     (retina / "test.csv").unlink()
     with pytest.raises(DataError, match=r"test\.csv: there is no such file"):
         data.load("retina", retina)
-
-
-def test_central_list_stands_in_for_train_csv(retina: Path):
-    (retina / "central").mkdir()
-    (retina / "train.csv").rename(retina / "central" / "train.csv")
-    assert len(data.load("retina", retina, image_size=8).train) == 8
 
 
 def picture(path: Path, value: int, mode: str = "L", size: tuple[int, int] = (20, 12)) -> None:
@@ -280,30 +233,6 @@ def test_truncated_picture_is_refused(covid: Path, keep):
         data.load("covid_fl", covid, image_size=8)
 
 
-@pytest.mark.parametrize("most", [100, 200])
-def test_giant_picture_is_refused(covid: Path, monkeypatch, most):
-    # 20 x 12 pixels: above twice the limit of 100 an error, above that of 200 a warning, which
-    # these tests make an error
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", most)
-    with pytest.raises(DataError, match=r"a\.png: truncated or not an image \(Image size \(240"):
-        data.load("covid_fl", covid, image_size=8)
-
-
-def test_picture_larger_than_the_memory_is_refused(covid: Path, monkeypatch):
-    def convert(*_: object) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr(Image.Image, "convert", convert)
-    with pytest.raises(DataError, match=r"a\.png: truncated or not an image \(MemoryError\)"):
-        data.load("covid_fl", covid, image_size=8)
-
-
-def test_sixteen_bit_picture_is_refused(covid: Path):
-    picture(covid / "train" / "b.png", 4000, "I;16")
-    with pytest.raises(DataError, match=r"b\.png: 16 bits a channel"):
-        data.load("covid_fl", covid, image_size=8)
-
-
 def test_pack_is_made_once_and_anew_when_a_file_changes(covid, cache, monkeypatch):
     first = data.load("covid_fl", covid, image_size=8)
     assert isinstance(first.x.base, np.memmap)
@@ -331,16 +260,8 @@ def only(folder: Path) -> Path:
     return path
 
 
-def flip(path: Path, at: float) -> None:
-    content = bytearray(path.read_bytes())
-    content[int(at * (len(content) - 1))] ^= 1
-    path.write_bytes(content)
-
-
 DAMAGE = {
-    "header": lambda path: flip(path, 0.02),
-    "pixel": lambda path: flip(path, 0.6),
-    "checksum": lambda path: flip(path, 1.0),
+    "header": lambda path: path.write_bytes(b"\x93NUMPY" + bytes(9)),
     "cut off": lambda path: os.truncate(path, 100),
     "empty": lambda path: os.truncate(path, 0),
     "without its end": lambda path: os.truncate(path, path.stat().st_size - 16),
@@ -363,19 +284,6 @@ def test_damaged_pack_is_made_anew_and_said_so(damage, covid, cache, caplog):
     assert path.read_bytes() == whole
     data.load("covid_fl", covid, image_size=8)
     assert len(caplog.records) == 1
-
-
-def test_pack_is_read_by_plain_numpy(covid, cache):
-    """Other programs see the array alone."""
-    x = data.load("covid_fl", covid, image_size=8).x
-    assert np.array_equal(np.load(only(cache / "packed"), mmap_mode="r"), x)
-
-
-def test_unwritable_cache_is_refused(covid, tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / "file"))
-    with pytest.raises(DataError, match=r"cannot be written .*FEDSIM_CACHE"):
-        data.load("covid_fl", covid, image_size=8)
 
 
 def test_full_disk_is_refused_beforehand(covid, monkeypatch):
@@ -447,8 +355,8 @@ GOOD = [f"{i}.png,{i % 2}" for i in range(6)]
 @pytest.mark.parametrize(
     ("rows", "header", "message"),
     [
-        ([*GOOD, "6.png,9"], None, r"row 8: label 9 is outside .*no image of 2"),
-        ([*GOOD, "6.png,-1"], None, r"row 8: label -1 is outside"),
+        ([*GOOD, "6.png,9"], None, r"row 8: label 9: .*without a gap \(there is no 2\)"),
+        ([*GOOD, "6.png,-1"], None, r"row 8: label -1: they are numbered"),
         ([*GOOD, "6.png,1.5"], None, r"row 8: label '1\.5' is not a whole number"),
         ([*GOOD, "6.png,cat"], None, r"row 8: label 'cat' beside '0': labels are numbers or"),
         (["0.png,a", "1.png,"], None, "row 3: the label is empty"),
@@ -462,7 +370,7 @@ GOOD = [f"{i}.png,{i % 2}" for i in range(6)]
         (
             [r + ",train" for r in GOOD[:5]] + ["5.png,1,tset"],
             "filename,label,split",
-            "row 7: split 'tset' is unknown; known: train, val, test",
+            "row 7, column split: 'tset' is unknown; known are train, val, test",
         ),
         (
             [r + ",train,p" for r in GOOD[:5]] + ["5.png,1,test,p"],
@@ -489,22 +397,6 @@ def test_missing_picture_and_not_a_text_file_are_refused(tmp_path: Path):
     (tmp_path / "labels.csv").write_bytes(b"filename,label\n\xff\xfe,1\n")
     with pytest.raises(DataError, match=r"labels\.csv: not a readable UTF-8"):
         data.load("folder", tmp_path)
-
-
-def test_the_sides_of_what_is_no_picture_are_refused(tmp_path: Path):
-    (tmp_path / "x.png").write_bytes(b"no picture")
-    with pytest.raises(DataError, match=r"x\.png: truncated or not an image"):
-        sides(tmp_path / "x.png")
-
-
-def test_all_missing_files_are_counted_and_the_first_are_named(tmp_path: Path):
-    write_folder(tmp_path, GOOD)
-    rows = "".join(f"no{i},1\n" for i in range(12))
-    edit(tmp_path / "labels.csv", "filename,label\n", "filename,label\n" + rows)
-    with pytest.raises(DataError) as error:
-        data.load("folder", tmp_path)
-    assert "labels.csv: 12 of 18 files are missing in" in str(error.value)
-    assert "no8 (row 10), no9 (row 11), and 2 more; add what is missing" in str(error.value)
 
 
 @pytest.mark.parametrize("separator", [";", "\t"])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +16,13 @@ import fedsim
 from fedsim import data
 from fedsim.cli import main
 from fedsim.config.experiments import parse
-from fedsim.config.resolve import from_flags, resolve, to_yaml
+from fedsim.config.resolve import from_flags, resolve
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.core.settings import COLUMNS, column_names
+from fedsim.core.settings import COLUMNS
 from fedsim.data.dataset import TEST, TRAIN
 from fedsim.data.readers import hf as reader
 from fedsim.data.readers.hf import Column
+from fedsim.data.readers.tables import check_patients
 
 FOLDER = Path("saved")
 SCANS = {"label": "grade", "site": "hospital"}
@@ -94,9 +93,12 @@ def test_labels_of_all_splits_are_put_together():
         ((column("texts", "ill"),), "c: labels are texts, needed are classes (ClassLabel, which"),
         ((column("float32", 1.0),), "c: labels are float32, needed are classes"),
         ((column("bool", True),), "c: labels are bool, needed are classes"),
-        ((column("integers", 0, -1),), "c, row 1: label -1 is outside the classes 0, 1, ..."),
-        ((column("integers", 0, 3),), "c: labels are numbered 0, 1, ... without a gap"),
-        ((column("integers", 0, None),), "c, row 1: label None is outside the classes 0, 1, ..."),
+        ((column("integers", 0, -1),), "c, row 1: label -1: they are numbered 0, 1, ... without"),
+        (
+            (column("integers", 0, 3),),
+            "c, row 1: label 3: they are numbered 0, 1, ... without a gap",
+        ),
+        ((column("integers", 0, None),), "c, row 1: there is no label"),
         (
             (column("classes", 1, 2, names=("a", "b")),),
             "row 1: label 2 is outside the classes 0..1",
@@ -114,25 +116,27 @@ def test_labels_that_are_no_classes_are_refused_with_their_row(columns, message)
 
 
 def test_sites_are_numbered_in_order():
-    assert reader.coded([column("integers", 10, 9), column("integers", 10)])[0] == ("9", "10")
+    sites = [column("integers", 10, 9), column("integers", 10)]
+    assert reader.names_of(sites, "site")[0] == ("9", "10")
     classes = column("classes", 1, 0, names=("south", "north"))
-    names, codes = reader.coded([classes])
+    names, codes = reader.names_of([classes], "site")
     assert codes is not None
     assert (names, codes.tolist()) == (("north", "south"), [0, 1])
-    assert reader.coded([]) == ((), None)
+    assert reader.names_of([], "site") == ((), None)
     for bad in (column("texts", "a", ""), column("texts", "a", None)):
-        with pytest.raises(DataError, match="c, row 1: there is no value"):
-            reader.coded([bad])
+        with pytest.raises(DataError, match="c, row 1: the site is empty"):
+            reader.names_of([bad], "site")
     with pytest.raises(DataError, match="values are float64, needed are texts"):
-        reader.coded([column("float64", 1.0)])
+        reader.names_of([column("float64", 1.0)], "site")
 
 
 def test_a_patient_in_two_splits_is_refused_but_not_of_two_sites():
     rows = [column("texts", "p", "q", where="train"), column("texts", "p", where="test")]
     parts, patient = np.array([TRAIN, TRAIN, TEST], dtype=np.int8), np.array([0, 1, 0])
-    with pytest.raises(DataError, match=r"test, row 0: the same patient .* in train, row 0"):
-        reader.check_patients(parts, patient, None, rows)
-    reader.check_patients(parts, patient, np.array([0, 0, 1]), rows)
+    where = reader.rows_of(rows)
+    with pytest.raises(DataError, match=r"test, row 0: patient 'p' is in part test, .*row 0"):
+        check_patients(patient, None, parts, ("p", "q"), where)
+    check_patients(patient, np.array([0, 0, 1]), parts, ("p", "q"), where)
 
 
 def test_texts_become_the_frequent_words_of_the_training_split():
@@ -164,45 +168,12 @@ def test_images_are_decoded_from_their_bytes():
             reader.content(column("images", value), 0)
 
 
-def test_without_the_package_the_extra_is_named(tmp_path, monkeypatch):
-    (tmp_path / "state.json").write_text("{}")
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    done = CliRunner().invoke(main, ["partition", "-d", f"hf:{tmp_path}"])
-    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
-    assert "pip install 'fedsim-ray[datasets]'" in done.stderr
-
-
 # The settings
 
 
 def config(*sets: str, name: str = "hf:saved", file: str = "") -> fedsim.RunConfig:
     flags = from_flags({"data.name": ("--dataset", name)}, sets)
     return resolve(parse(file, "run.yaml").settings, flags)
-
-
-def test_the_name_may_hold_the_folder():
-    found = config().data
-    assert (found.name, found.dir, found.columns) == ("hf", "saved", None)
-    assert fedsim.RunConfig(data={"name": "hf:a:b"}).data.dir == "a:b"
-    assert type(found)(name="hf:saved").dir == "saved"
-    with pytest.raises(ConfigError, match=r"'other' given, but data\.name is 'hf:saved'"):
-        config("data.dir=other")
-    with pytest.raises(ConfigError, match="--dataset: 'hf:' given; must be hf:DIR"):
-        config(name="hf:")
-
-
-def test_columns_are_given_one_by_one_together_or_as_a_mapping():
-    text = "label=grade,site=hospital"
-    assert config("data.columns.site=hospital", "data.columns.label=grade").data.columns == text
-    assert config(f"data.columns={text}").data.column_names == SCANS
-    mapping = "data:\n  columns: {label: grade, site: hospital}\n"
-    assert config(file=mapping).data.columns == text
-    over = config("data.columns.site=null", "data.columns.image=scan", file=mapping)
-    assert over.data.columns == "image=scan,label=grade"
-    assert config("data.columns=label=fine", file=mapping).data.columns == "label=fine"
-    assert fedsim.RunConfig(data={"name": "hf", "columns": SCANS}).data.columns == text
-    again = resolve(parse(to_yaml(over), "config.yaml").settings)
-    assert again == over
 
 
 @pytest.mark.parametrize(
@@ -219,17 +190,6 @@ def test_bad_columns_are_refused_with_their_flag(sets, message):
     with pytest.raises(ConfigError) as error:
         config(*sets)
     assert message in str(error.value)
-
-
-def test_columns_of_a_data_set_without_named_ones_are_refused():
-    with pytest.raises(
-        ConfigError, match=r"--set data\.columns\.label: label=x given; only data set"
-    ):
-        config("data.columns.label=x", name="digits")
-    with pytest.raises(ConfigError, match="sections are one level deep"):
-        parse("data: {columns: {label: {a: 1}}}", "run.yaml")
-    with pytest.raises(ValueError, match="must be names of columns"):
-        column_names(3)
 
 
 # With the package
@@ -281,14 +241,6 @@ def test_a_saved_data_set_is_split_and_its_patients_stay_together(datasets, tmp_
     assert loaded.y.tolist() == [i % 3 for i in range(60)]
     assert loaded.patient is not None
     assert not set(loaded.patient[loaded.train]) & set(loaded.patient[loaded.test])
-
-
-def test_a_shuffled_selection_keeps_images_and_labels_together(datasets, tmp_path):
-    scans(datasets, 60).shuffle(seed=1).select(range(40)).save_to_disk(tmp_path / "d")
-    loaded = data.load("hf", tmp_path / "d", columns={"label": "grade"})
-    shown = loaded.x[:, 0, 0, 0].astype(int)
-    assert (shown % 3).tolist() == loaded.y.tolist()
-    assert shown.tolist() != sorted(shown)
 
 
 def test_splits_are_the_parts_and_others_are_named(datasets, tmp_path, caplog):
@@ -351,29 +303,6 @@ def test_a_damaged_file_is_named(datasets, tmp_path, keep, what):
     content = file.read_bytes()
     file.write_bytes(content[: int(keep * len(content))])
     assert f"{file}: missing, damaged or cut off" in refusal(tmp_path / "d"), what
-
-
-def test_files_that_are_missing_or_no_json(datasets, tmp_path):
-    scans(datasets, 12).save_to_disk(tmp_path / "d")
-    assert "no such folder" in refusal(tmp_path / "none")
-    (tmp_path / "empty").mkdir()
-    assert "no dataset_dict.json or state.json" in refusal(tmp_path / "empty")
-    info = tmp_path / "d" / "dataset_info.json"
-    content = json.loads(info.read_text())
-    for text in ("{", json.dumps(content | {"features": {"a": {"_type": "None"}}})):
-        info.write_text(text)
-        assert f"{tmp_path / 'd'}: missing, damaged or cut off" in refusal(tmp_path / "d")
-
-
-def test_a_file_outside_of_the_folder_is_refused(datasets, tmp_path):
-    for name in ("d", "other"):
-        scans(datasets, 12).save_to_disk(tmp_path / name)
-    state = tmp_path / "d" / "state.json"
-    content = json.loads(state.read_text())
-    content["_data_files"][0]["filename"] = "../other/data-00000-of-00001.arrow"
-    state.write_text(json.dumps(content))
-    message = refusal(tmp_path / "d", "data.columns.label=grade")
-    assert f"names {tmp_path}/other/data-00000-of-00001.arrow, which is outside" in message
 
 
 @pytest.mark.integration

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from fedsim import data
-from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.errors import DataError
 from fedsim.core.types import Dataset
 from fedsim.data import partitions
 from fedsim.data.transforms import Transforms
@@ -77,13 +77,6 @@ def test_one_folder_alone_is_split_within_the_users(tmp_path: Path):
     other = data.load("synthetic", tmp_path, val_fraction=0.25, test_fraction=0.2, seed=4)
     assert np.array_equal(loaded.test, again.test)
     assert not np.array_equal(loaded.test, other.test)
-
-
-def test_the_split_of_a_user_does_not_look_at_others(tmp_path: Path):
-    write(tmp_path / "one" / "train", "a.json", {"a": points(0, 10)})
-    write(tmp_path / "two" / "train", "a.json", {"a": points(0, 10), "b": points(1, 30)})
-    one, two = (data.load("synthetic", tmp_path / name) for name in ("one", "two"))
-    assert one.test.tolist() == two.test[two.site[two.test] == 0].tolist()
 
 
 def test_a_test_part_of_other_users_is_common(tmp_path: Path):
@@ -160,32 +153,6 @@ def test_damage_is_refused_with_file_and_user(tmp_path: Path, content: str, mess
     with pytest.raises(DataError, match=message) as caught:
         data.load("synthetic", tmp_path)
     assert "\n" not in str(caught.value)
-
-
-def test_missing_files_and_users_given_twice_are_refused(tmp_path: Path):
-    with pytest.raises(DataError, match=r"no train or test in .*synthetic/data.*LEAF"):
-        data.load("synthetic", tmp_path)
-    (tmp_path / "train").mkdir()
-    with pytest.raises(DataError, match="train: there is no json file"):
-        data.load("synthetic", tmp_path)
-    for name in ("a.json", "b.json"):
-        write(tmp_path / "train", name, {"u": points(0, 2)})
-    with pytest.raises(DataError, match=r"b\.json, user 'u': the user is also in .*a\.json$"):
-        data.load("synthetic", tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"image_size": 8}, "data.image_size 8: synthetic has features, no images"),
-        ({"augment": "flip"}, "data.augment 'flip': synthetic has features, no images"),
-    ],
-)
-def test_options_of_images_are_refused_for_features(tmp_path: Path, options, message):
-    write(tmp_path / "train", "a.json", {"u": points(0, 10)})
-    with pytest.raises(ConfigError, match=message):
-        data.load("synthetic", tmp_path, **options)
-    assert data.load("synthetic", tmp_path, augment="none").pipeline is None
 
 
 def test_femnist_pixels_are_rounded_bytes_that_the_model_sees_as_0_to_1(tmp_path: Path):
@@ -277,10 +244,3 @@ def test_fedprox_synthetic(shared_data: Path, which, samples, classes):
         assert len(test) == round(0.2 * len(own))
         assert np.array_equal(loaded.x[own], np.float32(content["user_data"][name]["x"]))
         assert loaded.y[own].tolist() == content["user_data"][name]["y"]
-
-
-def test_a_fraction_of_no_training_samples_is_refused(tmp_path: Path):
-    write(tmp_path / "train", "a.json", {"u": ([], [])})
-    write(tmp_path / "test", "a.json", {"u": points(0, 4)})
-    with pytest.raises(DataError, match="0 samples of 0 users are too few"):
-        data.load("synthetic", tmp_path, val_fraction=0.2)

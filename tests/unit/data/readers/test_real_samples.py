@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from fedsim import data
-from fedsim.core.errors import DataError
 from fedsim.core.rng import torch_scope
 from fedsim.data import partitions
 from fedsim.data.transforms import Transforms
@@ -82,11 +81,3 @@ def test_counts_of_the_samples(shared_data: Path):
     cifar = data.load("cifar10", shared_data / "cifar10-small")
     assert np.bincount(cifar.y[cifar.test]).tolist() == [25, 20, 24, 22, 19, 25, 29, 24, 34, 28]
     assert cifar.class_names[0] == "airplane"
-
-
-def test_the_minimum_of_ten_is_out_of_reach_for_fifty_clients_of_retinamnist(shared_data: Path):
-    loaded = data.load("retinamnist", shared_data)
-    with pytest.raises(DataError, match=r"none of 1000 draws gives every client .*10; .*reached"):
-        partitions.make(loaded, "dirichlet", num_clients=50, min_samples=10)
-    made = partitions.make(loaded, "dirichlet", num_clients=50)
-    assert min(len(i) for i in made.train) >= 2

@@ -136,17 +136,3 @@ def test_options_of_the_draw_are_refused_where_nothing_is_drawn(given, key: str)
     value = True if key == "iid" else 1.0
     with pytest.raises(ConfigError, match=rf"synthetic\.{key}: only data set synthetic is drawn"):
         RunConfig(data=given, synthetic={key: value})
-
-
-@pytest.mark.parametrize("key", ["alpha", "beta"])
-@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
-def test_other_spreads_are_refused(key: str, value: float):
-    with pytest.raises(ConfigError, match=f"synthetic.{key}: .* given; must be "):
-        data.load("synthetic", **{key: value})
-
-
-def test_options_reach_the_draw():
-    drawn = {"name": "synthetic", "num_clients": 3}
-    config = RunConfig(train=ALL, data=drawn, synthetic={"beta": 2.0})
-    expected = np.concatenate([synthetic.user(0, k, 0.0, 2.0)[0] for k in range(3)])
-    assert np.array_equal(load(config)[0].x, expected)

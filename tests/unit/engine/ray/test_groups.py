@@ -86,8 +86,8 @@ def test_too_many_are_refused_with_the_number_that_fits():
         plan([Node(1)], 2, 2, gpus_per_client=0)
 
 
-def test_where_no_run_fits_it_is_said_what_would():
-    with pytest.raises(ConfigError, match=r"20 actors .* fit, 16 do .*-client 0\.3333 would"):
+def test_where_no_run_fits():
+    with pytest.raises(ConfigError, match=r"20 actors .* do not fit, 16 do \("):
         plan(FOUR, 16, actors=20, gpus_per_client=0.5, cpus_per_client=0.5)
     with pytest.raises(ConfigError, match="no machine of the cluster is alive"):
         plan([], 2)

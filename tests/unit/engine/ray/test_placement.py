@@ -1,10 +1,9 @@
-"""How many actors fit, and what a refusal advises."""
+"""How many actors fit, and what a refusal says."""
 
 from __future__ import annotations
 
 import math
 import os
-import re
 from collections import Counter
 from fractions import Fraction
 
@@ -94,70 +93,43 @@ def test_the_order_of_nodes_does_not_matter():
     assert one.per_node == other.per_node[::-1] == (8, 0, 2)
 
 
-def advice(message):
-    """The fractions that a refusal names: {"cpus_per_client": ..., "gpus_per_client": ...}."""
-    found = re.findall(r"--(cpus|gpus)-per-client (\S+) would", message)
-    return {f"{kind}_per_client": float(value) for kind, value in found}
-
-
 REFUSED = [
-    ([Node(2)], {"cpus_per_client": 3.0}, "auto", {"cpus_per_client": 2.0}),
-    ([Node(2)], {"cpus_per_client": 1.0}, "per-client", {"cpus_per_client": 0.25}),
-    ([Node(3), Node(2)], {"cpus_per_client": 2.0}, 4, {"cpus_per_client": 1.0}),
-    ([Node(7)], {"cpus_per_client": 0.9}, "per-client", {"cpus_per_client": 0.875}),
-    ([Node(64, 2)], {"gpus_per_client": 0.6}, "per-client", {"gpus_per_client": 0.25}),
-    ([Node(64, 2)], {"gpus_per_client": 0.6}, 3, {"gpus_per_client": 0.5}),
-    ([Node(64, 2)], {"gpus_per_client": 0.4}, 5, {"gpus_per_client": 0.3333}),
-    ([Node(64, 1)], {"gpus_per_client": 2}, "auto", {"gpus_per_client": 1.0}),
-    ([Node(64, 4)], {"gpus_per_client": 3}, 2, {"gpus_per_client": 2.0}),
-    ([Node(64, 1), Node(64, 1)], {"gpus_per_client": 2}, "auto", {"gpus_per_client": 1.0}),
-    ([Node(2, 1)], {"gpus_per_client": 0.5}, 8,
-     {"cpus_per_client": 0.25, "gpus_per_client": 0.125}),
-    ([Node(64)], {"gpus_per_client": 0.5}, "auto", {"gpus_per_client": 0.0}),
-    ([Node(1)], {"gpus_per_client": 0.5, "cpus_per_client": 4.0}, "auto",
-     {"cpus_per_client": 1.0, "gpus_per_client": 0.0}),
-    ([Node(0), Node(2)], {"cpus_per_client": 1.0}, 4, {"cpus_per_client": 0.5}),
-    ([Node(0, 0), Node(2, 1)], {"gpus_per_client": 0.5}, 4,
-     {"cpus_per_client": 0.5, "gpus_per_client": 0.25}),
-]  # fmt: skip
+    ([Node(2)], {"cpus_per_client": 3.0}, "auto", "1 actor of 3 CPU does not fit, 0 do (this"),
+    (
+        [Node(64, 2)],
+        {"gpus_per_client": 0.6},
+        3,
+        "--actors 3: 3 actors of 1 CPU and 0.6 GPU do",
+    ),
+    ([Node(64, 2)], {"gpus_per_client": 0.6}, 3, "fit, 2 do (this machine: 64 CPUs, 2 GPUs);"),
+    (
+        [Node(8, 2, "x")],
+        {"gpus_per_client": 0.5},
+        "per-client",
+        "--actors per-client: 50 actors",
+    ),
+    (
+        [Node(8)],
+        {},
+        "per-client",
+        "8 CPUs, 0 GPUs); a smaller --cpus-per-client may",
+    ),
+    ([Node(1, 0, f"n{i}") for i in range(9)], {"cpus_per_client": 2.0}, "auto", ", and 5 more)"),
+    (
+        [Node(99, memory=3 * GIB)],
+        {"memory": GIB},
+        8,
+        "; there is memory for 3 of 1.00 GiB, see",
+    ),
+    ([Node(2, memory=GIB)], {"memory": GIB}, 4, "may; there is memory for 1 of 1.00 GiB, see"),
+]
 
 
-@pytest.mark.parametrize(("nodes", "asked", "actors", "advised"), REFUSED)
-def test_a_refusal_names_the_nearest_fraction_that_really_fits(nodes, asked, actors, advised):
+@pytest.mark.parametrize(("nodes", "asked", "actors", "message"), REFUSED)
+def test_a_refusal_says_what_was_asked_and_what_is_there(nodes, asked, actors, message):
     with pytest.raises(ConfigError) as error:
-        plan(nodes, 8, actors=actors, **asked)
-    message = str(error.value)
-    assert "\n" not in message
-    assert advice(message) == advised
-    accepted = plan(nodes, 8, actors=actors, **(asked | advised))
-    wanted = {"per-client": 8, "auto": min(accepted.slots, 8)}.get(actors, actors)
-    assert accepted.actors == wanted > 0
-    for key, value in advised.items():
-        finer = {key: value + 0.001} if value % 1 else {key: value + 1}
-        if value == 0:
-            continue
-        with pytest.raises(ConfigError):
-            plan(nodes, 8, actors=actors, **(asked | advised | finer))
-
-
-def test_a_refusal_says_what_was_asked_and_what_is_there():
-    with pytest.raises(ConfigError) as error:
-        plan([Node(8, 2, "gpu-node")], 50, 1.0, 0.5, "per-client")
-    for part in ("--actors per-client", "50 actors", "0.5 GPU", "gpu-node: 8 CPUs, 2 GPUs"):
-        assert part in str(error.value)
-
-
-def test_a_hopeless_number_of_actors_is_a_plain_refusal():
-    # 2 / 50000 lies below Ray's finest fraction of 0.0001: no advice, and no crash
-    with pytest.raises(ConfigError, match="50000 actors") as error:
-        plan([Node(2)], 50_000, actors="per-client")
-    assert advice(str(error.value)) == {}
-
-
-def test_no_core_is_a_plain_refusal():
-    with pytest.raises(ConfigError, match=r"1 actor of 1 CPU does not fit, 0 do") as error:
-        plan([Node(0)], 3)
-    assert advice(str(error.value)) == {}
+        plan(nodes, 50, actors=actors, **asked)
+    assert message in str(error.value)
 
 
 def test_a_cluster_that_is_gone():
@@ -248,42 +220,6 @@ def test_memory_bounds_the_number_of_actors():
     p = plan(nodes, 50, memory=GIB)
     assert (p.per_node, p.memory) == ((3, 2, 0), GIB)
     assert plan([Node(16)], 50, memory=GIB).actors == 16, "memory is not known"
-
-
-@pytest.mark.parametrize("actors", ["per-client", 8])
-def test_more_actors_than_the_memory_holds_are_refused(actors):
-    nodes = [Node(16, 0, "here", memory=3 * GIB)]
-    with pytest.raises(ConfigError) as error:
-        plan(nodes, 8, actors=actors, memory=GIB)
-    assert str(error.value) == (
-        f"--actors {actors}: 8 actors of 1 CPU do not fit, 3 do (here: 16 CPUs, 0 GPUs, 3.0 GiB); "
-        "there is memory for 3 of 1.00 GiB, and for 8 with --set engine.memory_per_client=0.37"
-    )
-    assert plan(nodes, 8, actors=actors, memory=int(0.37 * GIB)).actors == 8
-    with pytest.raises(ConfigError, match=r"with --set engine\.memory_per_client=0\.37$"):
-        plan(nodes, 8, actors=actors, memory=int(0.38 * GIB))
-
-
-def test_not_even_one_actor_fits_the_memory():
-    with pytest.raises(ConfigError, match=r"does not fit.*memory for 0 of 2\.00 GiB, and for 1 wi"):
-        plan([Node(16, memory=GIB)], 8, memory=2 * GIB)
-    with pytest.raises(ConfigError, match=r"there is memory for 0 of 2\.00 GiB$"):
-        plan([Node(16, memory=1000)], 8, memory=2 * GIB)
-
-
-def test_cores_and_memory_are_named_together():
-    nodes = [Node(2, memory=2 * GIB)]
-    with pytest.raises(ConfigError) as error:
-        plan(nodes, 4, actors="per-client", memory=GIB)
-    suggested = "--cpus-per-client 0.5 would; there is memory for 2 of 1.00 GiB, and for 4 with"
-    assert suggested in str(error.value)
-    assert plan(nodes, 4, 0.5, actors="per-client", memory=GIB // 2).actors == 4
-
-
-def test_a_refusal_lists_a_few_machines():
-    with pytest.raises(ConfigError) as error:
-        plan([Node(1, 0, f"n{i}") for i in range(9)], 3, 2.0)
-    assert "n3: 1 CPUs, 0 GPUs, and 5 more); --cpus-per-client 1 would" in str(error.value)
 
 
 def test_the_plan_of_a_configuration():

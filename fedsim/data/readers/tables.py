@@ -1,0 +1,85 @@
+"""What readers of tables share: classes by number, sites and patients by name, parts by row."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedsim.core.errors import DataError
+from fedsim.core.tables import Table
+from fedsim.core.types import I64, Array
+from fedsim.data.dataset import OWN_TEST, TEST, TRAIN, VAL, Parts
+from fedsim.data.patients import numbered
+
+PARTS: Mapping[str, int] = {"train": TRAIN, "val": VAL, "test": TEST, "own_test": OWN_TEST}
+Where = Callable[[int], str]
+"""What messages about a row begin with: "file, row n"."""
+
+
+def coded(values: Sequence[Any], where: Where, noun: str) -> tuple[tuple[str, ...], I64]:
+    """The sorted values as names, and the index of each row's.
+
+    Raises:
+        DataError: a value is empty; ``noun`` says which.
+    """
+    for row, value in enumerate(values):
+        if value is None or value == "":
+            raise DataError(f"{where(row)}: {noun} is empty")
+    number = {value: code for code, value in enumerate(sorted(set(values)))}
+    return tuple(map(str, number)), np.array([number[value] for value in values], np.int64)
+
+
+def coded_column(table: Table, column: str) -> tuple[tuple[str, ...], I64 | None]:
+    """:func:`coded` of a column that a table may have."""
+    if column not in table.columns:
+        return (), None
+    return coded(table.columns[column], table.where, column)
+
+
+def names_by_number(y: Array, where: Where, remedy: str, noun: str = "label") -> tuple[str, ...]:
+    """The names of classes, or sites, that are numbered 0, 1, ...: their numbers.
+
+    Raises:
+        DataError: a number is negative or missing; ``remedy`` is what else may be done.
+    """
+    present = np.unique(y)
+    gaps = np.flatnonzero(present != np.arange(len(present)))
+    if len(gaps):
+        row = int(y.argmin() if present[0] < 0 else y.argmax())
+        missing = "" if present[0] < 0 else f" (there is no {gaps[0]})"
+        raise DataError(
+            f"{where(row)}: {noun} {y[row]}: they are numbered 0, 1, ... without a gap{missing}, "
+            f"{remedy}"
+        )
+    return tuple(map(str, present.tolist()))
+
+
+def parts_of_rows(table: Table, column: str, allowed: Sequence[str]) -> Parts | None:
+    """The part that a column names for each row; None where the table has no such column."""
+    if column not in table.columns:
+        return None
+    message = f"{{}} is unknown; known are {', '.join(allowed)}"
+    names = table.cells(column, allowed.__contains__, message)
+    return np.array([PARTS[name] for name in names], dtype=np.int8)
+
+
+def check_patients(
+    patient: I64 | None, site: I64 | None, parts: Parts | None, names: Sequence[str], where: Where
+) -> None:
+    """Refuses a patient, known by site and name, with samples in two parts.
+
+    One may have samples in the common test part and in the site's own one.
+    """
+    if patient is None or parts is None:
+        return
+    common = np.where(parts == OWN_TEST, TEST, parts)
+    person = numbered(patient, site)
+    _, first, member = np.unique(person, return_index=True, return_inverse=True)
+    others = np.flatnonzero(common != common[first[member]])
+    if len(others):
+        row, before = int(others[0]), int(first[member[others[0]]])
+        here, there = (tuple(PARTS)[parts[i]] for i in (row, before))
+        raise DataError(
+            f"{where(row)}: patient {names[patient[row]]!r} is in part {here}, and in part {there} "
+            f"in {where(before)}"
+        )
