@@ -17,10 +17,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from . import AnalysisError
-from .figures import grid as panels
-from .figures import style
+from .facets import labels_of
+from .figures import grid, style
 from .figures.grid import Panel
 from .files import read_table
+from .labels import title_of
 from .paired import Floats
 from .runs import find, summaries
 from .scores import SCORES, VALIDATION, Score, column, completed
@@ -68,7 +69,7 @@ class Budgets:
     @property
     def labels(self) -> list[str]:
         """The methods, in the order in which they are found."""
-        return panels.labels_of(self.searches)
+        return labels_of(self.searches)
 
 
 def expected_best(validation: Floats, test: Floats, *, lowest: bool = False) -> Floats:
@@ -272,7 +273,7 @@ def table(budgets: Budgets, unit: ExperimentalUnit = "seed") -> Table:
             known = curve["mean"].reindex(shown)
             cells = [EMPTY if math.isnan(v) else score.unit.number(v) for v in known]
             rows.append(
-                [style.title(method), *[setting] * settings, str(len(curve)), str(failed), *cells]
+                [title_of(method), *[setting] * settings, str(len(curve)), str(failed), *cells]
             )
             lines += [
                 {"label": method, "setting": setting, "candidates": k, **row, "trials": len(curve),
@@ -321,7 +322,7 @@ def _caption(
 
 def _name(key: tuple[str, str], told: str) -> str:
     setting, method = key
-    return f"{style.title(method)}{f' on {setting}' * bool(setting)} ({told})"
+    return f"{title_of(method)}{f' on {setting}' * bool(setting)} ({told})"
 
 
 def figure(budgets: Budgets, unit: ExperimentalUnit = "seed") -> Figure:
@@ -345,7 +346,4 @@ def figure(budgets: Budgets, unit: ExperimentalUnit = "seed") -> Figure:
     if unit == "partition" and len(budgets.searches) > 1:
         note += say("budget.band", count=len(budgets.searches))
     lines = style.lines(budgets.labels)
-    if len(shown) > 1:
-        return panels.grid(shown, min(3, len(shown)), note, lines)
-    arranged, columns = panels.multiples(shown)
-    return panels.grid(arranged, columns, note, lines)
+    return grid.curves_figure(shown, note, lines, apart=len(shown) == 1)

@@ -13,15 +13,15 @@ from fedsim.core.files import write
 from fedsim.core.terminal import echo
 
 from . import AnalysisError, budget, ranks, trials, units
+from .facets import settings_by
 from .figures import curves, style
 from .figures import ranks as rank_figure
-from .figures.grid import settings_by
 from .labels import LABEL
 from .paired import TESTS, Kind, Test
 from .report import page as report
 from .report.overview import Descriptions
 from .runs import default_by, find, group, summaries, unit_among, without_repeats
-from .scores import ALL, SCORES, TAKES
+from .scores import ALL, METRICS, SCORES, TAKES
 from .tables import captions, layout
 from .tables import scores as tables
 from .tables.captions import REPEATED, UNFINISHED
@@ -69,10 +69,10 @@ def main() -> None:
 )  # fmt: skip
 @by_option
 @click.option(
-    "--metric", "metrics", multiple=True, type=click.Choice([*SCORES, *curves.METRICS]),
+    "--metric", "metrics", multiple=True, type=click.Choice([*SCORES, *METRICS]),
     metavar="NAME", default=("accuracy", "loss"), show_default=True,
     help="A score of the test part (accuracy, balanced_accuracy, macro_f1, auc, loss, ece) or a "
-    f"column of rounds.csv ({', '.join(curves.METRICS)}). Repeatable.",
+    f"column of rounds.csv ({', '.join(METRICS)}). Repeatable.",
 )  # fmt: skip
 @unit_option
 @click.option(

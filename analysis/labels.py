@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
+
+from fedsim.core.terminal import printable
 
 METHOD = ("algorithm", "server", "margin")
 """Columns that define a method: its clients, and what replaces its server rule or margin."""
@@ -16,6 +18,30 @@ NAMES = {
     "sample_rate": "sampling rate", "dataset": "data", "data.partition": "partition",
 }  # fmt: skip
 """How figures call columns."""
+
+
+TITLES: Mapping[str, str] = {
+    "fedavg": "FedAvg", "fedprox": "FedProx", "fedbn": "FedBN", "fedpac": "FedPAC",
+    "fedgh": "FedGH", "fedld": "FedLD", "fednova": "FedNova", "feddecorr": "FedDecorr",
+    "fedld_released": "FedLD (released)", "fedgh_released": "FedGH (released)",
+    "simagg": "SimAgg", "regagg": "RegAgg", "robfedavg": "RobFedAvg", "fedsr": "FedSR",
+    "scaffold": "SCAFFOLD", "fedcm": "FedCM", "feddyn": "FedDyn", "moon": "MOON",
+    "fedadam": "FedAdam", "fedyogi": "FedYogi", "fedadagrad": "FedAdagrad", "fedavgm": "FedAvgM",
+    "slowmo": "SlowMo", "fedsam": "FedSAM", "pcgrad": "PCGrad", "fediir": "FedIIR",
+    "pfedla": "pFedLA", "matched_mean": "Matched mean",
+    "local": "Local", "centralized": "Centralized",
+}  # fmt: skip
+"""How each known method is written in a paper."""
+HALVES: Mapping[str, tuple[str, str]] = {
+    "fedld, margin=none": (
+        "Principal aggregation only",
+        "FedLD's aggregation of clients that train with cross-entropy alone",
+    ),
+    "fedld, server=fedavg": (
+        "Margin control only", "FedLD's margin control with FedAvg's weighted mean",
+    ),
+}  # fmt: skip
+"""Title and meaning of FedLD's halves, by the label of their runs."""
 
 
 def with_labels(table: pd.DataFrame) -> pd.DataFrame:
@@ -80,3 +106,38 @@ def text(value: object) -> str:
     if pd.isna(value):  # type: ignore[call-overload]
         return "unset"
     return repr(float(value)).removesuffix(".0") if isinstance(value, float) else str(value)
+
+
+def title_of(label: str) -> str:
+    """The title of a group's label.
+
+    ``"fedld, alpha=0.1"`` becomes ``"FedLD, alpha=0.1"``, and ``"fedprox, server=fedgh"``
+    ``"FedProx + FedGH"``.
+    """
+    titles = {**TITLES, **{half: name for half, (name, _) in HALVES.items()}}
+    known = [name for name in titles if f"{label}, ".startswith(f"{name}, ")]
+    name = max(known, key=len, default="")
+    rest = label.removeprefix(name)
+    server, comma, more = rest.removeprefix(", server=").partition(", ")
+    if rest.startswith(", server=") and server in TITLES:
+        rest = f" + {TITLES[server]}{comma}{more}"
+    return titles.get(name, "") + printable(rest)
+
+
+def meant(name: str, labels: Iterable[str]) -> str:
+    """The label, or the part of labels, that a name stands for; itself without one.
+
+    A name is meant as it is, as it is printed (:func:`title_of`), or in another case, such as
+    ``FedAvg`` of ``fedavg, alpha=0.1``, or ``fedprox + fedgh`` of ``fedprox, server=fedgh``.
+    """
+    exact: dict[str, str] = {}
+    alike: dict[str, str] = {}
+    for label in labels:
+        parts = label.split(", ")
+        wholes = (", ".join(parts[:end]) for end in range(len(parts), 0, -1))
+        for part in (*wholes, *parts):
+            exact |= {part: part}
+            for shown in (title_of(part), part):
+                exact.setdefault(shown, part)
+                alike.setdefault(shown.casefold(), part)
+    return exact.get(name, alike.get(name.casefold(), name))

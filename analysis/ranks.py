@@ -15,14 +15,14 @@ import pandas as pd
 from scipy import stats
 
 from . import AnalysisError, units
-from .figures import style
-from .figures.grid import facets, labels_in, settings_by
-from .labels import LABEL
+from .facets import facets, labels_in, settings_by
+from .labels import LABEL, title_of
+from .numbers import NONE, Unit, p_value
 from .paired import SIGNIFICANT, Floats
 from .runs import group, unit_among
 from .scores import ALL, Score, by_run, completed, counts, heading
 from .stats import EQUAL, missing
-from .tables.layout import EMPTY, NONE, Table, Unit, p_value
+from .tables.layout import EMPTY, Table
 from .units import PARTITION, ExperimentalUnit
 from .words import say, sentences
 
@@ -252,7 +252,7 @@ def tables(ranks: Ranks) -> list[Table]:
 def lacking_words(ranks: Ranks) -> str:
     """A sentence on the methods that are ranked last for want of runs; empty if none is."""
     names = [
-        f"{style.title(label)} ({', '.join(blocks[:3])}"
+        f"{title_of(label)} ({', '.join(blocks[:3])}"
         + f" and {len(blocks) - 3} more" * (len(blocks) > 3)
         + ")"
         for label, blocks in ranks.lacking.items()
@@ -267,7 +267,7 @@ def _means(ranks: Ranks) -> Table:
     f, p_f = iman_davenport(array)
     lacking, signs = ranks.lacking, letters(ranks)
     columns = {
-        "label": ranks.labels, "method": [*map(style.title, ranks.labels)],
+        "label": ranks.labels, "method": [*map(title_of, ranks.labels)],
         "mean_rank": ranks.means.tolist(), "blocks": n,
         "first": ranks.ranks.eq(ranks.ranks.min(axis=1), axis=0).sum().tolist(),
         "lacking": [len(lacking.get(label, ())) for label in ranks.labels],
@@ -288,7 +288,7 @@ def _means(ranks: Ranks) -> Table:
             p_chi2=_equals(p_chi2), one=k - 1, two=(k - 1) * (n - 1),
         )
     )  # fmt: skip
-    collapsed = [f"{style.title(label)} ({count})" for label, count in ranks.collapsed.items()]
+    collapsed = [f"{title_of(label)} ({count})" for label, count in ranks.collapsed.items()]
     found = "found" if p_f < SIGNIFICANT else "none"
     caption = sentences(
         say(f"ranks.{ranks.unit}", blocks=n, score=ranks.title),
@@ -313,12 +313,12 @@ def _by_block(ranks: Ranks) -> Table:
         for label, value, rank in zip(ranks.labels, scores, own, strict=True):
             shown = EMPTY if math.isnan(value) else unit.number(value)
             cells.append(f"{shown} ({rank:g})")
-            lines.append({"label": label, "method": style.title(label), "block": block,
+            lines.append({"label": label, "method": title_of(label), "block": block,
                           "value": value, "rank": rank})  # fmt: skip
         rows.append([str(block), *cells])
     return Table(
         name="ranks_by_block", title=unit.head(say("ranks.by_block", score=ranks.title)),
-        caption=say("ranks.block_caption"), head=["Block", *map(style.title, ranks.labels)],
+        caption=say("ranks.block_caption"), head=["Block", *map(title_of, ranks.labels)],
         rows=rows, words=1, data=pd.DataFrame(lines),
     )  # fmt: skip
 

@@ -12,9 +12,8 @@ import pandas as pd
 from fedsim.config.sections import is_setting
 
 from . import AnalysisError, units
-from .figures.style import TITLES
 from .files import read_table
-from .labels import LABEL, METHOD, NAMES, labels, text, with_labels
+from .labels import LABEL, METHOD, NAMES, TITLES, labels, text, with_labels
 from .units import PARTITION, ExperimentalUnit
 
 RESULTS = ("final_test_accuracy", "best_test_accuracy", "last10_test_accuracy")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
@@ -16,13 +16,13 @@ import fedsim.core.rows as tables
 
 from . import units
 from .files import has_rows, read_table
+from .numbers import BUDGET, NATS, PERCENT, PLAIN, Unit
 from .runs import Group
-from .tables.layout import BUDGET, NATS, PERCENT, Unit
 
 
 @dataclass(frozen=True)
 class Score:
-    """A score.
+    """A score, or another number of a round.
 
     Args:
         title: in a heading, such as ``balanced accuracy``.
@@ -33,6 +33,11 @@ class Score:
     title: str
     unit: Unit = PERCENT
     lowest: bool = False
+
+    @property
+    def axis(self) -> str:
+        """The heading of a column, and the label of an axis: ``Balanced accuracy (%)``."""
+        return self.unit.head(self.title[0].upper() + self.title[1:])
 
 
 _UNITS = {"%": PERCENT, "nats": NATS, "": BUDGET}
@@ -56,6 +61,17 @@ EPSILONS = tables.EPSILONS
 VALIDATION: Mapping[str, str] = {f"val_{name}": name for name in SCORES}
 """Columns of rounds.csv that searches choose by, and the score that each is on the test part."""
 ALL = {**SCORES, **OTHERS}
+METRICS: Mapping[str, Score] = {
+    f"{column}_{name}": replace(score, title=f"{part} {score.title}")
+    for column, part in {"test": "test", "val": "validation"}.items()
+    for name, score in SCORES.items()
+} | {
+    "train_loss": Score("training loss", NATS, lowest=True),
+    "conflict_ratio": Score("conflicting client pairs", lowest=True),
+    "update_norm": Score("norm of the server step", PLAIN),
+    **OTHERS,
+}
+"""What curves show, by column of rounds.csv."""
 TAKES: Mapping[str, str] = {
     "final": "final {}", "best": "best {}", "last10": "{} of the last 10 rounds",
 }  # fmt: skip
@@ -80,7 +96,7 @@ def column(score: str, take: str) -> str:
 def heading(score: str, take: str) -> str:
     """``Final test accuracy``, ``Epsilon at the best round``."""
     at = "{} at the best round" if take == "best" and score in OTHERS else TAKES[take]
-    words = at.format("test " * (score in SCORES) + ALL[score].title)
+    words = at.format(f"test {ALL[score].title}" if score in SCORES else ALL[score].title)
     return words[0].upper() + words[1:]
 
 
@@ -94,21 +110,18 @@ def completed(runs: pd.DataFrame, names: Collection[str]) -> pd.DataFrame:
     Raises:
         AnalysisError: a rounds.csv or classes.csv is unreadable.
     """
-    columns: dict[str, list[object]] = {}
+    wanted = {column(name, take): (name, take) for name in names for take in TAKES}
+    rows = []
     for run in runs.to_dict("records"):
-        row = {COLLAPSED: run.get(COLLAPSED)}
+        row = {key: run.get(key) for key in (COLLAPSED, *wanted)}
+        path = Path(run["path"])
         if _empty(row[COLLAPSED]):
-            row[COLLAPSED] = collapsed(Path(run["path"]))
-        wanted = {column(name, take): (name, take) for name in names for take in TAKES}
-        row |= {key: run.get(key) for key in wanted}
-        if any(_empty(row[key]) for key in wanted):
-            known = _from_rounds(Path(run["path"]), names, run.get("best_round"))
-            row |= {key: known[of] for key, of in wanted.items() if _empty(row[key])}
-        for key, value in row.items():
-            columns.setdefault(key, []).append(value)
-    more = pd.DataFrame(columns, index=runs.index).astype(
-        {key: float for key in columns if key != COLLAPSED}
-    )
+            row[COLLAPSED] = collapsed(path)
+        lacking = {of for key, of in wanted.items() if _empty(row[key])}
+        taken = {name: takes(path, name, run.get("best_round")) for name, _ in lacking}
+        rows.append(row | {column(*of): taken[of[0]][of[1]] for of in lacking})
+    more = pd.DataFrame(rows, index=runs.index, columns=[COLLAPSED, *wanted])
+    more = more.astype(dict.fromkeys(wanted, float))
     return runs.drop(columns=more.columns, errors="ignore").join(more)
 
 
@@ -116,27 +129,27 @@ def _empty(value: object) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
-def _from_rounds(
-    run: Path, names: Collection[str], best: float | None
-) -> dict[tuple[str, str], float]:
-    """The scores of a run by name and take, from its rounds.csv; NaN if not available.
+def takes(run: Path, name: str, best: float | None) -> dict[str, float]:
+    """A score of a run by take, from its rounds.csv; NaN if not available.
 
-    ``best`` is the best round.
+    The last evaluated round, the round ``best``, and the mean over the evaluated rounds among the
+    last ten.
     """
-    columns = [of_rounds(name) for name in ("accuracy", *names)]
+    columns = (of_rounds("accuracy"), of_rounds(name))
     rounds = read_table(run / "rounds.csv", ("round",), optional=columns).set_index("round")
-    known: dict[tuple[str, str], float] = {}
-    for name in names:
-        if name not in EPSILONS and of_rounds(name) not in rounds:
-            known |= {(name, take): math.nan for take in TAKES}
-            continue
-        values = epsilons(run, name) if name in EPSILONS else rounds[of_rounds(name)].astype(float)
-        tested = rounds["test_accuracy"].notna() if "test_accuracy" in rounds else values.notna()
-        final = values[tested].iloc[-1:]
-        known[name, "final"] = float(final.iloc[0]) if len(final) else math.nan
-        known[name, "best"] = math.nan if best is None else float(values.get(best, math.nan))
-        known[name, "last10"] = float(values[values.index > values.index.max() - 10].mean())
-    return known
+    if name in EPSILONS:
+        values = epsilons(run, name)
+    elif of_rounds(name) in rounds:
+        values = rounds[of_rounds(name)].astype(float)
+    else:
+        return dict.fromkeys(TAKES, math.nan)
+    tested = rounds["test_accuracy"].notna() if "test_accuracy" in rounds else values.notna()
+    final = values[tested]
+    return {
+        "final": float(final.iloc[-1]) if len(final) else math.nan,
+        "best": math.nan if best is None else float(values.get(best, math.nan)),
+        "last10": float(values[values.index > values.index.max() - 10].mean()),
+    }
 
 
 def epsilons(run: Path, name: str) -> pd.Series[float]:
@@ -148,16 +161,16 @@ def epsilons(run: Path, name: str) -> pd.Series[float]:
         AnalysisError: a table is unreadable.
     """
     rounds = read_table(run / "rounds.csv", ("round",), optional=EPSILONS).set_index("round")
-    own = pd.Series(math.inf, rounds.index)
+    spent = pd.Series(math.inf, rounds.index)
     if "epsilon" in rounds:
-        own = rounds["epsilon"].fillna(math.inf)
+        spent = rounds["epsilon"].fillna(math.inf)
     elif has_rows(run / "clients.csv", ("epsilon",)):
         rows = read_table(run / "clients.csv", ("round", "epsilon"), ("status",))
         rows = rows[rows["status"] == "ok"].fillna({"epsilon": math.inf})
-        own = rows.groupby("round")["epsilon"].max().reindex(rounds.index, fill_value=0).cummax()
+        spent = rows.groupby("round")["epsilon"].max().reindex(rounds.index, fill_value=0).cummax()
     if name == "epsilon":
-        return own
-    return rounds[name].fillna(math.inf) if name in rounds else own.where(own == math.inf)
+        return spent
+    return rounds[name].fillna(math.inf) if name in rounds else spent.where(spent == math.inf)
 
 
 def collapsed(run: Path) -> bool | None:
@@ -193,4 +206,4 @@ def by_run(groups: Sequence[Group], score: str, take: str) -> dict[str, pd.Serie
     values = {one.label: one.by_run(column(score, take)) for one in groups}
     if score in EPSILONS:
         return values
-    return {label: units.finite(own) for label, own in values.items()}
+    return {label: units.finite(series) for label, series in values.items()}

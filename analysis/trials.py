@@ -15,8 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from fedsim.core.reading import parse_json
 
 from . import AnalysisError
-from .figures import grid as panels
-from .figures import style
+from .figures import grid, style
 from .figures.grid import Drawing
 from .files import read_table
 from .labels import text
@@ -206,10 +205,10 @@ def drawings(search: Search) -> Iterator[Drawing]:
         shown = search.score.unit.number(best["value"])
         end = f"the best is trial {best['trial']} with {shown} {search.score.unit.name}".strip()
     figure = _so_far(search, valued)
-    yield panels.drawing("search", figure, axis=search.axis, valued=len(valued), end=end)
+    yield grid.drawing("search", figure, axis=search.axis, valued=len(valued), end=end)
     keys = ", ".join(search.keys)
     figure = _against(search, valued)
-    yield panels.drawing("search_values", figure, axis=search.axis, keys=keys, end=end)
+    yield grid.drawing("search_values", figure, axis=search.axis, keys=keys, end=end)
 
 
 def _points(axes: Axes, x: pd.Series, valued: pd.DataFrame) -> None:
@@ -227,7 +226,7 @@ def _ring(axes: Axes, x: float, y: float) -> None:
 
 def _so_far(search: Search, valued: pd.DataFrame) -> Figure:
     with style.look():
-        figure = Figure(figsize=(panels.WIDTH, 3.6))
+        figure = Figure(figsize=(grid.WIDTH, 3.6))
         axes = figure.subplots()
         _points(axes, valued["trial"], valued)
         complete = valued[valued["state"] == "complete"]
@@ -238,7 +237,7 @@ def _so_far(search: Search, valued: pd.DataFrame) -> Figure:
         axes.set_ylabel(search.axis)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         _limit(axes, search, valued)
-        panels.legend(figure, *axes.get_legend_handles_labels())
+        grid.legend(figure, *axes.get_legend_handles_labels())
     return figure
 
 
@@ -246,7 +245,7 @@ def _against(search: Search, valued: pd.DataFrame) -> Figure:
     columns = min(3, len(search.keys))
     rows = -(-len(search.keys) // columns)
     with style.look():
-        figure = Figure(figsize=(panels.WIDTH, 0.4 + 2.9 * rows))
+        figure = Figure(figsize=(grid.WIDTH, 0.4 + 2.9 * rows))
         places = figure.subplots(rows, columns, squeeze=False, sharey=True).ravel()
         for axes, key in zip(places, search.keys, strict=False):
             x = _horizontal(axes, valued[key])

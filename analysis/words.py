@@ -1,36 +1,49 @@
-"""The sentences of captions, figures and reports: templates of words.toml, filled in."""
+"""The sentences of captions, figures and reports: blocks of the templates beside this file."""
 
 import re
-import tomllib
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
-from string import Formatter
-from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template, select_autoescape
+
+TEXTS = ("tables.j2", "figures.j2", "report.j2")
+"""The templates with sentences; a text's block is called as its table or figure, then itself."""
 
 
-class _Templates(Formatter):
-    """Format strings in which ``{count:~run}`` is ``1 run`` or ``3 runs``."""
-
-    def format_field(self, value: Any, format_spec: str) -> str:
-        if not format_spec.startswith("~"):
-            return str(super().format_field(value, format_spec))
-        return f"{value} {format_spec[1:]}{'s' * (value != 1)}"
-
-
-_TEMPLATES = _Templates()
-_WORDS = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
+@cache
+def environment() -> Environment:
+    """The templates, with filters for counts, numbers and lists; HTML is escaped."""
+    made = Environment(
+        loader=FileSystemLoader(Path(__file__).with_name("templates")),
+        autoescape=select_autoescape(["html"]), undefined=StrictUndefined,
+    )  # fmt: skip
+    made.filters |= {"at": at, "count": count, "fmt": format, "listed": listed}
+    return made
 
 
-def say(key: str, **values: object) -> str:
-    """A text of words.toml, named ``section.name``, on one line and with the values filled in."""
-    section, _, name = key.partition(".")
-    template = re.sub(r"\s*\n\s*", " ", _WORDS[section][name]).strip()
-    return _TEMPLATES.vformat(template, (), values)
+@cache
+def _blocks() -> dict[str, Template]:
+    templates = map(environment().get_template, TEXTS)
+    return {name: template for template in templates for name in template.blocks}
 
 
-def section(name: str) -> dict[str, str]:
-    """The texts of a section, by name."""
-    return {key: say(f"{name}.{key}") for key in _WORDS[name]}
+def say(name: str, **values: object) -> str:
+    """The text of a block, such as ``caption.bold``, on one line and with the values filled in."""
+    block = name.replace(".", "_")
+    template = _blocks()[block]
+    text = "".join(template.blocks[block](template.new_context(values)))
+    return re.sub(r"[ \n]+", " ", text).strip()
+
+
+def at(setting: str) -> str:
+    """A setting before what is said of it."""
+    return f"{setting}: " if setting else ""
+
+
+def count(number: int, noun: str) -> str:
+    """``1 run`` or ``3 runs``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def sentences(*parts: str) -> str:
@@ -40,5 +53,5 @@ def sentences(*parts: str) -> str:
 
 def listed(names: Sequence[str], most: int = 6) -> str:
     """``a, b and c``, of at most ``most`` names: ``a, b and 2 more``."""
-    shown = list(names[:most]) + [f"{len(names) - most} more"] * (len(names) > most)
-    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+    shown = [*names[:most], *([f"{len(names) - most} more"] if len(names) > most else ())]
+    return "".join(shown) if len(shown) < 2 else f"{', '.join(shown[:-1])} and {shown[-1]}"

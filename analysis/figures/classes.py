@@ -9,17 +9,16 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.collections import QuadMesh
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from .. import series
+from ..facets import Facets, labels_of, unit_of
 from ..files import class_names
+from ..labels import title_of
 from ..runs import first_run
-from ..units import ExperimentalUnit
 from ..words import say
-from . import grid as panels
-from . import style
-from .grid import SPOKEN, Absent, Drawing, Facets, unit_of
+from . import grid, style
+from .grid import SPOKEN, Absent, Drawing
 
 PRINTED = 12
 """Numbers are printed in panels of at most this many classes."""
@@ -28,71 +27,55 @@ NAMED = 24
 MOST = 24
 """A figure has at most this many confusion matrices."""
 KINDS: Mapping[str, tuple[str, int]] = {"recall": ("classes", 0), "auc": ("class_auc", 50)}
-"""By column of classes.csv: the section of words.toml, and the value of guessing in per cent."""
+"""By column of classes.csv: the section of figures.j2, and the value of guessing in per cent."""
 Matrix = NDArray[np.float64]
-ByClass = dict[str, Mapping[str, pd.DataFrame]]
-"""By setting and label: aggregated columns of classes.csv by class."""
 
 
 def by_class(facets: Facets) -> Iterator[Drawing | Absent]:
     """Recall and AUC, each as a heat map of methods by classes per setting, means over units."""
-    by_column: dict[str, ByClass] = {column: {} for column in KINDS}
-    for title, groups in facets.items():
-        every = list(KINDS)
-        together = [every] if not series.absent(groups, "classes", every) else [[c] for c in every]
-        for columns in together:
-            part = series.aggregated(groups, "classes", columns, "label", take="last")
-            for column in columns:
-                by_column[column][title] = part
-    known = {title: class_names(first_run(groups)) for title, groups in facets.items()}
-    for column, parts in by_column.items():
-        yield _heat_map(column, parts, known, unit_of(facets))
+    for column, (key, least) in KINDS.items():
+        frames = {
+            setting: series.aggregated(groups, "classes", [column], "label", take="last")
+            for setting, groups in facets.items()
+        }
+        if not any(frames.values()):
+            yield grid.absent(key)
+            continue
+        labels = labels_of(frames)
+        tables = {}
+        for setting, by_label in frames.items():
+            names = class_names(first_run(facets[setting]))
+            table = pd.DataFrame({k: 100 * f[column]["mean"] for k, f in by_label.items()}).T
+            table.columns = pd.Index(style.of_labels(table.columns.astype(int).tolist(), names))
+            tables[setting] = table.reindex(labels)
+        counts = (n for by in frames.values() for f in by.values() for n in f[column]["n"])
+        yield _heat_map(key, tables, labels, least, grid.means_note(counts, unit_of(facets)))
 
 
 def _heat_map(
-    column: str,
-    by_setting: ByClass,
-    known: Mapping[str, Sequence[str] | None],
-    unit: ExperimentalUnit,
-) -> Drawing | Absent:
-    """The heat map of a key of :data:`KINDS`."""
-    key, least = KINDS[column]
-    frames = [frame[column] for by in by_setting.values() for frame in by.values()]
-    if not frames:
-        return panels.absent(key)
-    labels = panels.labels_of(by_setting)
-    tables = {}
-    for title, by in by_setting.items():
-        table = pd.DataFrame({label: by[label][column]["mean"] for label in by}).T
-        classes = table.columns.astype(int).tolist()
-        table.columns = pd.Index(style.of_labels(classes, known[title]))
-        tables[title] = 100 * table.reindex(labels)
-    note = panels.means_note((n for frame in frames for n in frame["n"]), unit)
+    key: str, tables: Mapping[str, pd.DataFrame], labels: list[str], least: int, note: str
+) -> Drawing:
+    """Methods by classes, in per cent, a panel per setting."""
+    widest = max(table.shape[1] for table in tables.values())
+    texts = max(sum(map(len, map(style.short, table.columns))) for table in tables.values())
+    most = 1 if widest > PRINTED or texts > 40 else 2
+    with style.look():
+        fig, places = grid.method_rows(list(tables), labels, "Class", most)
+        for axes, table in zip(places, tables.values(), strict=True):
+            image = _cells(axes, table.to_numpy(dtype=np.float64), least)
+            _class_ticks(axes, list(table.columns), 75 if most == 1 else 34)
+        places[0].set_ylim(len(labels) - 0.5, -0.5)
+        bar = fig.colorbar(image, ax=places, pad=0.015, label=say(f"{key}.axis"))
+        bar.outline.set_visible(False)
     rows = {
-        title: {str(label): row for label, row in list(table.dropna(how="all").iterrows())[:SPOKEN]}
-        for title, table in tables.items()
+        setting: {str(k): row for k, row in table.dropna(how="all").head(SPOKEN).iterrows()}
+        for setting, table in tables.items()
     }
-    told = panels.told_by_label(
+    told = grid.by_label(
         rows,
         lambda row: f" from {row.min():.0f} ({row.idxmin()}) to {row.max():.0f} ({row.idxmax()})",
     )
-    figure = _maps(tables, labels, say(f"{key}.axis"), least)
-    return panels.drawing(key, figure, note=note, told=told)
-
-
-def _maps(tables: Mapping[str, pd.DataFrame], labels: list[str], axis: str, least: int) -> Figure:
-    widest = max(table.shape[1] for table in tables.values())
-    texts = max((sum(map(len, map(style.short, t.columns))) for t in tables.values()), default=0)
-    with style.look():
-        columns = 1 if widest > PRINTED or texts > 40 else 2
-        fig, places = panels.method_rows(list(tables), labels, "Class", columns)
-        for axes, table in zip(places, tables.values(), strict=True):
-            image = _cells(axes, table.to_numpy(dtype=np.float64), least)
-            _class_ticks(axes, list(table.columns), 75 if columns == 1 else 34)
-        places[0].set_ylim(len(labels) - 0.5, -0.5)
-        bar = fig.colorbar(image, ax=places, pad=0.015, label=axis)
-        bar.outline.set_visible(False)
-    return fig
+    return grid.drawing(key, fig, note=note, told=told)
 
 
 def _cells(axes: Axes, values: Matrix, least: int, size: float = 9.5) -> QuadMesh:
@@ -103,46 +86,64 @@ def _cells(axes: Axes, values: Matrix, least: int, size: float = 9.5) -> QuadMes
         for place, value in np.ndenumerate(values)
         if values.shape[1] <= PRINTED and math.isfinite(value)
     }
-    return panels.heat_cells(axes, values, texts, size, vmin=least, vmax=100, linewidth=0.8)
+    return grid.heat_cells(axes, values, texts, size, vmin=least, vmax=100, linewidth=0.8)
 
 
-def _class_ticks(axes: Axes, known: Sequence[str], room: int, y: bool = False) -> None:
-    """Names the classes on the horizontal axis, and on the vertical one.
+def _class_ticks(axes: Axes, names: Sequence[str], room: int) -> tuple[range, list[str]]:
+    """Names the classes on the horizontal axis; ``room`` is how many characters fit.
 
-    ``room`` is how many characters fit side by side; longer names are slanted.
+    Longer names are slanted. Returns the places and names.
     """
-    step = -(-len(known) // NAMED)
-    places, texts = range(0, len(known), step), [style.short(name) for name in known[::step]]
+    step = -(-len(names) // NAMED)
+    places, texts = range(0, len(names), step), [style.short(name) for name in names[::step]]
     slanted = sum(len(text) + 1 for text in texts) > room
     axes.set_xticks(
         places, texts, rotation=40 if slanted else 0, ha="right" if slanted else "center",
         rotation_mode="anchor" if slanted else "default",
     )  # fmt: skip
-    if y:
-        axes.set_yticks(places, texts)
+    return places, texts
 
 
 def confusion(facets: Facets) -> Drawing | Absent:
     """A matrix per method and setting: rows are classes, columns predictions, means over units."""
-    matrices: dict[str, tuple[Matrix, list[str]]] = {}
+    matrices: dict[tuple[str, str], tuple[Matrix, list[str]]] = {}
     counts: list[float] = []
     for setting, groups in facets.items():
         values = series.values(groups, "confusion", ["count"], ("label", "prediction"), take="last")
-        known = class_names(first_run(groups))
+        names = class_names(first_run(groups))
         for label, frame in values.items():
-            matrix, count = _matrix(frame["count"], len(known or ()))
+            matrix, count = _matrix(frame["count"], len(names or ()))
             counts.append(count)
-            title = "; ".join(filter(None, (style.title(label), setting)))
-            matrices[title] = matrix, style.of_labels(list(range(len(matrix))), known)
+            classes = style.of_labels(list(range(len(matrix))), names)
+            matrices[setting, title_of(label)] = matrix, classes
     if not matrices:
-        return panels.absent("confusion")
+        return grid.absent("confusion")
     shown = dict(list(matrices.items())[:MOST])
-    more = ""
-    if len(matrices) > MOST:
-        more = " " + say("confusion.more", shown=MOST, all=len(matrices))
-    note = panels.means_note(counts, unit_of(facets))
-    told = _told(shown)
-    return panels.drawing("confusion", _matrices(shown), note=note, more=more, told=told)
+    most = 3 if max(len(matrix) for matrix, _ in shown.values()) <= 6 else 2
+    across = min(most, len({label for _, label in shown}))
+    with style.look():
+        fig, spots = grid.grid(shown, height=7.4 / max(across, 2), most=most)
+        for place, (matrix, classes) in shown.items():
+            axes = spots[place].axes
+            image = _cells(axes, matrix, 0, 9.5 if len(matrix) <= 8 else 8)
+            ticks = _class_ticks(axes, classes, 60 // across)
+            axes.tick_params(labelbottom=True)
+            axes.set_ylim(len(matrix) - 0.5, -0.5)
+            axes.set_aspect("equal")
+            if spots[place].left:
+                axes.set_yticks(*ticks)
+                axes.set_ylabel("\n".join(filter(None, (place[0], "Class"))))
+            if spots[place].bottom:
+                axes.set_xlabel("Predicted class")
+        bar = fig.colorbar(
+            image, ax=[spot.axes for spot in spots.values()], pad=0.015, shrink=0.9,
+            label="Share of the class (%)", aspect=30,
+        )  # fmt: skip
+        bar.outline.set_visible(False)
+    note = grid.means_note(counts, unit_of(facets))
+    return grid.drawing(
+        "confusion", fig, note=note, shown=len(shown), all=len(matrices), told=_confused(shown)
+    )
 
 
 def _matrix(counts: pd.Series[float], size: int) -> tuple[Matrix, int]:
@@ -163,43 +164,16 @@ def _matrix(counts: pd.Series[float], size: int) -> tuple[Matrix, int]:
     return shares.mean(axis=0), len(unique)
 
 
-def _matrices(matrices: Mapping[str, tuple[Matrix, list[str]]]) -> Figure:
-    widest = max(len(matrix) for matrix, _ in matrices.values())
-    columns = min(len(matrices), 3 if widest <= 6 and len(matrices) != 4 else 2)
-    rows = math.ceil(len(matrices) / columns)
-    side = 0.92 * panels.WIDTH / max(columns, 2)
-    with style.look():
-        fig = Figure(figsize=(max(side * columns + 0.7, 5.5), 0.95 * side * rows + 0.3))
-        places = fig.subplots(rows, columns, squeeze=False).ravel()
-        for index, (title, (matrix, known)) in enumerate(matrices.items()):
-            axes = places[index]
-            image = _cells(axes, matrix, 0, 9.5 if len(matrix) <= 8 else 8)
-            _class_ticks(axes, known, 60 // columns, y=True)
-            axes.set_ylim(len(matrix) - 0.5, -0.5)
-            axes.set_aspect("equal")
-            axes.set_title(title, loc="left")
-            if index % columns == 0:
-                axes.set_ylabel("Class")
-            if index + columns >= len(matrices):
-                axes.set_xlabel("Predicted class")
-        for axes in places[len(matrices) :]:
-            axes.set_visible(False)
-        bar = fig.colorbar(
-            image, ax=list(places), pad=0.015, label="Share of the class (%)",
-            aspect=20 * rows, anchor=(0, 1), shrink=1 / rows if rows > 1 else 0.9,
-        )  # fmt: skip
-        bar.outline.set_visible(False)
-    return fig
-
-
-def _told(matrices: Mapping[str, tuple[Matrix, list[str]]]) -> str:
-    said = []
-    for title, (matrix, known) in list(matrices.items())[:SPOKEN]:
+def _confused(matrices: Mapping[tuple[str, str], tuple[Matrix, list[str]]]) -> str:
+    """The mean of the diagonal and the largest other entry of the first matrices, in words."""
+    texts = []
+    for (setting, label), (matrix, names) in list(matrices.items())[:SPOKEN]:
         wrong = np.nan_to_num(matrix * (1 - np.eye(len(matrix))))
         row, column = np.unravel_index(int(wrong.argmax()), wrong.shape)
-        text = f"{title}: mean of the diagonal {np.nanmean(np.diag(matrix)):.0f} %"
+        name = "; ".join(filter(None, (label, setting)))
+        text = f"{name}: mean of the diagonal {np.nanmean(np.diag(matrix)):.0f} %"
         if wrong[row, column] > 0:
-            text += f", most often confused: {known[row]} as {known[column]} "
+            text += f", most often confused: {names[row]} as {names[column]} "
             text += f"({wrong[row, column]:.0f} %)"
-        said.append(text)
-    return "; ".join(said)
+        texts.append(text)
+    return "; ".join(texts)

@@ -8,71 +8,76 @@ from collections.abc import Sequence
 import pandas as pd
 
 from .. import series, stats
-from ..labels import text
+from ..facets import Facets, unit_of
+from ..labels import text, title_of
 from ..runs import Group
-from ..words import say, section
-from . import grid as panels
-from . import style
-from .grid import Absent, Drawing, Facets, facet_lines, unit_of
+from ..words import say
+from . import grid, style
+from .grid import Absent, Drawing, Panel
 
-COLUMNS = {
+TERMS = {
     "local_loss": "Local loss (nats)",
     "shift_loss": "Shift loss (nats)",
     "aggregation_loss": "Aggregation loss (nats)",
     "global_loss": "Global loss (nats)",
 }
+"""The columns of decomposition.csv; the first three add up to the last."""
 LINES = {
     "Shift: cross-entropy": ("shift_loss", "plain", style.Line(style.RED, "-")),
     "Shift: margin control": ("shift_loss", "margin", style.Line(style.RED, "--")),
     "Aggregation: weighted mean": ("aggregation_loss", "plain", style.Line(style.BLUE, "-")),
     "Aggregation: principal": ("aggregation_loss", "principal", style.Line(style.BLUE, "--")),
 }
-"""By label: the loss, the runs (see :func:`variant`), and the line."""
+"""Of Fig. 2, by label: the loss, the runs (see :func:`variant`), and the line."""
 LOSSES = {"shift_loss": "|shift| (nats)", "aggregation_loss": "|aggregation| (nats)"}
 ALPHA = "Dirichlet \N{GREEK SMALL LETTER ALPHA} (more heterogeneous \N{RIGHTWARDS ARROW})"
+SPLITS = {
+    "train": "training data", "val": "the clients' validation parts",
+    "test": "the clients' test parts", "common_test": "the common test part",
+}  # fmt: skip
+SCOPES = {"cohort": "the clients of the round", "population": "all clients"}
+Kind = tuple[str, str]
+"""Split and scope of a decomposition: which data the losses are over, and whose."""
 
 
 def by_round(facets: Facets) -> Drawing | Absent:
-    """The terms and their sum by round, one row of panels per setting and split."""
-    shown: list[panels.Panel] = []
-    kinds: list[tuple[str, str]] = []
+    """A row per term, and a column per setting, split and scope."""
+    keys = ("split", "scope", "round")
+    parts: dict[tuple[str, Kind], dict[str, pd.DataFrame]] = {}
     for setting, groups in facets.items():
-        keys = ("split", "scope", "round")
-        terms = series.aggregated(groups, "decomposition", [*COLUMNS], keys)
-        by_label = {label: by_kind(frame) for label, frame in terms.items()}
-        own = sorted({kind for parts in by_label.values() for kind in parts})
-        kinds += own
-        for kind in own:
-            part = {label: parts[kind] for label, parts in by_label.items() if kind in parts}
-            title = "; ".join(filter(None, (setting, ", ".join(kind) if len(own) > 1 else "")))
-            shown += [
-                panels.Panel(
-                    label=label, curves=panels.curves(part, column), title=title,
-                    zero=column in LOSSES, unit=unit_of(facets),
-                    possible=(-math.inf if column in LOSSES else 0, math.inf),
-                )
-                for column, label in COLUMNS.items()
-            ]  # fmt: skip
-    if not shown:
-        return panels.absent("decomposition")
-    note = panels.panel_note(shown)
-    figure = panels.grid(shown, 2, note, facet_lines(facets))
-    told = panels.told(shown)
-    return panels.drawing("decomposition", figure, where=where(kinds), note=note, told=told)
+        for label, frame in series.aggregated(groups, "decomposition", [*TERMS], keys).items():
+            for kind, part in by_kind(frame).items():
+                parts.setdefault((setting, kind), {})[label] = part
+    if not parts:
+        return grid.absent("decomposition")
+    kinds = list(dict.fromkeys(kind for _, kind in parts))
+    shown = [
+        Panel(
+            label=label, curves=grid.curves(frames, column), zero=column in LOSSES,
+            title="; ".join(filter(None, (setting, ", ".join(kind) if len(kinds) > 1 else ""))),
+            possible=(-math.inf if column in LOSSES else 0, math.inf), unit=unit_of(facets),
+        )
+        for column, label in TERMS.items()
+        for (setting, kind), frames in parts.items()
+    ]  # fmt: skip
+    note = grid.panel_note(shown)
+    figure = grid.curves_figure(shown, note, grid.facet_lines(facets))
+    return grid.drawing(
+        "decomposition", figure, where=where(kinds), note=note, told=grid.ends(shown)
+    )
 
 
-def by_kind(frame: pd.DataFrame) -> dict[tuple[str, str], pd.DataFrame]:
+def by_kind(frame: pd.DataFrame) -> dict[Kind, pd.DataFrame]:
     """The rows by (split, scope), without those index levels."""
     levels = ["split", "scope"]
     parts = {(str(key[0]), str(key[1])): part for key, part in frame.groupby(level=levels)}
     return {kind: part.reset_index(levels, drop=True) for kind, part in parts.items()}
 
 
-def where(kinds: Sequence[tuple[str, str]]) -> str:
-    """Splits and scopes in words: which data the losses are over, and whose."""
-    splits, scopes = section("splits"), section("scopes")
+def where(kinds: Sequence[Kind]) -> str:
+    """Splits and scopes in words."""
     return " and ".join(
-        f"{splits.get(split, split)} ({scopes.get(scope, scope)})"
+        f"{SPLITS.get(split, split)} ({SCOPES.get(scope, scope)})"
         for split, scope in dict.fromkeys(kinds)
     )
 
@@ -89,46 +94,49 @@ def variant(group: Group) -> str:
 
 
 def by_alpha(facets: Facets) -> Drawing | Absent:
-    """Fig. 2: one row of panels per setting but alpha, for the last round and the mean of all."""
-    shown = []
-    used: list[tuple[str, str]] = []
-    signed: list[tuple[str, pd.Series[float]]] = []
+    """Fig. 2: a row per term; a column per setting but alpha, of the last round and of all."""
+    shown: list[Panel] = []
+    kinds: list[Kind] = []
+    signed: dict[str, list[float]] = {loss: [] for loss in LOSSES}
     for setting, groups in facets.items():
-        known = [group for group in groups if variant(group)]
-        ambiguous = _ambiguous(known)
-        if ambiguous:
-            names = " and ".join(map(style.title, ambiguous))
+        members = [group for group in groups if variant(group)]
+        if twice := _ambiguous(members):
+            names = " and ".join(map(title_of, twice))
             return Absent(say("fig2.title"), say("fig2.ambiguous", names=names))
-        every = _values(known)
-        if every.empty:
+        values = _values(members)
+        if values.empty:
             continue
-        kinds = by_kind(every)
-        kind = min(kinds, key=lambda kind: (kind[0] != "train", *kind))
-        used.append(kind)
-        signed += [(LINES[name][0], c["mean"]) for name, c in _lines(kinds[kind]).items()]
-        every = kinds[kind].abs()
-        newest = every.groupby(level=["variant", "alpha", series.UNIT]).tail(1)
-        rounds = every.index.get_level_values("round").nunique()
-        takes = {"last round": newest, "mean over the rounds": every} if rounds > 1 else {"": every}
+        by = by_kind(values)
+        kind = min(by, key=lambda kind: (kind[0] != "train", *kind))
+        kinds.append(kind)
+        for name, curve in _lines(by[kind]).items():
+            signed[LINES[name][0]] += curve["mean"].tolist()
+        sizes = by[kind].abs()
+        takes = {"": sizes}
+        if sizes.index.get_level_values("round").nunique() > 1:
+            newest = sizes.groupby(level=["variant", "alpha", series.UNIT]).tail(1)
+            takes = {"last round": newest, "mean over the rounds": sizes}
         for take, part in takes.items():
             lines = _lines(part)
-            title = "; ".join(filter(None, (setting, take)))
             shown += [
-                panels.Panel(
-                    label=label, title=title, x=ALPHA, log=True, possible=(0, math.inf),
+                Panel(
+                    label=label, title="; ".join(filter(None, (setting, take))), x=ALPHA, log=True,
                     curves={name: c for name, c in lines.items() if LINES[name][0] == loss},
-                    unit=unit_of(facets),
+                    possible=(0, math.inf), unit=unit_of(facets),
                 )
                 for loss, label in LOSSES.items()
             ]  # fmt: skip
     if not any(len(curve) > 1 for panel in shown for curve in panel.curves.values()):
-        return panels.absent("fig2")
-    note = panels.panel_note(shown)
-    several = any("mean over" in panel.title for panel in shown)
-    figure = panels.grid(shown, 2, note, {name: line for name, (*_, line) in LINES.items()})
-    return panels.drawing(
-        "fig2", figure, where=where(used), when=say("fig2.several" if several else "fig2.one"),
-        note=note, signs=_signs(signed), told=panels.told(shown),
+        return grid.absent("fig2")
+    note = grid.panel_note(shown)
+    figure = grid.curves_figure(shown, note, {name: line for name, (*_, line) in LINES.items()})
+    below = {
+        loss.partition("_")[0]: (sum(value < 0 for value in values), len(values))
+        for loss, values in signed.items()
+    }
+    return grid.drawing(
+        "fig2", figure, where=where(kinds), note=note, below=below, told=grid.ends(shown),
+        several=any("mean over" in panel.title for panel in shown),
     )  # fmt: skip
 
 
@@ -139,16 +147,6 @@ def _ambiguous(groups: Sequence[Group]) -> list[str]:
         point = variant(group), text(group.runs["alpha"].iloc[0])
         points.setdefault(point, []).append(group.label)
     return next((labels for labels in points.values() if len(labels) > 1), [])
-
-
-def _signs(means: Sequence[tuple[str, pd.Series[float]]]) -> str:
-    """How many points of each loss have a negative mean over units and rounds."""
-    counts = []
-    for loss in LOSSES:
-        points = [value for of, values in means if of == loss for value in values]
-        below = sum(value < 0 for value in points)
-        counts.append(f"{below} of {len(points)} for the {loss.partition('_')[0]} loss")
-    return ", ".join(counts)
 
 
 def _values(groups: Sequence[Group]) -> pd.DataFrame:
@@ -172,7 +170,7 @@ def _lines(values: pd.DataFrame) -> dict[str, pd.DataFrame]:
         for kind, part in per_unit.groupby(level="variant")
     }
     return {
-        name: panels.band(panels.column(variants[kind], loss))
+        name: grid.band(grid.column(variants[kind], loss))
         for name, (loss, kind, _) in LINES.items()
         if kind in variants
     }

@@ -1,10 +1,9 @@
-"""Which client has which samples: heat map, bubbles and images, and the report's figures of it."""
+"""Which client has which samples: a heat map, and images below it."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,8 +17,7 @@ from ..files import class_names, read_partition
 from ..labels import text
 from ..runs import Group
 from ..words import say
-from . import grid as panels
-from . import style
+from . import grid, style
 from .grid import Absent, Drawing
 
 BAR = "#4292C6"
@@ -33,10 +31,8 @@ NAMED = ("dataset", "data.partition", "alpha", "data.seed", "seed")
 """Columns of summary.csv that identify a partition."""
 CLIENTS, IMAGES = 10, 8
 """Images are shown of at most this many clients, and at most this many of each."""
-_WIDTH = 8.8
 _INCHES = 0.94
-_POINTS_ACROSS = 510
-"""Approximate width of the bubbles' axes in points."""
+"""Height of a row of images."""
 
 
 def matrix(frame: pd.DataFrame) -> pd.DataFrame:
@@ -56,22 +52,33 @@ def figure(frame: pd.DataFrame, class_names: Sequence[str] = ()) -> Figure:
     ``class_names`` are by label, none: the labels' numbers.
     """
     counts = matrix(frame)
-    num_classes, num_clients = counts.shape
+    total, clients = int(counts.to_numpy().sum()), counts.shape[1]
     with style.look():
-        fig = Figure(figsize=(8.8, 2.5 + min(0.34 * max(num_classes, 3), 8)))
-        top, middle = fig.subplots(
-            2, 1, sharex=True, height_ratios=(1.15, 0.34 * max(num_classes, 3)),
-            gridspec_kw={"hspace": 0.0},
-        )  # fmt: skip
-        _totals(top, counts)
-        _cells(fig, middle, counts, class_names)
-        middle.set_xlabel("Client")
-        ticks(middle, frame, counts)
-        total = int(counts.to_numpy().sum())
-        clients = "1 client" if num_clients == 1 else f"{num_clients:,} clients"
-        fig.align_ylabels((top, middle))
-        top.set_title(f"{clients}, {total:,} training samples", loc="left")
+        fig = Figure(figsize=(grid.WIDTH, _height(counts)))
+        title = f"{clients:,} client{'' if clients == 1 else 's'}, {total:,} training samples"
+        _heat_map(fig, frame, counts, class_names, title)
     return fig
+
+
+def _height(counts: pd.DataFrame) -> float:
+    """Inches of a heat map."""
+    return 2.5 + min(0.34 * max(len(counts), 3), 8)
+
+
+def _heat_map(
+    fig: Figure | SubFigure, frame: pd.DataFrame, counts: pd.DataFrame,
+    class_names: Sequence[str], title: str,
+) -> None:  # fmt: skip
+    rows = 0.34 * max(len(counts), 3)
+    top, middle = fig.subplots(
+        2, 1, sharex=True, height_ratios=(1.15, rows), gridspec_kw={"hspace": 0.0}
+    )
+    _totals(top, counts)
+    _cells(fig, middle, counts, class_names)
+    middle.set_xlabel("Client")
+    ticks(middle, frame, counts)
+    fig.align_ylabels((top, middle))
+    top.set_title(title, loc="left")
 
 
 def _totals(axes: Axes, counts: pd.DataFrame) -> None:
@@ -87,7 +94,9 @@ def _totals(axes: Axes, counts: pd.DataFrame) -> None:
     axes.tick_params(bottom=False, labelbottom=False)
 
 
-def _cells(fig: Figure, axes: Axes, counts: pd.DataFrame, class_names: Sequence[str]) -> None:
+def _cells(
+    fig: Figure | SubFigure, axes: Axes, counts: pd.DataFrame, class_names: Sequence[str]
+) -> None:
     values = counts.to_numpy()
     num_classes, num_clients = values.shape
     norm = PowerNorm(0.5, vmin=0, vmax=max(1, values.max()))
@@ -97,7 +106,7 @@ def _cells(fig: Figure, axes: Axes, counts: pd.DataFrame, class_names: Sequence[
         if _fits(values)
     }
     edge = 0.8 if num_clients <= 100 else 0
-    image = panels.heat_cells(axes, values, texts, norm=norm, linewidth=edge)
+    image = grid.heat_cells(axes, values, texts, norm=norm, linewidth=edge)
     axes.set_ylabel("Class")
     step = steps(num_classes)
     known = style.of_labels(counts.index.astype(int).tolist()[::step], class_names)
@@ -142,28 +151,25 @@ def steps(count: int) -> int:
 def drawings(groups: Sequence[Group]) -> Iterator[Drawing | Absent]:
     """One heat map for each distinct partition.csv, at most :data:`MOST`."""
     first: dict[bytes, tuple[Path, str]] = {}
-    for group in groups:
-        for _, run in group.runs.iterrows():
-            file = Path(run["path"]) / "partition.csv"
-            if file.is_file():
-                known = (f"{c} {text(run[c])}" for c in NAMED if text(run.get(c)) != "unset")
-                digest = hashlib.sha256(file.read_bytes()).digest()
-                first.setdefault(digest, (file, ", ".join(known)))
+    for run in (run for group in groups for run in group.runs.to_dict("records")):
+        file = Path(run["path"]) / "partition.csv"
+        if file.is_file():
+            digest = hashlib.sha256(file.read_bytes()).digest()
+            settings = {c: text(run.get(c)) for c in NAMED}
+            words = ", ".join(f"{c} {value}" for c, value in settings.items() if value != "unset")
+            first.setdefault(digest, (file, words))
     if not first:
-        yield panels.absent("partition")
-    more = say("partition.more", all=len(first), shown=MOST)
+        yield grid.absent("partition")
     for index, (file, words) in enumerate(list(first.values())[:MOST], start=1):
         frame = read_partition(file).dropna(axis="columns", how="all")
         counts = matrix(frame)
         totals, classes = counts.sum(axis=0), (counts > 0).sum(axis=0)
-        yield panels.drawing(
-            "partition",
-            figure(frame, class_names(file.parent) or ()),
-            name=f"partition_{index}",
-            title=say("partition.one_of", index=index, all=len(first)) * (len(first) > 1),
-            words=words, more=f" {more}" * (len(first) > MOST),
-            clients=counts.shape[1], classes=counts.shape[0], fewest=totals.min(),
-            most=totals.max(), least=classes.min(), widest=classes.max(),
+        yield grid.drawing(
+            "partition", figure(frame, class_names(file.parent) or ()), name=f"partition_{index}",
+            title=say("partition.one_of", index=index, all=len(first)) if len(first) > 1 else "",
+            words=words, all=len(first), shown=MOST, clients=counts.shape[1],
+            classes=counts.shape[0], fewest=totals.min(), most=totals.max(), least=classes.min(),
+            widest=classes.max(),
         )  # fmt: skip
 
 
@@ -194,68 +200,28 @@ def in_proportion(labels: NDArray[np.int64], most: int = IMAGES) -> NDArray[np.i
 def figure_with_images(
     frame: pd.DataFrame, title: str, class_names: Sequence[str], rows: Sequence[ImageRow], note: str
 ) -> Figure:
-    """Bubbles of training samples by class and client, and below, under ``note``, rows of images.
+    """The heat map of :func:`figure`, and below, under ``note``, rows of images.
 
     ``frame`` is as in :func:`figure`, and ``class_names`` are by label.
     """
     counts = matrix(frame)
-    upper = 1.7 + min(0.3 * max(3, len(counts)), 6)
-    lower = 0.55 + _INCHES * len(rows) if rows else 0.0
+    heights = [_height(counts), *([0.55 + _INCHES * len(rows)] if rows else [])]
     with style.look():
-        fig = Figure(figsize=(_WIDTH, upper + lower))
+        fig = Figure(figsize=(grid.WIDTH, sum(heights)))
         fig.set_layout_engine("constrained", w_pad=0.03, h_pad=0.03, wspace=0.01, hspace=0.01)
-        heights = (upper, lower) if rows else (upper,)
-        halves = fig.subfigures(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
-        _bubbles(halves[0], frame, counts, class_names)
-        halves[0].suptitle(title, x=0.01, ha="left", fontsize=12)
-        for below in halves[1:]:
-            _grid(below, rows)
-            below.suptitle(note, x=0.01, ha="left", fontsize=12)
+        parts = fig.subfigures(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
+        _heat_map(parts[0], frame, counts, class_names, title)
+        for part in parts[1:]:
+            _images(part, rows)
+            part.suptitle(note, x=0.01, ha="left", fontsize=12)
     return fig
 
 
-def _bubbles(
-    fig: SubFigure, frame: pd.DataFrame, counts: pd.DataFrame, class_names: Sequence[str]
-) -> None:
-    """One bubble per class and client, with an area proportional to the number of samples."""
-    axes = fig.subplots()
-    values = counts.to_numpy()
-    num_classes, num_clients = values.shape
-    largest = max(1, int(values.max()))
-    cell = min(max(9.0, 1.5 * _POINTS_ACROSS / num_clients), 72 * 0.3, 72 * 6 / num_classes)
-    scale = cell**2 / largest
-    y, x = np.nonzero(values)
-    bubble: dict[str, Any] = {"color": BAR, "edgecolors": "white", "linewidths": cell / 50}
-    axes.scatter(x, y, s=scale * values[y, x], **bubble)
-    axes.set_xlim(-0.6, num_clients - 0.4)
-    axes.set_ylim(num_classes - 0.4, -0.6)
-    axes.set_xlabel("Client")
-    axes.set_ylabel("Class")
-    step = steps(num_classes)
-    axes.set_yticks(
-        np.arange(0, num_classes, step), [style.short(class_names[c]) for c in counts.index[::step]]
-    )
-    ticks(axes, frame, counts)
-    for size in _round_sizes(largest):
-        axes.scatter([], [], s=scale * size, label=f"{size:,}", **bubble)
-    axes.legend(
-        title="Training\nsamples", loc="center left", bbox_to_anchor=(1.0, 0.5), labelspacing=0.9
-    )
-
-
-def _round_sizes(largest: int) -> list[int]:
-    """About a tenth, a third and all of the largest count, rounded down to one digit."""
-    wanted = (largest, largest / 3, largest / 10)
-    digits = [10 ** int(np.log10(max(1, value))) for value in wanted]
-    rounded = {int(value // digit) * digit for value, digit in zip(wanted, digits, strict=True)}
-    return sorted(rounded - {0}, reverse=True)
-
-
-def _grid(fig: SubFigure, rows: Sequence[ImageRow]) -> None:
+def _images(fig: SubFigure, rows: Sequence[ImageRow]) -> None:
     """Images with their classes above, one row per client."""
     columns = max(len(row.labels) for row in rows)
-    grid = fig.subplots(len(rows), columns, squeeze=False)
-    for line, row in zip(grid, rows, strict=True):
+    places = fig.subplots(len(rows), columns, squeeze=False)
+    for line, row in zip(places, rows, strict=True):
         for axes in line:
             axes.set_axis_off()
         for axes, image, label in zip(line, row.images, row.labels, strict=False):

@@ -8,6 +8,7 @@ import textwrap
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ..labels import title_of
 from ..paired import SIGNIFICANT
 from ..ranks import Ranks, lacking_words
 from ..words import say, sentences
@@ -31,7 +32,7 @@ def figure(ranks: Ranks) -> Figure:
     The lines from labels to ranks never cross, so that one colour serves any number of methods.
     """
     labels, means = ranks.labels, ranks.means.tolist()
-    names = [style.short(style.title(label), LONGEST) for label in labels]
+    names = [style.short(title_of(label), LONGEST) for label in labels]
     side = 0.85 + LETTER * max(map(len, names))
     width = max(WIDTH, 4.2 + 2 * side)
     bars = _levels(ranks.cliques)

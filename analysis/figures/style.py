@@ -9,7 +9,7 @@ import io
 import re
 import textwrap
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from fedsim.core.files import run_around, write
 from fedsim.core.terminal import printable
 
 from .. import AnalysisError
+from ..labels import title_of
 
 BLACK, ORANGE, SKY, GREEN, BLUE, RED, PURPLE = (
     "#000000", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7",
@@ -64,74 +65,10 @@ LINES: Mapping[str, Line] = {
 centralized training have colours that no method has."""
 
 
-@dataclass(frozen=True)
-class Variant:
-    """A half of FedLD: its title, line and meaning."""
-
-    title: str
-    line: Line
-    meaning: str
-
-
-VARIANTS: Mapping[str, Variant] = {
-    "fedld, margin=none": Variant(
-        "Principal aggregation only", Line(BLUE, SPARSE),
-        "FedLD's aggregation of clients that train with cross-entropy alone",
-    ),
-    "fedld, server=fedavg": Variant(
-        "Margin control only", Line(GREEN, SPARSE),
-        "FedLD's margin control with FedAvg's weighted mean",
-    ),
+HALVES: Mapping[str, Line] = {
+    "fedld, margin=none": Line(BLUE, SPARSE), "fedld, server=fedavg": Line(GREEN, SPARSE),
 }  # fmt: skip
-"""FedLD's halves by the label of their runs."""
-
-TITLES: Mapping[str, str] = {
-    "fedavg": "FedAvg", "fedprox": "FedProx", "fedbn": "FedBN", "fedpac": "FedPAC",
-    "fedgh": "FedGH", "fedld": "FedLD", "fednova": "FedNova", "feddecorr": "FedDecorr",
-    "fedld_released": "FedLD (released)", "fedgh_released": "FedGH (released)",
-    "simagg": "SimAgg", "regagg": "RegAgg", "robfedavg": "RobFedAvg", "fedsr": "FedSR",
-    "scaffold": "SCAFFOLD", "fedcm": "FedCM", "feddyn": "FedDyn", "moon": "MOON",
-    "fedadam": "FedAdam", "fedyogi": "FedYogi", "fedadagrad": "FedAdagrad", "fedavgm": "FedAvgM",
-    "slowmo": "SlowMo", "fedsam": "FedSAM", "pcgrad": "PCGrad", "fediir": "FedIIR",
-    "pfedla": "pFedLA", "matched_mean": "Matched mean",
-    "local": "Local", "centralized": "Centralized",
-}  # fmt: skip
-"""How each known method is written in a paper."""
-
-
-def title(label: str) -> str:
-    """The title of a group's label.
-
-    ``"fedld, alpha=0.1"`` becomes ``"FedLD, alpha=0.1"``, and ``"fedprox, server=fedgh"``
-    ``"FedProx + FedGH"``.
-    """
-    titles = {**TITLES, **{label: variant.title for label, variant in VARIANTS.items()}}
-    known = [name for name in titles if f"{label}, ".startswith(f"{name}, ")]
-    name = max(known, key=len, default="")
-    rest = label.removeprefix(name)
-    server, comma, more = rest.removeprefix(", server=").partition(", ")
-    if rest.startswith(", server=") and server in TITLES:
-        rest = f" + {TITLES[server]}{comma}{more}"
-    return titles.get(name, "") + printable(rest)
-
-
-def meant(name: str, labels: Iterable[str]) -> str:
-    """The label, or the part of labels, that a name stands for; itself without one.
-
-    A name is meant as it is, as it is printed (:func:`title`), or in another case, such as
-    ``FedAvg`` of ``fedavg, alpha=0.1``, or ``fedprox + fedgh`` of ``fedprox, server=fedgh``.
-    """
-    exact: dict[str, str] = {}
-    alike: dict[str, str] = {}
-    for label in labels:
-        parts = label.split(", ")
-        wholes = (", ".join(parts[:end]) for end in range(len(parts), 0, -1))
-        for part in (*wholes, *parts):
-            exact |= {part: part}
-            for shown in (title(part), part):
-                exact.setdefault(shown, part)
-                alike.setdefault(shown.casefold(), part)
-    return exact.get(name, alike.get(name.casefold(), name))
+"""Those of FedLD's halves, by the label of their runs."""
 
 
 def of_labels(labels: Sequence[int], known: Sequence[str] | None) -> list[str]:
@@ -169,27 +106,24 @@ def lines(labels: Sequence[str], methods: Mapping[str, str] = {}) -> dict[str, L
     be given the same labels. Beyond ten, colours come again with other line styles; beyond fifty,
     lines do.
     """
-    fixed = {**LINES, **{label: variant.line for label, variant in VARIANTS.items()}}
-    names = {
-        name.casefold(): line for label, line in fixed.items() for name in (label, title(label))
-    }
-    own = {
+    fixed = {**LINES, **HALVES}
+    names = {n.casefold(): line for key, line in fixed.items() for n in (key, title_of(key))}
+    usual = {
         label: fixed.get(methods[label]) if label in methods else names.get(_stem(label))
         for label in labels
     }
-    given: dict[str, Line] = {}
-    for label in sorted(own, key=lambda label: label.casefold() not in names):
-        line = own[label]
-        if line is not None and line not in given.values():
-            given[label] = line
+    chosen: dict[str, Line] = {}
+    for label in sorted(usual, key=lambda label: label.casefold() not in names):
+        line = usual[label]
+        if line is not None and line not in chosen.values():
+            chosen[label] = line
     every = [Line(colour, dashes) for dashes in (*DASHES, SPARSE) for colour in PALETTE]
-    for label in own:
-        if label not in given:
-            used = {line.colour for line in given.values()}
-            unused = [Line(colour, "-") for colour in PALETTE if colour not in used]
-            free = unused or [line for line in every if line not in given.values()] or every
-            given[label] = free[0] if unused else free[len(given) % len(free)]
-    return {label: given[label] for label in own}
+    for label in (label for label in usual if label not in chosen):
+        used = {line.colour for line in chosen.values()}
+        fresh = [line for line in every[: len(PALETTE)] if line.colour not in used]
+        free = fresh or [line for line in every if line not in chosen.values()] or every
+        chosen[label] = free[0 if fresh else len(chosen) % len(free)]
+    return {label: chosen[label] for label in usual}
 
 
 def _stem(label: str) -> str:

@@ -7,78 +7,48 @@ import numpy as np
 import pandas as pd
 
 from .. import series, stats
+from ..facets import Facets, unit_of
 from ..runs import Group
 from ..units import ExperimentalUnit
-from . import grid as panels
-from . import style
-from .grid import Absent, Drawing, Facets, Rounds, facet_lines, unit_of
+from . import grid, style
+from .grid import Absent, Drawing, Panel
 
 SMOOTH = 20
 """Window of the moving mean: a SMOOTHth of the rounds, since each round has another cohort."""
-Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
-PANELS: Sequence[tuple[str, str, float, tuple[float, float], tuple[float, ...]]] = (
+AGREEMENT: Sequence[tuple[str, str, float, tuple[float, float], tuple[float, ...]]] = (
     ("Conflicting pairs (%)", "conflict_ratio", 100, (0, 100), (0, 10)),
     ("Gradient diversity", "gradient_diversity", 1, (1, math.inf), (1,)),
     ("Share of first axis (%)", "top_axis_share", 100, (0, 100), ()),
 )
-"""Label, column of rounds.csv, factor, possible values and reach of each panel of the agreement."""
+"""Label, column of rounds.csv, factor, possible values and reach of each row of the agreement."""
+Rounds = Mapping[str, Mapping[str, pd.DataFrame]]
+"""Columns of rounds.csv indexed by (unit, round), by setting and label."""
 
 
 def agreement(
-    rounds: Rounds,
-    unit: ExperimentalUnit = "seed",
-    lines: Mapping[str, style.Line] | None = None,
+    rounds: Rounds, unit: ExperimentalUnit, lines: Mapping[str, style.Line]
 ) -> Drawing | Absent:
     """Conflict ratio, gradient diversity and first axis' share by round; ``lines`` by label."""
-    every: list[panels.Panel] = []
-    for title, values in rounds.items():
-        smooth = {label: _smooth(frame) for label, frame in values.items()}
-        every += [
-            panels.Panel(
-                label=label, curves=panels.curves(smooth, column, factor), title=title,
-                possible=possible, reach=reach, unit=unit,
-            )
-            for label, column, factor, possible, reach in PANELS
-        ]  # fmt: skip
-    kinds = [kind for kind in range(3) if any(panel.curves for panel in every[kind::3])]
-    if not kinds:
-        return panels.absent("agreement")
-    shown = [panel for index, panel in enumerate(every) if index % 3 in kinds]
-    note = panels.panel_note(shown)
-    lines = lines or style.lines([label for values in rounds.values() for label in values])
-    figure = panels.grid(shown, len(kinds), note, lines)
-    return panels.drawing(
-        "agreement", figure, note=note, rounds=2 * SMOOTH, smooth=SMOOTH, told=panels.told(shown)
-    )
-
-
-def cosines(facets: Facets) -> Drawing | Absent:
-    """Sorted pairwise cosines and eigenvalue shares of the last round."""
-    left = [
-        panels.Panel(
-            label="Cosine", curves=_sorted(groups), title=title, zero=True, possible=(-1, 1),
-            x="Pairs of clients, sorted (%)", unit=unit_of(facets),
+    smooth = {
+        title: {label: _smooth(frame) for label, frame in frames.items()}
+        for title, frames in rounds.items()
+    }
+    every = [
+        Panel(
+            label=label, curves=grid.curves(frames, column, factor), title=title, possible=possible,
+            reach=reach, unit=unit,
         )
-        for title, groups in facets.items()
+        for label, column, factor, possible, reach in AGREEMENT
+        for title, frames in smooth.items()
     ]  # fmt: skip
-    if not any(panel.curves for panel in left):
-        return panels.absent("cosines")
-    right = [
-        panels.Panel(
-            label="Eigenvalue share (%)",
-            curves=panels.curves(_spectrum(groups), "share", 100),
-            title=title, possible=(0, 100), x="Principal axis", unit=unit_of(facets),
-        )
-        for title, groups in facets.items()
-    ]  # fmt: skip
-    shown = [panel for pair in zip(left, right, strict=True) for panel in pair]
-    note = panels.panel_note(shown)
-    figure = panels.grid(shown, 2, note, facet_lines(facets))
-    return panels.drawing("cosines", figure, note=note, told=panels.told(shown))
-
-
-def _spectrum(groups: Sequence[Group]) -> dict[str, pd.DataFrame]:
-    return series.aggregated(groups, "spectrum", ["share"], "axis", take="last")
+    shown = [panel for panel in every if panel.curves]
+    if not shown:
+        return grid.absent("agreement")
+    note = grid.panel_note(shown)
+    return grid.drawing(
+        "agreement", grid.curves_figure(shown, note, lines), note=note, rounds=2 * SMOOTH,
+        smooth=SMOOTH, told=grid.ends(shown),
+    )  # fmt: skip
 
 
 def _smooth(values: pd.DataFrame) -> pd.DataFrame:
@@ -87,24 +57,50 @@ def _smooth(values: pd.DataFrame) -> pd.DataFrame:
     return stats.over_units(smooth.droplevel(0), ["round"])
 
 
+def cosines(facets: Facets) -> Drawing | Absent:
+    """Sorted pairwise cosines and eigenvalue shares of the last round."""
+    unit = unit_of(facets)
+    shown = [
+        Panel(
+            label="Cosine", curves=_sorted(groups), title=title, zero=True, possible=(-1, 1),
+            x="Pairs of clients, sorted (%)", unit=unit,
+        )
+        for title, groups in facets.items()
+    ]  # fmt: skip
+    if not any(panel.curves for panel in shown):
+        return grid.absent("cosines")
+    for title, groups in facets.items():
+        spectrum = series.aggregated(groups, "spectrum", ["share"], "axis", take="last")
+        shown.append(
+            Panel(
+                label="Eigenvalue share (%)", title=title, possible=(0, 100), unit=unit,
+                curves=grid.curves(spectrum, "share", 100), x="Principal axis",
+            )
+        )  # fmt: skip
+    shown = [panel for panel in shown if panel.curves]
+    note = grid.panel_note(shown)
+    figure = grid.curves_figure(shown, note, grid.facet_lines(facets))
+    return grid.drawing("cosines", figure, note=note, told=grid.ends(shown))
+
+
 def _sorted(groups: Sequence[Group]) -> dict[str, pd.DataFrame]:
     """Sorted cosines of the last round, mean over units by rank in per cent of the pairs.
 
     Runs with more pairs than others are interpolated at the ranks of the run with the fewest.
     """
-    by_label: dict[str, list[tuple[Mapping[str, int], Floats]]] = {}
+    by_label: dict[str, list[tuple[Mapping[str, int], pd.Series]]] = {}
     for part in series.each(groups, "cosines", ["round", "cosine"]):
         frame = part.frame.dropna()
-        values = frame["cosine"][frame["round"] == frame["round"].max()].to_numpy()
-        if len(values):
-            by_label.setdefault(part.label, []).append((part.run, values))
+        last = frame["cosine"][frame["round"] == frame["round"].max()]
+        if len(last):
+            by_label.setdefault(part.label, []).append((part.run, last))
     result = {}
     for label, runs in by_label.items():
-        places = np.linspace(0, 1, min(len(values) for _, values in runs))
+        places = np.linspace(0, 1, min(len(cosines) for _, cosines in runs))
         sorted_runs = [
-            pd.DataFrame({"cosine": np.quantile(values, places), "pair": 100 * places, **run})
-            for run, values in runs
+            pd.DataFrame({"cosine": np.quantile(cosines, places), "pair": 100 * places, **run})
+            for run, cosines in runs
         ]
         frame = pd.concat(sorted_runs).set_index([*runs[0][0], "pair"])
         result[label] = stats.over_units(series.per_unit(frame), ["pair"])
-    return panels.curves(result, "cosine")
+    return grid.curves(result, "cosine")

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from ..figures import style
-from ..figures.grid import Facets, labels_of, unit_of
+from ..facets import Facets, labels_of, unit_of
+from ..labels import title_of
 from ..paired import T
 from ..scores import ALL, Score, by_run, counts, heading
 from ..stats import FEWEST, cells, ranked
@@ -22,7 +22,7 @@ from ..tables.clients import last_scores
 from ..tables.layout import Table, detailed
 from ..tables.sites import BY_SITE, COMMON, FIRST, OWN, TUNED, Sites
 from ..units import ExperimentalUnit
-from ..words import listed, say, sentences
+from ..words import listed, say
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,23 +66,22 @@ class Outcome:
     @property
     def title(self) -> str:
         """``Final test accuracy``."""
-        if not self.by_site:
-            return heading(self.score, "final")
-        return say("outcome.title", score=self.shown.title)
+        return say(
+            "answer.title", by_site=self.by_site, score=self.shown.title,
+            heading=heading(self.score, "final"),
+        )  # fmt: skip
 
     @property
     def part(self) -> str:
         """What the values are scores on, in words."""
-        if self.by_site:
-            return say("outcome.by_site")
-        return say("outcome.pooled", personal=self.personal)
+        return say("answer.part", by_site=self.by_site, personal=self.personal)
 
     @property
     def personal(self) -> str:
-        """Whose score of the common test part is a mean over the sites' own models, in words."""
-        scored = [last_scores(groups)[COMMON] for groups in self.facets.values()]
-        labels = dict.fromkeys(label for by_label in scored for label in by_label)
-        return say("outcome.personal", names=named([*labels])) if labels else ""
+        """Whose score of the common test part is a mean over the sites' own models."""
+        scores = [last_scores(groups)[COMMON] for groups in self.facets.values()]
+        labels = dict.fromkeys(label for by_label in scores for label in by_label)
+        return names(list(labels)) if labels else ""
 
     def federated(self, setting: str) -> list[str]:
         """The approaches under a setting in which sites do not train alone, nor pool their data."""
@@ -100,26 +99,18 @@ class Outcome:
         made, several = {}, self.unit == "partition"
         for number, (setting, values) in enumerate(self.values.items(), 1):
             base = baseline or (self.sites[setting].reference if several else None)
-            shown = cells({"": values}, base)
-            collapsed = {("", label): n for label, n in self.collapsed[setting].items()}
+            shown, lowest = cells({"": values}, base), self.shown.lowest
+            texts = [unit_words(self.unit), interval_words(self.unit)]
+            texts.append(say("sites.too_few", fewest=FEWEST))
             if several:
-                lowest = self.shown.lowest
+                collapsed = {("", label): n for label, n in self.collapsed[setting].items()}
                 shown = ranked(shown, {"": values}, lowest=lowest, collapsed=collapsed)
-            caption = sentences(
-                say("outcome.caption", score=self.shown.title),
-                *(
-                    [signs(shown, T, lowest=self.shown.lowest)]
-                    if several
-                    else [
-                        unit_words(self.unit),
-                        interval_words(self.unit),
-                        say("sites.too_few", fewest=FEWEST),
-                    ]
-                ),
-            ) + comparisons(shown, base, T, self.shown.unit, details=True)
-            where = f" ({setting})" * bool(setting)
+                texts = [signs(shown, T, lowest=lowest)]
+            caption = say("answer.caption", score=self.shown.title, signs=" ".join(texts))
             made[setting] = detailed(
-                "sites_mean" + f"_{number}" * (len(self.values) > 1), self.title + where, caption,
+                "sites_mean" if len(self.values) == 1 else f"sites_mean_{number}",
+                f"{self.title} ({setting})" if setting else self.title,
+                caption + comparisons(shown, base, T, self.shown.unit, details=True),
                 shown, self.shown.unit, self.shown.title[0].upper() + self.shown.title[1:],
             )  # fmt: skip
         return made
@@ -132,28 +123,27 @@ def outcome(facets: Facets, score: str, sites: Mapping[str, Sites]) -> Outcome:
     :data:`analysis.tables.sites.BY_SITE`, else of accuracy.
     """
     collapsed = {setting: counts(groups) for setting, groups in facets.items()}
-    values = {setting: by_run(groups, score, "final") for setting, groups in facets.items()}
-    found = Outcome(
-        facets=facets, wanted=score, score=score, by_site=False, values=values,
-        collapsed=collapsed, sites=sites,
+    pooled = Outcome(
+        facets=facets, wanted=score, score=score, by_site=False, collapsed=collapsed, sites=sites,
+        values={setting: by_run(groups, score, "final") for setting, groups in facets.items()},
     )  # fmt: skip
-    if sites.keys() != facets.keys() or not all(map(_asks, sites.values())):
-        return found
-    own = Outcome(
+    if sites.keys() != facets.keys() or not all(map(_comparable, sites.values())):
+        return pooled
+    by_site = Outcome(
         facets=facets, wanted=score, score=score if score in BY_SITE else "accuracy", by_site=True,
         values={setting: of.means() for setting, of in sites.items()}, collapsed=collapsed,
         sites=sites,
     )  # fmt: skip
-    return own if all(own.federated(setting) for setting in facets) else found
+    return by_site if all(by_site.federated(setting) for setting in facets) else pooled
 
 
-def _asks(sites: Sites) -> bool:
+def _comparable(sites: Sites) -> bool:
     """Whether sites have scores on samples of their own by what they could do alone, or after."""
     alone = sites.reference is not None
     return sites.part == OWN and (alone or any(label.endswith(TUNED) for label in sites.labels))
 
 
-def named(labels: Sequence[str]) -> str:
+def names(labels: Sequence[str]) -> str:
     """``FedAvg and Local``; ``FedAvg; FedAvg, fine-tuned``, where a name has a comma."""
-    titles = [style.title(label) for label in labels]
-    return "; ".join(titles) if any(", " in title for title in titles) else listed(titles, 8)
+    titles = [title_of(label) for label in labels]
+    return "; ".join(titles) if any(", " in name for name in titles) else listed(titles, 8)

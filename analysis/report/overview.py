@@ -1,25 +1,27 @@
-"""What was run, in words and tables, and the glossary."""
+"""What was run, in words and tables."""
 
 from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from ..figures import style
-from ..labels import METHOD, text
+from ..labels import HALVES, METHOD, text, title_of
 from ..runs import Group, differing, shared
 from ..tables.layout import EMPTY, Table
 from ..units import PARTITION
-from ..words import say, section, sentences
+from ..words import say
 
 Descriptions = Mapping[str, str]
 """A line on each method and setting, by label or column of summary.csv; fedsim provides them."""
 MAIN = ("dataset", "model", "num_clients", "sample_rate", "alpha", "rounds", "train.lr")
 """The settings that come first in the table."""
-TERMS: Mapping[str, str] = section("terms")
-"""The report's glossary."""
+FACTS = {
+    "model": "network {}", "num_clients": "{} clients",
+    "sample_rate": "{:.4g} % of the clients in each round", "rounds": "{} communication rounds",
+}  # fmt: skip
+"""Settings that the first paragraph names where all runs share them."""
 
 
-def title(groups: Sequence[Group]) -> str:
+def heading(groups: Sequence[Group]) -> str:
     """A heading for the page: the data set, and how many methods."""
     names = {str(name) for group in groups for name in group.runs["dataset"].dropna()}
     rows = (group.runs.iloc[0] for group in groups)
@@ -31,73 +33,53 @@ def title(groups: Sequence[Group]) -> str:
 def lead(groups: Sequence[Group], baseline: str | None) -> str:
     """The first paragraph: numbers of runs, clients, rounds and seeds."""
     common = shared(groups)
-    count = sum(len(group.runs) for group in groups)
-    seeds = sorted({int(seed) for group in groups for seed in group.runs["seed"]})
-    partitions = _partitions(groups)
-    facts = []
-    if "model" in common:
-        facts.append(say("lead.network", model=common["model"]))
-    if "num_clients" in common:
-        facts.append(say("lead.clients", count=common["num_clients"]))
-    if "sample_rate" in common:
-        of = "of them" if "num_clients" in common else "of the clients"
-        facts.append(say("lead.rate", percent=100 * float(common["sample_rate"]), of=of))
-    if "rounds" in common:
-        facts.append(say("lead.rounds", count=common["rounds"]))
-    of_one = len(seeds) > 1 and all("data.seed" in group.runs for group in groups)
-    return sentences(
-        say(
-            "lead.partitions" if partitions else "lead.seeds", runs=count, groups=len(groups),
-            seeds=len(seeds), numbers=_ranges(seeds), partitions=len(partitions),
-            partition_numbers=_ranges(partitions),
-        ),
-        say("lead.shared", facts=", ".join(facts)) if facts else "",
-        say("lead.differ_in_partition" if partitions else "lead.differ_in_seed"),
-        say("lead.one_partition") if of_one and not partitions else "",
-        say("lead.baseline", baseline=style.title(baseline)) if baseline else "",
+    facts = [
+        form.format(100 * float(common[key]) if key == "sample_rate" else common[key])
+        for key, form in FACTS.items()
+        if key in common
+    ]
+    seeds, partitions = _numbers(groups, "seed"), _partitions(groups)
+    return say(
+        "lead", runs=sum(len(group.runs) for group in groups), groups=len(groups), facts=facts,
+        seeds=len(seeds), numbers=_ranges(seeds), partitions=len(partitions),
+        partition_numbers=_ranges(partitions), baseline=title_of(baseline) if baseline else "",
+        one_partition=len(seeds) > 1 and all(PARTITION in group.runs for group in groups),
     )  # fmt: skip
+
+
+def _numbers(groups: Sequence[Group], column: str) -> list[int]:
+    return sorted({int(number) for group in groups for number in group.runs[column]})
 
 
 def _partitions(groups: Sequence[Group]) -> list[int]:
     """The seeds of the partitions, if they are the unit."""
-    if groups[0].unit == "seed":
-        return []
-    return sorted({int(seed) for group in groups for seed in group.runs[PARTITION]})
+    return [] if groups[0].unit == "seed" else _numbers(groups, PARTITION)
 
 
 def methods(groups: Sequence[Group], descriptions: Descriptions) -> Table:
     """One row per group: what it is and the settings that distinguish it."""
-    known = {**descriptions, **{name: half.meaning for name, half in style.VARIANTS.items()}}
-    apart = differing(groups)
+    meanings = {**descriptions, **{half: meaning for half, (_, meaning) in HALVES.items()}}
+    settings = differing(groups)
     rows = []
     for group in groups:
-        said = style.title(group.label).split(", ")
-        given = {str(c): v for c, v in apart.loc[group.label].items() if v != "unset"}
-        own = ", ".join(
-            f"{c} = {given[c]}"
-            for c in sorted(given, key=lambda c: c not in METHOD)
-            if c != "algorithm" and f"{c}={given[c]}" not in said
+        name = title_of(group.label)
+        values = {str(c): v for c, v in settings.loc[group.label].items() if v != "unset"}
+        further = ", ".join(
+            f"{c} = {values[c]}"
+            for c in sorted(values, key=lambda c: c not in METHOD)
+            if c != "algorithm" and f"{c}={values[c]}" not in name.split(", ")
         )
-        seeds = sorted({int(seed) for seed in group.runs["seed"]})
-        partitions = [_ranges(_partitions([group]))] * (group.unit == "partition")
-        told = (m for name, m in known.items() if _is(group.label, name))
-        meaning = next(told, _composed(group.label))
+        row = {"Group": name, "What it is": _meaning(group.label, meanings)}
+        row["Further settings that differ"] = further or EMPTY
+        if group.unit == "partition":
+            row["Partitions"] = _ranges(_partitions([group]))
         rows.append(
-            [
-                *(style.title(group.label), meaning, own or EMPTY, *partitions),
-                *(_ranges(seeds), str(len(group.runs))),
-            ]
+            row | {"Seeds": _ranges(_numbers([group], "seed")), "Runs": str(len(group.runs))}
         )
-    nested = groups[0].unit == "partition"
-    head = ["Group", "What it is", "Further settings that differ", *["Partitions"] * nested]
-    head += ["Seeds", "Runs"]
-    names = ["group", "meaning", "settings", *["partitions"] * nested, "seeds", "runs"]
-    data = pd.DataFrame(rows, columns=names)
     return Table(
-        name="groups_of_runs",
-        title=say("groups_of_runs.title"),
-        caption=say("groups_of_runs.caption"),
-        head=head, rows=rows, words=3, data=data,
+        name="groups_of_runs", title="Methods", caption=say("groups_of_runs.caption"),
+        head=list(rows[0]), rows=[list(row.values()) for row in rows], words=3,
+        data=pd.DataFrame(rows),
     )  # fmt: skip
 
 
@@ -105,25 +87,23 @@ def settings(groups: Sequence[Group], descriptions: Descriptions) -> Table:
     """The settings that all runs share."""
     common = shared(groups)
     order = [*(key for key in MAIN if key in common), *(key for key in common if key not in MAIN)]
-    rows = [[f"`{key}`", common[key], descriptions.get(key, "")] for key in order]
-    data = pd.DataFrame({"setting": order, "value": [common[key] for key in order]})
     return Table(
-        name="settings", title=say("settings.title"), caption=say("settings.caption"),
-        head=["Setting", "Value", "Meaning"], rows=rows, words=3, data=data,
+        name="settings", title="Settings of all runs", caption=say("settings.caption"),
+        head=["Setting", "Value", "Meaning"], words=3,
+        rows=[[f"`{key}`", common[key], descriptions.get(key, "")] for key in order],
+        data=pd.DataFrame({"setting": order, "value": [common[key] for key in order]}),
     )  # fmt: skip
 
 
-def _is(label: str, name: str) -> bool:
-    """Whether a label is the method ``name``, alone or with settings of the experiment."""
-    rest = f"{label}, ".removeprefix(f"{name}, ")
-    return rest != f"{label}, " and not rest.startswith(("server=", "margin="))
-
-
-def _composed(label: str) -> str:
-    """The meaning of a method with another server rule; empty for others."""
+def _meaning(label: str, meanings: Mapping[str, str]) -> str:
+    """That of the method in a label, alone or with settings, or with another server rule."""
+    for name, meaning in meanings.items():
+        rest = f"{label}, ".removeprefix(f"{name}, ")
+        if rest != f"{label}, " and not rest.startswith(("server=", "margin=")):
+            return meaning
     method, _, rest = label.partition(", server=")
-    server = style.title(rest.partition(", ")[0])
-    return f"{style.title(method)}'s clients, aggregated as {server} does" if server else ""
+    server = title_of(rest.partition(", ")[0])
+    return f"{title_of(method)}'s clients, aggregated as {server} does" if server else ""
 
 
 def _ranges(numbers: Sequence[int]) -> str:

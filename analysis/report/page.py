@@ -8,28 +8,47 @@ from itertools import product
 from pathlib import Path
 
 import pandas as pd
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from fedsim.core.files import replacing_folder, run_around
 from fedsim.core.terminal import printable
 
 from .. import AnalysisError, series, trials
-from ..figures import classes, curves, losses, partition, phases, style, updates
-from ..figures.grid import Absent, Drawing, Facets, facet_lines, facets, settings_by, unit_of
+from ..facets import Facets, facets, settings_by, unit_of
+from ..figures import (
+    classes,
+    curves,
+    losses,
+    participation,
+    partition,
+    phases,
+    scores,
+    style,
+    updates,
+)
+from ..figures import clients as client_figures
+from ..figures.grid import Absent, Drawing, facet_lines
 from ..files import client_names
+from ..labels import meant
+from ..numbers import PERCENT
 from ..runs import Group, default_by, find, first_run, group, summaries, unit_among, without_repeats
 from ..scores import ALL, SCORES, TAKES, completed, of_rounds
-from ..tables import captions, clients, layout, pairs, participation, sites
-from ..tables import scores as tables
+from ..tables import captions, layout, pairs, sites
+from ..tables import scores as score_tables
 from ..tables.variance import with_variances
 from ..units import ExperimentalUnit
-from ..words import say
-from . import headline, overview, plain
+from ..words import environment, say
+from . import answer, overview
 from .outcome import Outcome, outcome
 from .overview import Descriptions
 
 PAGE = "report.html"
+SECTIONS = {
+    "runs": "What was run", "scores": "Scores", "curves": "Learning curves and classes",
+    "losses": "Where the loss comes from", "clients": "Sites and clients", "costs": "Time",
+    "caveats": "Left out, and how to make it again",
+}  # fmt: skip
+"""The sections after the answer, by their anchor."""
 ALWAYS = ("test_accuracy", "test_loss", "conflict_ratio")
 IF_PRESENT = ("gradient_diversity", "top_axis_share")
 """Columns of rounds.csv in figures; the latter only if all runs have them."""
@@ -46,7 +65,7 @@ class Picture:
 
 
 Block = str | Picture | layout.Table | Mapping[str, str]
-"""A part of a section: paragraph, figure, table, or terms and their meanings."""
+"""A part of a section: paragraph, figure, table, or signs and their meanings."""
 
 
 @dataclass(frozen=True)
@@ -69,15 +88,10 @@ class Written:
 
 
 def write(
-    dirs: Sequence[Path],
-    out: Path,
-    by: Sequence[str] = (),
-    baseline: str | None = None,
-    title: str | None = None,
-    descriptions: Descriptions | None = None,
-    metrics: Sequence[str] = ("accuracy",),
-    unit: ExperimentalUnit | None = None,
-) -> Written:
+    dirs: Sequence[Path], out: Path, by: Sequence[str] = (), baseline: str | None = None,
+    title: str | None = None, descriptions: Descriptions | None = None,
+    metrics: Sequence[str] = ("accuracy",), unit: ExperimentalUnit | None = None,
+) -> Written:  # fmt: skip
     """Writes ``report.html``, ``figures/`` and ``tables/`` to a folder.
 
     ``out`` is a new or empty folder, or one with an earlier report, whose files are replaced. The
@@ -94,56 +108,74 @@ def write(
     finished, unfinished = find(dirs)
     runs, repeated = without_repeats(summaries(finished))
     runs = completed(runs, {*SCORES} - {"loss"} | {*metrics})
-    without = {captions.UNFINISHED: unfinished, captions.REPEATED: repeated}
     by = by or default_by(runs, unit)
-    unit = unit_among(runs, by, unit)
-    groups = group(runs, by, unit)
+    groups = group(runs, by, unit_among(runs, by, unit))
     settings = settings_by(by, groups)
     if baseline is not None:
-        baseline = style.meant(baseline, [one.label for one in groups])
+        baseline = meant(baseline, [one.label for one in groups])
     split = facets(groups, settings)
-    found = _sites(split, metrics[0])
-    main = outcome(split, metrics[0], found)
-    compared = {"": tables.scored(groups, metrics[0], "final", baseline)}
+    by_site = _sites(split, metrics[0])
+    main = outcome(split, metrics[0], by_site)
+    compared = {"": score_tables.scored(groups, metrics[0], "final", baseline)}
     if main.by_site:
         compared = main.tables(baseline)
-    few = {setting: of for setting, of in found.items() if len(of.names) <= LISTED}
+    few = {setting: of for setting, of in by_site.items() if len(of.names) <= LISTED}
     whom = [*(compared.values() if main.by_site else ()), *(sites.made(few) if few else ())]
-    whom = captions.left_out(whom, without)
-    made = captions.left_out(_tables(runs, groups, by, settings, baseline, metrics), without)
+    made = [*_tables(runs, groups, by, settings, baseline, metrics)]
     if main.by_site:
-        everybody = say("outcome.everybody", personal=main.personal)
-        made = [
-            replace(table, caption=f"{everybody} {table.caption}")
-            if table.name.startswith((*metrics, "scores"))
-            else table
-            for table in made
-        ]
-    pictures: dict[str, list[Block]] = {}
-    contents: dict[str, bytes] = {}
-    absent = []
-    for part, drawn in _drawings(groups, settings, main):
-        if isinstance(drawn, Absent):
-            absent.append(drawn)
-        else:
-            pictures.setdefault(part, []).append(_picture(drawn, contents))
-    methods = overview.methods(groups, descriptions or {})
-    common = overview.settings(groups, descriptions or {})
+        made = [_on_everybody(table, main, metrics) for table in made]
+    without = {captions.UNFINISHED: unfinished, captions.REPEATED: repeated}
+    whom, made = (captions.left_out(tables, without) for tables in (whom, made))
+    about = [make(groups, descriptions or {}) for make in (overview.methods, overview.settings)]
+    files: dict[str, bytes] = {}
+    figures, absent = _figures(groups, settings, main, files)
+    sections = _sections(about, whom, made, figures, _caveats(absent, unfinished, dirs))
     _write_page(
-        out,
-        contents,
-        tables=[methods, common, *whom, *made],
-        title=title or overview.title(groups),
-        lead=overview.lead(groups, baseline),
-        plain=plain.summary(main),
-        unknown=plain.unknown(main, unfinished),
-        findings=headline.findings(main, baseline, compared),
-        first=pictures.pop("headline"),
-        sections=_sections(
-            methods, common, whom, made, pictures, absent, unfinished, by_site=main.by_site
-        ),
-    )
+        out, files, [*about, *whom, *made], title=title or overview.heading(groups),
+        lead=overview.lead(groups, baseline), plain=answer.summary(main),
+        unknown=answer.unknown(main, unfinished), first=figures["answer"],
+        findings=answer.findings(main, baseline, compared),
+        sections=[replace(s, open=main.by_site and s.key == "clients") for s in sections],
+    )  # fmt: skip
     return Written(out / PAGE, unfinished, absent)
+
+
+def _on_everybody(table: layout.Table, main: Outcome, metrics: Sequence[str]) -> layout.Table:
+    """A table of scores on the common test part, where the page is about scores by site."""
+    if not table.name.startswith((*metrics, "scores")):
+        return table
+    everybody = say("answer.everybody", personal=main.personal)
+    return replace(table, caption=f"{everybody} {table.caption}")
+
+
+def _figures(
+    groups: Sequence[Group], settings: Sequence[str], main: Outcome, files: dict[str, bytes]
+) -> tuple[dict[str, list[Picture]], list[Absent]]:
+    """The figures by section, whose files are added, and those that the runs have no data for."""
+    figures: dict[str, list[Picture]] = {key: [] for key in ("answer", *SECTIONS)}
+    absent = []
+    for part, drawing in _drawings(groups, settings, main):
+        if isinstance(drawing, Absent):
+            absent.append(drawing)
+        else:
+            figures[part].append(_picture(drawing, files))
+    return figures, absent
+
+
+def _sections(
+    about: Sequence[layout.Table], whom: Sequence[layout.Table], made: Sequence[layout.Table],
+    figures: Mapping[str, Sequence[Picture]], caveats: Sequence[Block],
+) -> list[Section]:  # fmt: skip
+    """The sections that have content."""
+    once, signs = layout.explained_once(made)
+    terms = [table for table in once if table.name.startswith("decomposition")]
+    blocks: dict[str, list[Block]] = {key: [*figures[key]] for key in SECTIONS}
+    blocks["runs"] = [*about, *figures["runs"]]
+    blocks["scores"] = [*([signs] if signs else []), *(t for t in once if t not in terms)]
+    blocks["losses"] += terms
+    blocks["clients"] = [*whom, *figures["clients"]]
+    blocks["caveats"] += caveats
+    return [Section(key, title, blocks[key]) for key, title in SECTIONS.items() if blocks[key]]
 
 
 def write_search(folder: Path, out: Path, title: str | None = None) -> Written:
@@ -155,50 +187,40 @@ def write_search(folder: Path, out: Path, title: str | None = None) -> Written:
     _check(out)
     search = trials.read_search(folder)
     again = trials.confirmed(folder, search)
-    contents: dict[str, bytes] = {}
-    first, *rest = (_picture(drawn, contents) for drawn in trials.drawings(search))
-    listed = trials.table(search)
+    confirmed = [] if again is None else [again]
+    files: dict[str, bytes] = {}
+    first, *rest = (_picture(drawing, files) for drawing in trials.drawings(search))
+    table = trials.table(search)
+    sections = [
+        Section("confirmed", "Fresh training seeds", confirmed),
+        Section("values", "Values of the searched settings", rest),
+        Section("trials", "Trials", [table]),
+    ]
     _write_page(
-        out,
-        contents,
-        tables=[listed] if again is None else [again, listed],
-        title=title or f"Search over {', '.join(search.keys)}",
-        lead=trials.lead(search),
-        plain=[],
-        unknown=[],
-        findings=trials.findings(search),
-        first=[first],
-        sections=[
-            *([] if again is None else [Section("confirmed", "Fresh training seeds", [again])]),
-            Section("values", "Values of the searched settings", rest),
-            Section("trials", "Trials", [listed]),
-        ],
-    )
+        out, files, [*confirmed, table], title=title or f"Search over {', '.join(search.keys)}",
+        lead=trials.lead(search), plain=[], unknown=[], findings=trials.findings(search),
+        first=[first], sections=[section for section in sections if section.blocks],
+    )  # fmt: skip
     return Written(out / PAGE, (), ())
 
 
 def _write_page(
-    out: Path, contents: Mapping[str, bytes], tables: Sequence[layout.Table], **content: object
+    out: Path, files: Mapping[str, bytes], tables: Sequence[layout.Table], **content: object
 ) -> None:
-    """Writes the files of ``contents``, the tables, and the page of what the template asks for.
+    """Writes the files, the tables, and the page of what the template asks for.
 
     Raises:
         StoreError: they cannot be written; then none of them is.
     """
-    files = {
-        f"tables/{table.name}{suffix}": formatted([table]).encode()
-        for table in tables
-        for suffix, formatted in layout.FORMATS.items()
-    }
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, keep_trailing_newline=True,
-    )  # fmt: skip
-    environment.filters["inline"] = _inline
-    page = environment.get_template("page.html").render(foot=say("report.foot"), **content)
-    seen = printable(page, keep="\n\N{NO-BREAK SPACE}")
+    contents = dict(files)
+    for table in tables:
+        for suffix, formatted in layout.FORMATS.items():
+            contents[f"tables/{table.name}{suffix}"] = formatted([table]).encode()
+    template = environment().get_template("page.html")
+    page = template.render(foot=say("page.foot"), inline=_inline, **content)
+    contents[PAGE] = printable(page, keep="\n\N{NO-BREAK SPACE}").encode()
     with replacing_folder(out) as folder:
-        for name, data in {**contents, **files, PAGE: seen.encode()}.items():
+        for name, data in contents.items():
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_bytes(data)
 
@@ -229,28 +251,28 @@ def _drawings(
 
     The score that was asked for is shown first.
     """
-    split, score = main.facets, main.wanted
+    split, score, unit = main.facets, main.wanted, groups[0].unit
     columns = ALWAYS if series.absent(groups, "rounds", IF_PRESENT) else (*ALWAYS, *IF_PRESENT)
     if not series.absent(groups, "rounds", [of_rounds(score)]):
         columns = tuple(dict.fromkeys((*columns, of_rounds(score))))
     rounds = {t: series.values(inside, "rounds", columns) for t, inside in split.items()}
     lines = facet_lines(split)
-    yield "headline", headline.draw(main)
-    for drawn in curves.drawings(rounds, score, groups[0].unit, lines):
-        yield "accuracy", drawn
-    yield "classes", classes.confusion(split)
-    for drawn in classes.by_class(split):
-        yield "classes", drawn
-    yield "accuracy", clients.by_client(split)
-    yield "accuracy", clients.by_group(split)
-    yield "terms", losses.by_round(split)
-    yield "terms", losses.by_alpha(facets(groups, [c for c in settings if c != "alpha"]))
-    yield "updates", participation.draw(split)
-    yield "updates", updates.agreement(rounds, groups[0].unit, lines)
-    yield "updates", updates.cosines(split)
-    for drawn in partition.drawings(groups):
-        yield "data", drawn
-    yield "time", phases.draw(split)
+    yield "answer", scores.draw(main, answer.lacking(main))
+    for drawing in curves.draw(rounds, score, unit, lines):
+        yield "curves", drawing
+    for drawing in classes.by_class(split):
+        yield "curves", drawing
+    yield "curves", classes.confusion(split)
+    yield "curves", client_figures.by_group(split)
+    yield "losses", losses.by_round(split)
+    yield "losses", losses.by_alpha(facets(groups, [c for c in settings if c != "alpha"]))
+    yield "losses", updates.agreement(rounds, unit, lines)
+    yield "losses", updates.cosines(split)
+    yield "clients", client_figures.by_client(split)
+    yield "clients", participation.draw(split)
+    for drawing in partition.drawings(groups):
+        yield "runs", drawing
+    yield "costs", phases.draw(split)
 
 
 def _tables(
@@ -261,70 +283,48 @@ def _tables(
 
     If the groups differ in one setting, there are also tables with a column per value of it.
     """
-    crossed = len(settings) == 1 and set(by) != set(settings)
-    yield tables.all_scores(groups, baseline)
+    crossed, unit = len(settings) == 1 and set(by) != set(settings), groups[0].unit
+    yield score_tables.all_scores(groups, baseline)
     for metric, take in product(metrics, TAKES):
         if crossed:
-            cross = tables.crossed_score(
-                runs, by, settings[0], metric, take, baseline, unit=groups[0].unit
+            cross = score_tables.crossed_score(
+                runs, by, settings[0], metric, take, baseline, unit=unit
             )
             yield from layout.with_differences([cross], ALL[metric].unit)
-        made = tables.scored(groups, metric, take, baseline)
+        made = score_tables.scored(groups, metric, take, baseline)
         yield from with_variances([made], ALL[metric].unit)
     if pairs.has_pairs(runs, by):
-        paired = [pairs.accuracies(runs, by, unit=groups[0].unit)]
-        yield from layout.with_differences(with_variances(paired, layout.PERCENT), layout.PERCENT)
+        paired = [pairs.accuracies(runs, by, unit=unit)]
+        yield from layout.with_differences(with_variances(paired, PERCENT), PERCENT)
     if pairs.any_target(runs):
-        yield pairs.reached(runs, by, unit=groups[0].unit)
+        yield pairs.reached(runs, by, unit=unit)
     for name, rest in (
-        ("groups", tables.image_groups(groups, baseline)),
-        ("decomposition", tables.decomposition(groups, baseline)),
+        ("groups", score_tables.image_groups(groups, baseline)),
+        ("decomposition", score_tables.decomposition(groups, baseline)),
     ):
-        yield from captions.left_out(rest, tables.without_rows(name, groups))
+        yield from captions.left_out(rest, score_tables.without_rows(name, groups))
 
 
-def _picture(drawn: Drawing, contents: dict[str, bytes]) -> Picture:
-    """Adds the files of the figure, PNG and PDF; the layout is computed once for both."""
-    with style.look():
-        drawn.figure.draw_without_rendering()
-    drawn.figure.set_layout_engine("none")
-    for suffix in (".pdf", ".png"):
-        contents[f"figures/{drawn.name}{suffix}"] = style.rendered(drawn.figure, suffix)
-    png = contents[f"figures/{drawn.name}.png"]
-    return Picture(base64.b64encode(png).decode("ascii"), drawn)
-
-
-def _sections(
-    methods: layout.Table, common: layout.Table, whom: Sequence[layout.Table],
-    made: Sequence[layout.Table], pictures: Mapping[str, Sequence[Block]],
-    absent: Sequence[Absent], unfinished: Sequence[Path], *, by_site: bool,
-) -> list[Section]:  # fmt: skip
-    """The sections that have content, figures before tables."""
-    once, shared = layout.explained_once(made)
-    terms = [table for table in once if table.name.startswith("decomposition")]
-    results = [table for table in once if not table.name.startswith("decomposition")]
-    left_out = [say("report.absent", title=one.title, reason=one.reason) for one in absent]
+def _caveats(
+    absent: Sequence[Absent], unfinished: Sequence[Path], dirs: Sequence[Path]
+) -> list[Block]:
+    """What the page lacks, and how to make it again."""
+    texts = [say("page.absent", title=one.title, reason=one.reason) for one in absent]
     if unfinished:
         names = ", ".join(f"`{path}`" for path in unfinished)
-        left_out.append(say("report.unfinished", names=names))
-    parts: list[tuple[str, str, Sequence[Block]]] = [
-        ("sites", "Whom it helps" if by_site else "Results by site", whom),
-        ("results", "Results", [*([shared] if shared else []), *results]),
-        ("accuracy", "Learning curves and clients", []),
-        ("classes", "Classes", []),
-        ("terms", "Where the loss comes from", terms),
-        ("updates", "How the clients' updates agree", []),
-        ("data", "The clients' data", []),
-        ("runs", "What was run", [methods, common]),
-        ("time", "Time", []),
-        ("absent", "Left out", left_out),
-        ("words", "Terms", [overview.TERMS]),
-    ]
-    filled = [
-        Section(key, name, [*pictures.get(key, []), *rest], by_site and key == "sites")
-        for key, name, rest in parts
-    ]
-    return [section for section in filled if section.blocks]
+        texts.append(say("page.unfinished", names=names))
+    return [*texts, say("page.rerun", dirs=dirs)]
+
+
+def _picture(drawing: Drawing, files: dict[str, bytes]) -> Picture:
+    """Adds the files of the figure, PNG and PDF; the layout is computed once for both."""
+    with style.look():
+        drawing.figure.draw_without_rendering()
+    drawing.figure.set_layout_engine("none")
+    for suffix in (".pdf", ".png"):
+        files[f"figures/{drawing.name}{suffix}"] = style.rendered(drawing.figure, suffix)
+    png = files[f"figures/{drawing.name}.png"]
+    return Picture(base64.b64encode(png).decode("ascii"), drawing)
 
 
 def _inline(text: str) -> Markup:

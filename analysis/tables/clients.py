@@ -1,4 +1,4 @@
-"""Accuracy by client and by group of test samples: two figures, and tables of its spread.
+"""Accuracy by client, and tables of how it spreads over the clients of a run.
 
 Only accuracies on the same kind of samples are in one table. In the last evaluation a client has
 one on its own test part or, with a model of its own, on the common test part (evaluations.csv).
@@ -9,27 +9,24 @@ has one, those of held-out clients are on their training samples (final_clients.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 
 from .. import AnalysisError, series
-from ..figures import grid as panels
-from ..figures import style
-from ..figures.grid import Absent, Drawing, Facets, facet_lines, unit_of
-from ..files import client_names
+from ..labels import title_of
+from ..numbers import PERCENT
 from ..paired import T, Test
-from ..runs import Group, first_run
-from ..stats import Values, cells, over_units, ranked, reference
+from ..runs import Group
+from ..stats import Values, cells, ranked, reference
 from ..units import COLUMNS
-from ..words import say, section, sentences
+from ..words import say
 from .captions import comparisons, signs
-from .layout import PERCENT, Table, crossed, crossed_heads, with_seeds
+from .layout import Table, crossed, crossed_heads, with_seeds
 
-PARTS: Mapping[str, str] = section("parts")
+PARTS: Mapping[str, str] = {
+    "own_test": "its own test part", "own_val": "its own validation part",
+    "own_train": "its own training part", "test": "the common test part",
+}  # fmt: skip
 """Parts that clients are evaluated on, the preferred one first, and their names."""
 EVALUATED = ("own_test", "test")
 """Those of :data:`PARTS` that have a table of the last evaluation."""
@@ -41,8 +38,6 @@ SPREADS: Mapping[str, str] = {
     "mean": "Mean", "p10": "Worst decile", "worst": "Worst client", "std": "Std over clients",
 }  # fmt: skip
 """What is made of the accuracies of a run's clients, and its heading."""
-MARKERS = ("o", "D", "s", "^", "v", "P", "X")
-DARK = "#444444"
 
 
 def last_scores(
@@ -82,156 +77,6 @@ def last_scores(
         part: {label: frame[[score]] for label, frame in of.items() if len(frame)}
         for part, of in last.items()
     }
-
-
-def by_client(facets: Facets) -> Drawing | Absent:
-    """One dot per client and one box per method; a client's accuracy is its mean over seeds.
-
-    Clients of different partitions hold different data: they are dots of their own.
-    """
-    every = {title: _accuracies(groups) for title, groups in facets.items()}
-    part = next((name for name in PARTS if any(by[name] for by in every.values())), None)
-    if part is None:
-        return panels.absent("clients")
-    chosen = {title: by[part] for title, by in every.items()}
-    labels = panels.labels_of(chosen)
-    counts = [float(n) for by in chosen.values() for frame in by.values() for n in frame["n"]]
-    lines = facet_lines(facets)
-    sites = _sites(facets)
-    with style.look():
-        fig, places = panels.method_rows(list(chosen), labels, "Client accuracy (%)")
-        for axes, by in zip(places, chosen.values(), strict=True):
-            for label, frame in by.items():
-                accuracies = 100 * frame["mean"]
-                _strip(axes, accuracies, labels.index(label), lines[label].colour, sites)
-        if sites:
-            handles = [_marker(marker, DARK) for marker, _ in zip(MARKERS, sites, strict=False)]
-            panels.legend(fig, handles, [style.short(name, 30) for name in sites.values()])
-    who = f"client ({panels.means_note(counts, 'seed')})"
-    if unit_of(facets) == "partition":
-        who = say("clients.nested")
-    without = "; ".join(
-        style.title(label) for label in panels.labels_in(facets) if label not in labels
-    )
-    caption = sentences(
-        say("clients.caption", part=PARTS[part], who=who),
-        say("clients.without", names=without) if without else "",
-        say("clients.sites") if sites else "",
-    )
-    told = panels.told_by_label(chosen, lambda frame: " " + _range(100 * frame["mean"]))
-    return panels.drawing("clients", fig, caption=caption, told=told)
-
-
-def _accuracies(groups: Sequence[Group]) -> dict[str, dict[str, pd.DataFrame]]:
-    """By part and label, columns (mean | n) indexed by client_id.
-
-    If the partition is the unit there is a row for each partition of a client, with n = 1.
-    """
-
-    def summed_up(frame: pd.DataFrame) -> pd.DataFrame:
-        values = series.per_unit(frame)
-        if groups[0].unit == "seed":
-            return panels.column(over_units(values, ["client_id"]), "accuracy")
-        one = values.set_axis(["mean"], axis=1).assign(n=1)
-        return one.droplevel(series.UNIT).sort_index()
-
-    return {
-        part: {label: summed_up(frame) for label, frame in of.items()}
-        for part, of in last_scores(groups).items()
-    }
-
-
-def _sites(facets: Facets) -> Mapping[int, str]:
-    """The clients' names by id, if they are few and the same everywhere."""
-    first, *others = [client_names(first_run(groups)) for groups in facets.values()]
-    few = all(other == first for other in others) and len(first) <= len(MARKERS)
-    return first if few else {}
-
-
-def _range(values: pd.Series[float]) -> str:
-    return f"{values.median():.1f} ({values.min():.1f} to {values.max():.1f})"
-
-
-def _marker(marker: str, face: str) -> Line2D:
-    """A handle of the legend."""
-    return Line2D([], [], marker=marker, linestyle="", color=DARK, markerfacecolor=face)
-
-
-def _strip(
-    axes: Axes, accuracies: pd.Series[float], row: int, colour: str, sites: Mapping[int, str]
-) -> None:
-    """A box plot with all its values, spread over the height of the row.
-
-    ``accuracies`` are in per cent, indexed by client; clients with a site have its shape.
-    """
-    values = accuracies.to_numpy()
-    lines = {"color": colour, "linewidth": 1.1}
-    axes.boxplot(
-        values, positions=[row], orientation="horizontal", widths=0.56, whis=(0, 100),
-        manage_ticks=False, patch_artist=True, showfliers=False,
-        boxprops={"facecolor": "none", "edgecolor": colour, "linewidth": 1.1},
-        medianprops={"color": colour, "linewidth": 2.2}, whiskerprops=lines, capprops=lines,
-    )  # fmt: skip
-    heights = row + 0.2 * (2 * (np.arange(len(values)) * 0.618034 % 1) - 1)
-    size = 14 if len(values) <= 60 else 6
-    dots: dict[str, Any] = {"color": colour, "linewidths": 0, "zorder": 3}
-    if not sites:
-        axes.scatter(values, heights, s=size, alpha=0.45, **dots)
-    for marker, client in zip(MARKERS, sites, strict=False):
-        if client in accuracies.index:
-            own = accuracies[accuracies.index == client]
-            axes.scatter(own, [row] * len(own), s=34, marker=marker, alpha=0.8, **dots)
-
-
-def by_group(facets: Facets) -> Drawing | Absent:
-    """Mean accuracy and 95 % interval by group of test samples, one row per method."""
-    accuracies = {
-        title: {
-            label: panels.column(frame, "accuracy")
-            for label, frame in series.aggregated(
-                groups, "evaluations", ["accuracy"], "group", {"split": "test"}, take="last"
-            ).items()
-        }
-        for title, groups in facets.items()
-    }
-    frames = [frame for by in accuracies.values() for frame in by.values()]
-    if not frames:
-        return panels.absent("groups")
-    known = list(dict.fromkeys(name for frame in frames for name in frame.index))
-    labels = panels.labels_of(accuracies)
-    lines = facet_lines(facets)
-    with style.look():
-        fig, places = panels.method_rows(list(accuracies), labels, "Test accuracy (%)", columns=2)
-        for axes, by in zip(places, accuracies.values(), strict=True):
-            for label, frame in by.items():
-                _groups(axes, 100 * frame, known, labels.index(label), lines[label].colour)
-        handles = [
-            _marker(MARKERS[index % len(MARKERS)], "white" if index else DARK)
-            for index, _ in enumerate(known)
-        ]
-        for handle in handles:
-            handle.set_markersize(7)
-        note = panels.unit_note((n for f in frames for n in f["n"]), unit_of(facets), "bar")
-        panels.legend(fig, handles, known, note)
-
-    def means(frame: pd.DataFrame) -> str:
-        return ": " + ", ".join(f"{g} {value:.1f}" for g, value in (100 * frame["mean"]).items())
-
-    told = panels.told_by_label(accuracies, means)
-    return panels.drawing("groups", fig, names=", ".join(known), note=note, told=told)
-
-
-def _groups(axes: Axes, frame: pd.DataFrame, known: list[str], row: int, colour: str) -> None:
-    means = frame["mean"].reindex(known)
-    axes.plot([means.min(), means.max()], [row, row], color="#BBBBBB", linewidth=1.2, zorder=1)
-    for index, name in enumerate(known):
-        if name in frame.index:
-            half = frame["half"][name]
-            axes.errorbar(
-                means[name], row, xerr=None if np.isnan(half) else half,
-                fmt=MARKERS[index % len(MARKERS)], color=colour, capsize=3, markersize=7,
-                markerfacecolor=colour if index == 0 else "white", elinewidth=1.2,
-            )  # fmt: skip
 
 
 def spreads(groups: Sequence[Group], baseline: str | None = None, test: Test = T) -> list[Table]:
@@ -299,15 +144,13 @@ def _table(
     compared = baseline is not None and _compared(labels, baseline)
     ranks = {name: of for name, of in values.items() if name != "std"}
     shown = ranked(cells(values, baseline if compared else None, test), ranks, test)
-    caption = say("spreads.caption", signs=signs(shown, test))
-    if compared:
-        caption += comparisons(shown, baseline, test, PERCENT)
-    elif baseline is not None:
-        there = any(reference(label, labels, baseline) for label in labels)
-        why = "no other method has" if there else "it does not have"
-        caption += " " + say("spreads.not_compared", baseline=style.title(baseline), why=why)
-    if without := "; ".join(style.title(label) for label in every if label not in labels):
-        caption += " " + say("spreads.without", names=without)
+    caption = say(
+        "spreads.caption", signs=signs(shown, test),
+        comparisons=comparisons(shown, baseline, test, PERCENT) if compared else "",
+        not_compared=title_of(baseline) if baseline is not None and not compared else "",
+        there=any(reference(label, labels, baseline) for label in labels),
+        without="; ".join(title_of(label) for label in every if label not in labels),
+    )  # fmt: skip
     texts, seeds = with_seeds(shown, PERCENT)
     heads = crossed_heads(shown, {name: PERCENT.head(SPREADS[name]) for name in values})
     return crossed(f"clients_{key}", say(f"spreads.{key}"), caption + seeds, texts, heads)

@@ -8,80 +8,18 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
-from ..figures import style
 from ..files import csv_text
+from ..labels import title_of
+from ..numbers import NONE, Unit, p_value
 from ..runs import order
-from ..stats import FEWEST, Cell, Comparison, Estimate
+from ..stats import Cell, Comparison, Estimate
 from ..units import ExperimentalUnit
 from ..words import say
 
-NONE = "n/a"
-"""Shown if a number is not available."""
 COLLAPSE = "\N{DAGGER}"
 """Sign of a method with a run whose final model has collapsed."""
 EMPTY = "\N{EN DASH}"
 """Shown in a cell that has no value, such as the comparison of the baseline."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Unit:
-    """Number format of a table.
-
-    Args:
-        factor: from the stored to the shown number.
-        digits: after the decimal point.
-        name: the unit, such as ``%``, or empty.
-        of_differences: the unit of differences.
-        largest: the largest difference, as stored, that a test can be meant to detect.
-    """
-
-    factor: float = 1.0
-    digits: int = 4
-    name: str = ""
-    of_differences: str = ""
-    largest: float = math.inf
-
-    def too_few(self, units: float, detectable: float) -> bool:
-        """Whether so few units tell nothing of the differences that would be detected.
-
-        Two differences do not tell how much they vary, and half of the range of a score (or what
-        lies between a perfect model and guessing among 1000 classes, in nats) is more than methods
-        differ by.
-        """
-        return units < FEWEST or detectable > self.largest
-
-    def number(self, value: float, sign: str = "") -> str:
-        """The formatted value; ``sign="+"`` also marks positive ones."""
-        shown = round(self.factor * value, self.digits) + 0.0
-        if value == math.inf:
-            return "infinity"
-        return NONE if math.isnan(value) else f"{shown:{sign}.{self.digits}f}"
-
-    def spread(self, estimate: Estimate, sign: str = "") -> str:
-        """``84.00 ± 9.94``, mean and half-width of its 95 % interval; only the mean for one value.
-
-        ``sign="+"`` also marks positive means.
-        """
-        mean = self.number(estimate.mean, sign)
-        return mean if math.isnan(estimate.half) else f"{mean} ± {self.number(estimate.half)}"
-
-    def interval(self, estimate: Estimate, sign: str = "") -> str:
-        """``[74.06, 93.94]``, the 95 % interval."""
-        if math.isnan(estimate.half):
-            return NONE
-        return f"[{self.number(estimate.low, sign)}, {self.number(estimate.high, sign)}]"
-
-    def head(self, words: str, differences: bool = False) -> str:
-        """The heading of a column: words and unit."""
-        name = self.of_differences if differences else self.name
-        return f"{words} ({name})" if name else words
-
-
-PERCENT = Unit(factor=100, digits=2, name="%", of_differences="points", largest=0.5)
-PLAIN = Unit()
-BUDGET = Unit(digits=2)
-"""Of epsilon."""
-NATS = Unit(name="nats", of_differences="nats", largest=math.log(1000))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,13 +45,6 @@ class Table:
     words: int
     data: pd.DataFrame
     cells: Sequence[Cell] = ()
-
-
-def p_value(p: float) -> str:
-    """``0.0123``, ``<0.0001`` or ``n/a``."""
-    if math.isnan(p):
-        return NONE
-    return "<0.0001" if p < 1e-4 else f"{p:.4f}"
 
 
 def spread(cell: Cell, unit: Unit) -> str:
@@ -145,7 +76,7 @@ def detailed(
     head += [unit.head("Detectable", True)] * power
     rows = []
     for cell in cells:
-        row = [style.title(cell.row), *[cell.column] * columns, *repetitions(cell.estimate)]
+        row = [title_of(cell.row), *[cell.column] * columns, *repetitions(cell.estimate)]
         row += [spread(cell, unit), unit.number(cell.estimate.std)]
         row += _comparison(cell, unit, len(_test_heads(cells))) * compared
         rows.append([*row, *[_detectable(cell, unit)] * power])
@@ -241,7 +172,7 @@ def crossed(
     """
     texts = {(cell.row, cell.column): words for cell, words in shown.items()}
     labels = sorted({cell.row for cell in shown}, key=order)
-    titles = rows or {label: style.title(label) for label in labels}
+    titles = rows or {label: title_of(label) for label in labels}
     lines = [[title, *(texts.get((row, c), EMPTY) for c in heads)] for row, title in titles.items()]
     return Table(
         name=name, title=title, caption=caption, head=["Method", *heads.values()], rows=lines,
@@ -283,7 +214,7 @@ def _differences(table: Table, cells: Sequence[Cell], unit: Unit) -> Table:
         ),
         head=["Method", *(f"{column}: {words}" if column else words for column in columns)],
         rows=[
-            [style.title(label), *(texts.get((label, column), EMPTY) for column in columns)]
+            [title_of(label), *(texts.get((label, column), EMPTY) for column in columns)]
             for label in labels
         ],
         words=1, data=table.data[table.data["pairs"] > 0],
@@ -305,7 +236,7 @@ def data(cells: Sequence[Cell]) -> pd.DataFrame:
     for cell in cells:
         own = cell.estimate
         other = cell.comparison or Comparison(nothing, math.nan)
-        row: dict[str, object] = {"label": cell.row, "method": style.title(cell.row)}
+        row: dict[str, object] = {"label": cell.row, "method": title_of(cell.row)}
         row |= {"column": cell.column, "n": own.n, "mean": own.mean, "std": own.std}
         row |= {"low": own.low, "high": own.high, "pairs": other.difference.n}
         row |= {"difference": other.difference.mean, "difference_low": other.difference.low}

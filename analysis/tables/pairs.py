@@ -11,8 +11,8 @@ from dataclasses import replace
 import pandas as pd
 
 from .. import AnalysisError
-from ..figures import style
-from ..labels import LABEL, computed, labels, text
+from ..labels import LABEL, computed, labels, text, title_of
+from ..numbers import PERCENT, Unit
 from ..paired import SIGNIFICANT, T, Test
 from ..runs import Group, expanded, group, known, order
 from ..scores import completed, counts
@@ -20,7 +20,7 @@ from ..stats import Cell, cells, compared, missing, ranked
 from ..units import ExperimentalUnit
 from ..words import say
 from .captions import comparisons, interval_words, signs, unit_words
-from .layout import EMPTY, PERCENT, Table, Unit, crossed, crossed_heads, spread, with_seeds
+from .layout import EMPTY, Table, crossed, crossed_heads, spread, with_seeds
 
 EXPERIMENT = ("dataset", "alpha", "num_clients", "sample_rate", "train.local_epochs")
 """Columns of summary.csv that define an experiment, the outermost first."""
@@ -128,14 +128,14 @@ def titles(labels: Collection[str]) -> Mapping[str, str]:
     """The title of each row, in order: ``FedAvg``, then ``+ FedGH`` for its other servers."""
     ordered = sorted(labels, key=lambda label: (order(_without_server(label)), order(label)))
     return {
-        label: style.title(label) if base(label, labels) is None else _addition(label)
+        label: title_of(label) if base(label, labels) is None else _addition(label)
         for label in ordered
     }
 
 
 def _addition(label: str) -> str:
     server = next(part for part in label.split(", ") if part.startswith("server="))
-    return f"+ {style.title(server.removeprefix('server='))}"
+    return f"+ {title_of(server.removeprefix('server='))}"
 
 
 def _without_server(label: str) -> str:
@@ -212,9 +212,8 @@ def reached(
     caption = say(
         "target.caption", unit_words=unit_words(unit), interval_words=interval_words(unit),
         level=SIGNIFICANT, test=T.title, unit=unit,
+        fewer=list(dict.fromkeys(title_of(cell.row) for cell in statistics if cell.missing)),
     )  # fmt: skip
-    if fewer := dict.fromkeys(style.title(cell.row) for cell in statistics if cell.missing):
-        caption += " " + say("target.missing", names="; ".join(fewer))
     heads = crossed_heads(shown, {cell.column: cell.column for cell in shown})
     rows = titles({cell.row for cell in shown})
     made = crossed("target", say("target.title"), caption, shown, heads, rows)

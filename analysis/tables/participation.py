@@ -1,31 +1,23 @@
-"""Selection, asynchrony, attacks and privacy: a table of participation, and panels by round."""
+"""In how many rounds the clients took part."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 
 from .. import AnalysisError, series, stats
-from ..figures import grid as panels
-from ..figures.grid import Absent, Drawing, Facets, Panel, facet_lines, unit_of
+from ..numbers import Unit
 from ..runs import Group
 from ..units import COLUMNS
 from ..words import say
-from .layout import Table, Unit, crossed, crossed_heads, with_seeds
+from .layout import Table, crossed, crossed_heads, with_seeds
 
 MEASURES: Mapping[str, str] = {
     "least": "Least", "mean": "Mean", "most": "Most", "never": "Never (%)", "gini": "Gini",
 }  # fmt: skip
 """What is made of the clients' numbers of rounds, and its heading."""
-BY_ROUND: Sequence[tuple[str, str, str, float, tuple[float, float]]] = (
-    ("clients", "staleness", "Staleness (server steps)", 1, (0, math.inf)),
-    ("rounds", "attack_success_rate", "Attack success rate (%)", 100, (0, 100)),
-    ("rounds", "epsilon", "Privacy budget \N{GREEK SMALL LETTER EPSILON}", 1, (0, math.inf)),
-)
-"""Table, column, label, factor and possible values of the panels by round."""
 
 
 def rounds_by_client(groups: Sequence[Group]) -> dict[str, pd.DataFrame]:
@@ -59,12 +51,12 @@ def table(groups: Sequence[Group]) -> Table:
     Raises:
         AnalysisError: no run has a clients.csv.
     """
-    found = rounds_by_client(groups)
-    if not found:
+    counts = rounds_by_client(groups)
+    if not counts:
         raise AnalysisError("in no run clients.csv has rows; every `fedsim run` writes them")
     levels = list(COLUMNS[groups[0].unit])
     values: dict[str, dict[str, pd.Series[float]]] = {name: {} for name in MEASURES}
-    for label, frame in found.items():
+    for label, frame in counts.items():
         of = frame["rounds"].groupby(level=levels)
         values["least"][label], values["most"][label] = of.min(), of.max()
         values["mean"][label] = of.mean()
@@ -83,46 +75,3 @@ def gini(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
     n, total = len(values), float(values.sum())
     ranked = float((values * (2 * np.arange(1, n + 1) - n - 1)).sum())
     return ranked / (n * total) if total else 0.0
-
-
-def draw(facets: Facets) -> Drawing | Absent:
-    """Staleness, attack success and epsilon by round, and rounds by client; of those there are.
-
-    Rounds by client are shown where a run selects clients in another way than uniformly.
-    """
-    shown: list[Panel] = []
-    unit = unit_of(facets)
-    for table, column, label, factor, possible in BY_ROUND:
-        row = [
-            Panel(
-                label=label, title=title, possible=possible, unit=unit,
-                curves=panels.curves(
-                    series.aggregated(groups, table, [column], "round"), column, factor
-                ),
-            )
-            for title, groups in facets.items()
-        ]  # fmt: skip
-        shown += row if any(panel.curves for panel in row) else []
-    if any(_selects(group) for groups in facets.values() for group in groups):
-        for title, groups in facets.items():
-            by_place = {
-                label: stats.over_units(series.per_unit(frame), ["place"])
-                for label, frame in rounds_by_client(groups).items()
-            }
-            shown.append(
-                Panel(
-                    label="Rounds taken part in", title=title, possible=(0, math.inf), unit=unit,
-                    reach=(0,), curves=panels.curves(by_place, "rounds"), x="Clients, sorted",
-                )
-            )  # fmt: skip
-    if not shown:
-        return panels.absent("participation")
-    note = panels.panel_note(shown)
-    figure = panels.grid(shown, min(2, len(shown)), note, facet_lines(facets))
-    return panels.drawing("participation", figure, note=note, told=panels.told(shown))
-
-
-def _selects(group: Group) -> bool:
-    """Whether its runs select clients in another way than uniformly."""
-    selections = group.runs.get("train.selection", pd.Series(dtype=object)).dropna()
-    return bool((selections != "uniform").any())

@@ -10,9 +10,9 @@ from pathlib import Path
 import pandas as pd
 
 from .. import AnalysisError, resplits, scores, series
-from ..figures import style
-from ..figures.grid import facets, settings_by
-from ..labels import LABEL, labels, text
+from ..facets import facets, settings_by
+from ..labels import LABEL, labels, meant, text
+from ..numbers import NATS, NONE, PERCENT, PLAIN
 from ..paired import T, Test
 from ..runs import Group, expanded, group, known, order, unit_among
 from ..scores import ALL, SCORES, TAKES, by_run, completed, counts
@@ -22,10 +22,6 @@ from ..words import say
 from . import clients, pairs, participation, sites
 from .captions import comparisons, incomplete, signs, unit_words
 from .layout import (
-    NATS,
-    NONE,
-    PERCENT,
-    PLAIN,
     Table,
     crossed,
     crossed_heads,
@@ -100,7 +96,7 @@ def make(
     if baseline is not None:
         rows = [column for column in expanded(runs, by) if column != columns]
         known(runs, rows)
-        baseline = style.meant(baseline, labels(runs, rows))
+        baseline = meant(baseline, labels(runs, rows))
     unit = unit_among(runs, [*by, *([columns] if columns else ())], unit)
     if test.kind == "corrected":
         test = replace(test, ratio=resplits.ratio(runs, unit))

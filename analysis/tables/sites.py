@@ -16,15 +16,15 @@ from typing import Literal
 import pandas as pd
 
 from .. import AnalysisError, series
-from ..figures import style
-from ..figures.grid import Facets
+from ..facets import Facets
 from ..files import client_names
+from ..labels import meant, title_of
 from ..paired import SIGNIFICANT, T, Test
 from ..runs import Group, first_run
 from ..scores import SCORES, counts
 from ..stats import EQUAL, FEWEST, Cell, Comparison, holm, of_runs, paired
 from ..units import ExperimentalUnit
-from ..words import listed, say, sentences
+from ..words import say
 from .captions import interval_words, unit_words
 from .clients import last_scores
 from .layout import COLLAPSE, EMPTY, Table, data, interval_head, spread, unit_of
@@ -134,7 +134,7 @@ def gather(
     own = [one.label for one in groups if set(one.runs["algorithm"]) == {LOCAL}]
     reference = next((label for label in own if label in by_label), None)
     if baseline is not None:
-        baseline = style.meant(baseline, by_label)
+        baseline = meant(baseline, by_label)
         if baseline not in by_label:
             raise AnalysisError(
                 f"baseline {baseline}: no accuracies by client; those that have them are "
@@ -283,91 +283,74 @@ def made(found: Mapping[str, Sites], test: Test = T) -> list[Table]:
     return tables
 
 
-def _levels(found: Sites, end: str, where: str) -> Table:
+def _levels(sites: Sites, end: str, where: str) -> Table:
     """Accuracies: one row per site, one column per approach."""
-    cells, unit, shown = found.cells, found.unit, SCORES[found.score]
-    samples = [
-        (head, found.samples[column]) for column, head in SAMPLES.items()
-        if found.samples[column].sum() > 0
-    ]  # fmt: skip
-    head = ["Site", *(head for head, _ in samples)]
-    few = len(found.labels) <= NARROW  # of more columns the caption alone says what ± is
-    head += [
-        style.title(label) + interval_head(list(found.of(label).values())) * few
-        for label in found.labels
+    cells, unit, shown = sites.cells, sites.unit, SCORES[sites.score]
+    samples = {
+        head: sites.samples[column] for column, head in SAMPLES.items()
+        if sites.samples[column].sum() > 0
+    }  # fmt: skip
+    few = len(sites.labels) <= NARROW  # of more columns the caption alone says what ± is
+    head = ["Site", *samples]
+    for label in sites.labels:
+        ci = interval_head(list(sites.of(label).values())) if few else ""
+        head.append(title_of(label) + ci)
+    texts = {(cell.column, cell.row): spread(cell, shown.unit) for cell in cells}
+    rows = [
+        [
+            _name(sites, client),
+            *(EMPTY if math.isnan(of[client]) else f"{of[client]:.0f}" for of in samples.values()),
+            *(texts.get((name, label), EMPTY) for label in sites.labels),
+        ]
+        for client, name in sites.names.items()
     ]
-    rows = []
-    for client, name in found.names.items():
-        texts = {cell.row: spread(cell, shown.unit) for cell in cells if cell.column == name}
-        rows.append(
-            [
-                name + HELD_OUT * (client in found.held_out),
-                *(EMPTY if math.isnan(of[client]) else f"{of[client]:.0f}" for _, of in samples),
-                *(texts.get(label, EMPTY) for label in found.labels),
-            ]
-        )
-    several = any(cell.estimate.n > 1 for cell in cells)
     numbers = sorted({cell.estimate.n for cell in cells})
-    least = f"{numbers[0]} to " * (len(numbers) > 1)
-    collapsed = [
-        label for label in found.labels if any(c.collapsed for c in found.of(label).values())
-    ]
-    title = shown.title[0].upper() + shown.title[1:]
-    caption = sentences(
-        say(
-            "sites.caption", score=title, part=say(f"sites.{found.part}"), least=least,
-            most=numbers[-1], unit=unit,
-        ),
-        say("sites.means") if unit == "partition" and samples else "",
-        say("sites.without", names=listed([*map(style.title, found.without)]))
-        if found.without else "",
-        say("sites.no_local") if found.reference is None else "",
-        say("sites.held_out") if found.held_out else "",
-        unit_words(unit),
-        interval_words(unit) if several else "",
-        say("sites.collapsed", sign=COLLAPSE, names=listed([*map(style.title, collapsed)]))
-        if collapsed else "",
+    collapsed = [one for one in sites.labels if any(c.collapsed for c in sites.of(one).values())]
+    score = shown.title[0].upper() + shown.title[1:]
+    caption = say(
+        "sites.caption", score=score, part=sites.part, numbers=numbers, unit=unit,
+        means=unit == "partition" and bool(samples), without=[*map(title_of, sites.without)],
+        reference=sites.reference, held_out=sites.held_out, unit_words=unit_words(unit),
+        interval=interval_words(unit) if numbers[-1] > 1 else "", sign=COLLAPSE,
+        collapsed=[*map(title_of, collapsed)],
     )  # fmt: skip
     columns = ["label", "method", "site", "client_id", "num_samples", "test_samples", "split"]
     columns += ["n", "mean", "std", "low", "high", "collapsed", "unit"]
     return Table(
-        name=f"sites{end}", title=shown.unit.head(say("sites.title", score=title)) + where,
-        caption=caption, head=head, rows=rows, words=1, data=_data(found)[columns],
+        name=f"sites{end}", title=shown.unit.head(say("sites.title", score=score)) + where,
+        caption=caption, head=head, rows=rows, words=1, data=_data(sites)[columns],
     )  # fmt: skip
 
 
-def _differences(found: Sites, end: str, where: str, test: Test) -> Table:
+def _name(sites: Sites, client: int) -> str:
+    return sites.names[client] + (HELD_OUT if client in sites.held_out else "")
+
+
+def _differences(sites: Sites, end: str, where: str, test: Test) -> Table:
     """Differences from the reference: one row per site, one column per other approach."""
-    labels = [label for label in found.labels if label != found.reference]
-    compared = [(cell, cell.comparison) for cell in found.cells if cell.comparison is not None]
-    texts = {(cell.column, cell.row): _difference(found, cell, other) for cell, other in compared}
+    labels = [label for label in sites.labels if label != sites.reference]
+    compared = [(cell, cell.comparison) for cell in sites.cells if cell.comparison is not None]
+    texts = {(cell.column, cell.row): _difference(sites, cell, other) for cell, other in compared}
     rows = [
-        [
-            name + HELD_OUT * (client in found.held_out),
-            *(texts.get((name, label), EMPTY) for label in labels),
-        ]
-        for client, name in found.names.items()
+        [_name(sites, client), *(texts.get((name, label), EMPTY) for label in labels)]
+        for client, name in sites.names.items()
     ]
-    reference, unit = style.title(found.reference or ""), found.unit
-    better, worse = ("below", "above") if SCORES[found.score].lowest else ("above", "below")
-    caption = sentences(
-        say(
-            "sites.difference", reference=reference, unit=unit, test=test.title, better=better,
-            worse=worse, part=say(f"sites.{found.part}"), level=SIGNIFICANT, fewest=FEWEST,
-        ),
-        say("sites.too_few", fewest=FEWEST) if all(found.few(cell) for cell, _ in compared) else "",
-        say("sites.common") if found.part == COMMON else "",
-        say("sites.same", unit=unit) if any(_same(other) for _, other in compared) else "",
+    reference, score = title_of(sites.reference or ""), SCORES[sites.score]
+    caption = say(
+        "sites.difference", reference=reference, unit=sites.unit, test=test.title, part=sites.part,
+        lowest=score.lowest, level=SIGNIFICANT, fewest=FEWEST,
+        few=all(sites.few(cell) for cell, _ in compared),
+        too_few=say("sites.too_few", fewest=FEWEST),
+        same=any(_same(other) for _, other in compared),
     )  # fmt: skip
-    every = _data(found)
+    every = _data(sites)
     columns = ["label", "method", "site", "client_id", "num_samples", "split", "pairs"]
     columns += ["difference", "difference_low", "difference_high", "p", "p_holm", "verdict", "unit"]
-    title = say("sites.difference_title", reference=reference)
+    heading = score.unit.head(say("sites.difference_title", reference=reference), differences=True)
     return Table(
-        name=f"sites_difference{end}",
-        title=SCORES[found.score].unit.head(title, differences=True) + where,
-        caption=caption, head=["Site", *map(style.title, labels)], rows=rows, words=1,
-        data=every[every["label"] != found.reference][columns],
+        name=f"sites_difference{end}", title=heading + where, caption=caption,
+        head=["Site", *map(title_of, labels)], rows=rows, words=1,
+        data=every[every["label"] != sites.reference][columns],
     )  # fmt: skip
 
 
@@ -376,27 +359,27 @@ def _same(other: Comparison) -> bool:
     return other.difference.n > 1 and other.difference.std <= EQUAL
 
 
-def _difference(found: Sites, cell: Cell, other: Comparison) -> str:
+def _difference(sites: Sites, cell: Cell, other: Comparison) -> str:
     """``+4.10 [+1.20, +7.00] **helps**``."""
-    unit = SCORES[found.score].unit
+    unit = SCORES[sites.score].unit
     if math.isnan(other.difference.mean):
         return EMPTY
     none = math.isnan(other.difference.half) or _same(other)
     interval = "" if none else f" {unit.interval(other.difference, '+')}"
-    told = found.verdict(cell)
-    said = told if told == "cannot be told" else f"**{told}**"
-    return f"{unit.number(other.difference.mean, '+')}{interval} {said}"
+    word = sites.verdict(cell)
+    shown = word if word == "cannot be told" else f"**{word}**"
+    return f"{unit.number(other.difference.mean, '+')}{interval} {shown}"
 
 
-def _data(found: Sites) -> pd.DataFrame:
+def _data(sites: Sites) -> pd.DataFrame:
     """All numbers, one row per site and approach; samples are means over the partitions."""
-    frame = data(found.cells).rename(columns={"column": "site"})
-    ids = {name: client for client, name in found.names.items()}
+    frame = data(sites.cells).rename(columns={"column": "site"})
+    ids = {name: client for client, name in sites.names.items()}
     clients = frame["site"].map(ids)
     samples = {"num_samples": "train_samples", "test_samples": "test_samples"}
     counted = {
-        column: clients.map(found.samples[own]).astype("Float64").convert_dtypes()
+        column: clients.map(sites.samples[own]).astype("Float64").convert_dtypes()
         for column, own in samples.items()
     }
-    verdicts = ["" if cell.comparison is None else found.verdict(cell) for cell in found.cells]
-    return frame.assign(client_id=clients, split=found.part, verdict=verdicts, **counted)
+    verdicts = ["" if cell.comparison is None else sites.verdict(cell) for cell in sites.cells]
+    return frame.assign(client_id=clients, split=sites.part, verdict=verdicts, **counted)

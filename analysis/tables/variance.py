@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 
-from ..figures import style
+from ..labels import title_of
+from ..numbers import NONE, Unit
 from ..stats import Cell, Estimate
 from ..words import say, sentences
-from .layout import EMPTY, NONE, Table, Unit, repetition_heads, repetitions
+from .layout import EMPTY, Table, repetition_heads, repetitions
 
 COLUMNS = (
     "label", "method", "column", "n", "runs", "seeds", "var_between", "var_within", "pairs",
@@ -41,7 +42,7 @@ def variances(table: Table, unit: Unit) -> Table:
     head += [f"Difference: {words[0].lower()}{words[1:]}" for words in level_heads] * compared
     rows = []
     for cell in cells:
-        row = [style.title(cell.row), *[cell.column] * columns, *repetitions(cell.estimate)]
+        row = [title_of(cell.row), *[cell.column] * columns, *repetitions(cell.estimate)]
         row += _shown(cell.estimate, unit)
         pairs = None if cell.comparison is None else cell.comparison.difference
         rows.append(row + _shown(pairs, unit) * compared)
@@ -73,7 +74,7 @@ def _named(cells: Sequence[Cell], chosen: Callable[[Estimate], bool]) -> str:
     """The methods, and the methods' differences, whose estimate is chosen."""
     names = []
     for cell in cells:
-        name = style.title(cell.row) + f" ({cell.column})" * bool(cell.column)
+        name = title_of(cell.row) + f" ({cell.column})" * bool(cell.column)
         names += [name] * chosen(cell.estimate)
         if cell.comparison is not None and chosen(cell.comparison.difference):
             names.append(f"difference of {name}")
@@ -96,4 +97,4 @@ def _inseparable(cells: Sequence[Cell]) -> str:
         for estimate in (cell.estimate, cell.comparison and cell.comparison.difference)
         if estimate
     )
-    return say("variance.inseparable", none=NONE) if missing else ""
+    return say("variance.inseparable", missing=NONE) if missing else ""

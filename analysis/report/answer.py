@@ -1,0 +1,217 @@
+"""The answer of a report in words: what came out, for whom, what is significant or unknown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from .. import stats, units
+from ..files import client_names
+from ..labels import title_of
+from ..numbers import Unit
+from ..paired import SIGNIFICANT
+from ..runs import Group, first_run
+from ..scores import ALL, COLLAPSED
+from ..stats import FEWEST
+from ..tables.captions import power_words
+from ..tables.layout import Table
+from ..tables.sites import COMMON
+from ..units import PARTITION
+from ..words import say
+from .outcome import Outcome, names
+
+MOST, FINDINGS = 3, 6
+"""At most this many settings have a sentence in plain words, and one of statistics."""
+
+
+def _groups(of: Outcome) -> list[Group]:
+    return [group for inside in of.facets.values() for group in inside]
+
+
+def standing(setting: str, of: Outcome) -> dict[str, Any]:
+    """What sentences say of the best approach under a setting, and of those that it differs from.
+
+    ``leader`` is None where there is none.
+    """
+    shown, values = of.shown, of.values[setting]
+    order = stats.ranking(values, lowest=shown.lowest)
+    facts: dict[str, Any] = {
+        "setting": setting, "title": of.title[0].lower() + of.title[1:], "score": shown.title,
+        "lowest": shown.lowest, "unit": of.unit, "by_site": of.by_site, "fewest": FEWEST,
+        "any": order is not None, "leader": None,
+    }  # fmt: skip
+    if order is None or order.leader is None:
+        return facts
+    best = stats.of_runs(values[order.leader])
+    near = stats.EQUAL * abs(best.mean)
+    tied = [
+        label
+        for label in order.adjusted
+        if label not in order.missing and abs(units.means(values[label]).mean() - best.mean) <= near
+    ]
+    above, below = order.differing(1), order.differing(-1)
+    equal = [label for label in order.adjusted if label not in (*above, *below)]
+    chance = [label for label in order.adjusted if label not in above]
+    return facts | {
+        "leader": title_of(order.leader), "others": len(order.adjusted), "leads": order.leads,
+        "mean": f"{shown.unit.number(best.mean)} {shown.unit.name}".strip(), "n": best.n,
+        "spread": f"{shown.unit.spread(best)} {shown.unit.name}".strip(), "runs": best.runs,
+        "tied": [title_of(label) for label in (order.leader, *tied)],
+        "incomplete": any(label in order.missing for label in order.adjusted),
+        "fallen": of.collapsed[setting].get(order.leader, 0),
+        "few": min(len(units.means(series.dropna())) for series in values.values()) < FEWEST,
+        "untested": all(map(math.isnan, order.adjusted.values())),
+        "above": names(above), "below": names(below), "equal": names(equal),
+        "chance": "others" if len(chance) == len(order.adjusted) else names(chance),
+    }  # fmt: skip
+
+
+def summary(of: Outcome) -> list[str]:
+    """What was compared, what came out, and for whom: short paragraphs for any reader."""
+    settings = list(of.values)
+    without = dict.fromkeys(name for sites in of.sites.values() for name in sites.without)
+    result = [say("answer.best", **standing(setting, of)) for setting in settings[:MOST]]
+    more = say(
+        "answer.more", without=names([*without]) if of.by_site and without else "",
+        score=of.shown.title, wanted=ALL[of.wanted].title, more=len(settings) - MOST,
+    )  # fmt: skip
+    paragraphs = [_compared(of), " ".join([*result, more]), _whom(of)]
+    return [text.strip() for text in paragraphs if text]
+
+
+def _compared(of: Outcome) -> str:
+    groups = _groups(of)
+    rows = [row for group in groups for row in group.runs.to_dict("records")]
+    clients = {row.get("num_clients") for row in rows}
+    (number,) = clients if len(clients) == 1 else (None,)
+    return say(
+        "answer.compared", names=names(of.labels), settings=len(of.facets), runs=len(rows),
+        data=sorted({str(row["dataset"]) for row in rows}),
+        clients=number if isinstance(number, int) else None,
+        times=sorted(len(group.runs) for group in groups),
+        divisions=len({row[PARTITION] for row in rows}) if of.unit == "partition" else 0,
+    )  # fmt: skip
+
+
+def _whom(of: Outcome) -> str:
+    """Which sites the federated approaches help and harm, or why that is not known."""
+    sites = list(of.sites.values())
+    if of.by_site and all(one.reference is not None for one in sites):
+        return " ".join(_of_sites(setting, of) for setting in list(of.sites)[:MOST])
+    groups = _groups(of)
+    if any("attack.name" in one.runs and one.runs["attack.name"].notna().any() for one in groups):
+        return ""  # such a study asks another question
+    if any(one.reference is not None for one in sites):
+        common = any(one.part == COMMON for one in sites)
+        unscored = dict.fromkeys(name for one in sites for name in one.without)
+        if not common and not unscored:
+            return ""  # only some settings have results by site, which are in their tables
+        return say("answer.whom_unknown", common=common, names=names([*unscored]))
+    nested = of.unit == "partition" and not client_names(first_run(groups))
+    return "" if nested else say("answer.whom_unknown", common=False, names="")
+
+
+def _of_sites(setting: str, of: Outcome) -> str:
+    """Whom the approaches help and harm under a setting, the best approach first."""
+    sites, values = of.sites[setting], of.values[setting]
+    means = {label: units.means(values[label]).mean() for label in of.federated(setting)}
+    best = sorted(means, key=lambda label: means[label], reverse=not of.shown.lowest)
+    cells = {
+        label: [cell for cell in sites.of(label).values() if cell.comparison] for label in best
+    }
+    approaches = []
+    for label in best[:MOST]:
+        verdicts: dict[str, list[str]] = {}
+        for cell in cells[label]:
+            verdicts.setdefault(sites.verdict(cell), []).append(cell.column)
+        if verdicts:
+            approaches.append((title_of(label), verdicts, any(map(sites.few, cells[label]))))
+    every = [cell for label in best for cell in cells[label]]
+    return say(
+        "answer.whom", setting=setting, approaches=approaches, more=len(best) - MOST,
+        undecided=len(best) > 1 and all(sites.verdict(cell) == "cannot be told" for cell in every),
+        names=list(dict.fromkeys(cell.column for cell in every)), few=any(map(sites.few, every)),
+    )  # fmt: skip
+
+
+def unknown(of: Outcome, unfinished: Sequence[Path]) -> list[str]:
+    """What the runs cannot say."""
+    groups, unit = _groups(of), of.unit
+    collapsed = [label for inside in of.collapsed.values() for label, n in inside.items() if n]
+    fewest = min(
+        group.runs[PARTITION].nunique() if unit == "partition" else len(group.runs)
+        for group in groups
+    )
+    texts = [say("unknown.simulation")]
+    if unit == "seed":
+        texts.append(say("unknown.one_partition"))
+    if fewest < FEWEST:
+        texts.append(say("unknown.few", number=fewest, unit=unit))
+    if collapsed:
+        texts.append(say("unknown.collapsed", names=[*dict.fromkeys(map(title_of, collapsed))]))
+    if unfinished:
+        texts.append(say("unknown.unfinished", number=len(unfinished)))
+    return texts
+
+
+def findings(of: Outcome, baseline: str | None, compared: Mapping[str, Table]) -> list[str]:
+    """Sentences: the best method of each setting, the comparisons with the baseline, collapses.
+
+    ``compared`` are tables of the values that the outcome has, by setting.
+    """
+    settings = list(of.values)
+    texts = [say("finding.best", **standing(setting, of)) for setting in settings[:FINDINGS]]
+    if len(settings) > FINDINGS:
+        texts.append(say("finding.others", number=len(settings) - FINDINGS))
+    if baseline is not None:
+        texts += [
+            _against(setting, baseline, table.data, of.shown.unit)
+            for setting, table in list(compared.items())[:FINDINGS]
+        ]
+    if incomplete := lacking(of):
+        texts.append(say("finding.incomplete", names=incomplete))
+    return [text for text in (*texts, _collapsed(of)) if text]
+
+
+def _against(setting: str, baseline: str, data: pd.DataFrame, unit: Unit) -> str:
+    """Which groups differ significantly from the baseline, and what could be detected."""
+    tested = data[data["p_holm"].notna()]
+    different = [
+        f"{row['method']} ({unit.number(row['difference'], '+')} {unit.of_differences}, "
+        f"p {row['p_holm']:.2g})"
+        for row in tested[tested["p_holm"] < SIGNIFICANT].to_dict("records")
+    ]
+    return say(
+        "finding.against", setting=setting, baseline=title_of(baseline), tests=len(tested),
+        names=different, fewest=FEWEST, unit=data["unit"].iloc[0], power=power_words(data, unit),
+    )  # fmt: skip
+
+
+def lacking(of: Outcome) -> list[str]:
+    """The groups that lack runs which others have: ``FedLD (2 of 3 runs)``."""
+    texts = []
+    for setting, values in of.values.items():
+        for label, count in stats.missing(values).items():
+            if count:
+                runs = stats.of_runs(values[label]).runs
+                where = f", {setting}" if setting else ""
+                texts.append(f"{title_of(label)} ({runs} of {runs + count} runs{where})")
+    return texts
+
+
+def _collapsed(of: Outcome) -> str:
+    """Which groups have collapsed runs; empty if none, and it is unknown for some."""
+    known, texts = True, []
+    for setting, inside in of.facets.items():
+        for one in inside:
+            number = of.collapsed[setting].get(one.label, 0)
+            known &= COLLAPSED in one.runs and bool(one.runs[COLLAPSED].notna().all())
+            if number:
+                where = f", {setting}" if setting else ""
+                runs = f"{number} of {len(one.runs)} run{'' if len(one.runs) == 1 else 's'}"
+                texts.append(f"{title_of(one.label)} ({runs}{where})")
+    return say("finding.collapsed", names=texts, known=known)
