@@ -24,9 +24,10 @@ ORDER = (
     {"storage", "engine"},
     {"schedules"},
     {"training"},
-    {"audit", "predictions"},
+    {"predictions"},
     {"display"},
     {"studies"},
+    {"audit"},
     {"testing"},
     {"cli"},
 )
