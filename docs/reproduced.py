@@ -4,7 +4,7 @@
     python docs/reproduced.py           the page alone
 
 docs/reproduced.csv holds the values of every run, for each cell of a table; the verdicts follow
-from them and from fedsim/config/published/*.yaml whenever the page is made. A test compares it.
+from them and from fedsim/audit/papers/ whenever the page is made. A test compares it.
 """
 
 from __future__ import annotations
@@ -18,16 +18,15 @@ import pandas as pd
 DOCS = Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS.parent))
 
-from fedsim.config import published  # noqa: E402
-from fedsim.config.published.tables import Claim, Job, Number, Table  # noqa: E402
-from fedsim.studies import reproduce  # noqa: E402
+from fedsim.audit import published  # noqa: E402
+from fedsim.audit.published import Claim, Job, Number, Result, Table  # noqa: E402
 
 PAGE, STORED = DOCS / "REPRODUCED.md", DOCS / "reproduced.csv"
 INTRO = """# Published tables, tested
 
 What [`fedsim reproduce`](how-to/reproduce.md) found of published numbers and claims, made by
 `python docs/reproduced.py` from the values of every run in `docs/reproduced.csv`. The numbers,
-where they were read, and the margins are in `fedsim/config/published/`.
+where they were read, and the margins are in `fedsim/audit/papers/`.
 
 A *full* job has the protocol of the paper and tests numbers and claims. A *scaled* job has other
 data or a smaller network and tests claims about order alone: what it confirms or contradicts holds
@@ -52,7 +51,7 @@ WORDS = ("confirmed exactly", "confirmed", "contradicted", "not decidable")
 
 def add(folder: Path) -> None:
     """Stores the values of a job in place of those that it had before."""
-    new = pd.read_csv(folder / reproduce.VALUES)
+    new = pd.read_csv(folder / published.VALUES)
     every = [new]
     if STORED.exists():
         old = pd.read_csv(STORED)
@@ -68,10 +67,10 @@ def stored() -> dict[tuple[str, str], pd.DataFrame]:
     return {(str(t), str(j)): part for (t, j), part in frame.groupby(["table", "job"], sort=False)}
 
 
-def results(table: Table, job: Job) -> list[reproduce.Result]:
+def results(table: Table, job: Job) -> list[Result]:
     """The verdicts of a job that has been run; empty where it has not."""
     values = stored().get((table.name, job.name))
-    return [] if values is None else reproduce.judge(table, job, values)
+    return [] if values is None else published.judge(table, job, values)
 
 
 def page() -> str:
@@ -89,7 +88,7 @@ def overview(tables: list[Table]) -> list[str]:
     for table in tables:
         link = f"[{table.name}](#{table.name})"
         for job in table.jobs.values():
-            said = reproduce.counts(
+            said = published.counts(
                 r.verdict.word for r in results(table, job) if r.verdict.word in WORDS
             )
             rows.append([link, job.name, tests(table, job), str(job.runs), state(said)])
@@ -160,12 +159,12 @@ def number(published_one: Number | None) -> str:
     return f"{published_one.value:g}" + (f" (sd {published_one.sd:g})" if spread else "")
 
 
-def verdicts(found: list[reproduce.Result]) -> list[str]:
+def verdicts(found: list[Result]) -> list[str]:
     """A row for each tested number and claim."""
     shown = [r for r in found if r.verdict.word in WORDS or isinstance(r.result, Claim)]
     rows = []
     for each in shown:
-        cells = reproduce.cells(each)
+        cells = each.cells
         cells["verdict"] = f"**{cells['verdict']}**"
         rows.append([cells[key].replace("|", "\\|") for key in HEADS])
     return markdown(list(HEADS.values()), rows)

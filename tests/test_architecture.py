@@ -25,9 +25,10 @@ ORDER = (
     {"storage", "engine"},
     {"schedules", "identity"},
     {"training"},
-    {"audit", "predictions"},
+    {"predictions"},
     {"display"},
     {"studies"},
+    {"audit"},
     {"testing"},
     {"cli"},
 )

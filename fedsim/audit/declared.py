@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedsim.audit.recorded import Difference
 from fedsim.audit.rerun import Rerun
+from fedsim.audit.tables import Difference
 from fedsim.core.errors import ConfigError
 from fedsim.core.machine import kind_of, other_kind
 from fedsim.core.reading import parse_json
@@ -24,33 +24,27 @@ FACTS = (
 """Keys of env.json that follow from data, settings and files."""
 
 
-def described(again: Rerun) -> dict[str, Any]:
+def described(rerun: Rerun) -> dict[str, Any]:
     """What env.json would say now, as values of JSON."""
-    return parse_json(to_json(describe(again.setup) | dict(again.executor.environment)))
-
-
-def _parts(run: Path, before: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """What env.json says of the run's beginning, and of each time that it went on."""
-    parts = [before, *before.get("resumed", [])]
-    for part in parts:
-        if not isinstance(part, dict) or not isinstance(part.get("packages", {}), dict):
-            raise ConfigError(f"{run / 'env.json'}: not what fedsim writes there")
-    return parts
+    return parse_json(to_json(describe(rerun.setup) | dict(rerun.executor.environment)))
 
 
 def others(run: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Processor, kind of device and versions that are not those that the run was done with."""
-    told = []
-    for part in _parts(run, before):
+    differing: list[str] = []
+    for part in (before, *before.get("resumed", [])):  # the beginning, each time that it went on
+        if not isinstance(part, dict) or not isinstance(part.get("packages", {}), dict):
+            raise ConfigError(f"{run / 'env.json'}: not what fedsim writes there")
         there, here = part.get("processor", now["processor"]), now["processor"]
         if there != here:
-            told.append(f"processor {_words(here)} instead of {_words(there)}")
-        if differing := other_kind(kind_of(part), kind_of(now)):
-            told.append(differing)
-        for name, version in part.get("packages", {}).items():
-            if name in NUMERICAL and now["packages"].get(name) != version:
-                told.append(f"{name} {now['packages'].get(name)} instead of {version}")
-    return "; ".join(dict.fromkeys(told))
+            differing.append(f"processor {_words(here)} instead of {_words(there)}")
+        differing.append(other_kind(kind_of(part), kind_of(now)))
+        differing += [
+            f"{name} {now['packages'].get(name)} instead of {version}"
+            for name, version in part.get("packages", {}).items()
+            if name in NUMERICAL and now["packages"].get(name) != version
+        ]
+    return "; ".join(filter(None, dict.fromkeys(differing)))
 
 
 def _words(value: object) -> str:
@@ -62,15 +56,14 @@ def compare_facts(run: Path, before: Mapping[str, Any], now: Mapping[str, Any]) 
     for part in (before, *before.get("resumed", [])):
         for key in FACTS:
             if key in part and part[key] != now.get(key):
-                raise Difference(f"env.json, {key}", _short(part[key]), _short(now.get(key)))
+                words = [
+                    "nothing" if v is None else reprlib.repr(v) for v in (part[key], now.get(key))
+                ]
+                raise Difference(f"env.json, {key}", *words)
     code = now.get("code", {})
     for role, each in Provenance.read(run).code.items():
         if role != "executor" and each.name != code.get(role, {}).get("name"):
             raise Difference(f"env.json, code of the {role}", each.name, "what config.yaml names")
-
-
-def _short(value: object) -> str:
-    return reprlib.repr(value) if value is not None else "nothing"
 
 
 def undeclared(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
@@ -78,9 +71,8 @@ def undeclared(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[st
     if not before:
         yield "env.json is missing: processor, versions, code and data"
         return
-    wanted = ("processor", "packages", "data", *(("code",) if now.get("code") else ()), *FACTS)
-    for key in wanted:
-        if key in now and key not in before:
+    for key in ("processor", "packages", "data", "code", *FACTS):
+        if now.get(key) not in (None, {}) and key not in before:
             yield f"env.json does not say {key!r}"
     last = {**before, **(before.get("resumed") or [{}])[-1]}
     for key in ("fedsim", "git_commit"):

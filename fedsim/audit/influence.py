@@ -16,10 +16,8 @@ an evaluation: a fall of a loss and a rise of an accuracy are positive.
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +29,12 @@ from fedsim.core.errors import ConfigError, FedsimError, nearest
 from fedsim.core.imports import users_code
 from fedsim.core.rng import generator
 from fedsim.core.rows import SCORES
+from fedsim.core.types import F64
 from fedsim.metrics.shapley import everybody, exact, members, prefixes, sampled
-from fedsim.server.coalitions import Coalitions, Moved
+from fedsim.server.coalitions import Coalitions
 from fedsim.storage.checkpoint import ServerState
 from fedsim.training import evaluate
-from fedsim.training.round import Gathered, conclude, context, gather, train
+from fedsim.training.round import conclude, context, gather, train
 from fedsim.training.rows import RoundLog
 from fedsim.training.setup import Setup
 
@@ -44,81 +43,10 @@ METRICS = (STEP, *(f"{part}_{name}" for part in ("val", "test") for name in SCOR
 """What the value of a coalition is measured by."""
 EXACT = 10
 """Cohorts of at most so many clients have exact Shapley values, from all of their coalitions."""
-
-logger = logging.getLogger("fedsim")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measurement:
-    """What is measured of each round.
-
-    Args:
-        metric: one of :data:`METRICS`.
-        shapley: whether Shapley values are computed beside leave-one-out.
-        permutations: orders drawn for the Shapley values of a cohort of more than :data:`EXACT`.
-        seed: of these orders.
-
-    Raises:
-        ConfigError: an unknown metric, or fewer than two orders.
-    """
-
-    metric: str = STEP
-    shapley: bool = True
-    permutations: int = 64
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        """See the class."""
-        if self.metric not in METRICS:
-            raise ConfigError(
-                f"metric: {self.metric!r} given; known are {', '.join(METRICS)}"
-                f"{nearest(self.metric, METRICS)}"
-            )
-        if self.permutations < 2:
-            raise ConfigError(
-                f"permutations: {self.permutations} given; a standard error needs at least 2"
-            )
-
-    def check(self, setup: Setup) -> None:
-        """Refuses a run of whose clients nothing can be said, by a ConfigError with the reason."""
-        config = setup.config
-        why = None
-        if setup.algorithm.pools:
-            why = f"algorithm {config.algorithm} pools the clients' data and has no updates of each"
-        elif not setup.num_sent:
-            why = f"with algorithm {config.algorithm} clients send no parameters to aggregate"
-        elif config.train.secure_aggregation:
-            why = "train.secure_aggregation hides the updates of single clients from the server"
-        elif config.dp.level == "user":
-            why = (
-                "dp.level=user hides what a single client changes, which is what an influence says"
-            )
-        if why is not None:
-            raise ConfigError(f"influence: {why}")
-        if self.metric == STEP:
-            return
-        if setup.personalised:
-            raise ConfigError(
-                f"metric {self.metric}: with algorithm {config.algorithm} clients have models of "
-                f"their own, so that there is no one model to evaluate; metric {STEP} is of the "
-                "common step"
-            )
-        if self.metric.startswith("val_") and not len(setup.dataset.val):
-            raise ConfigError(
-                f"metric {self.metric}: {setup.dataset.name} has no validation part in this run "
-                "(data.val_fraction); metrics of the test part begin with test_"
-            )
-
-
-@dataclass(frozen=True)
-class Round:
-    """A round of a run, done again up to the server."""
-
-    number: int
-    before: ServerState
-    after: ServerState
-    gathered: Gathered
-    coalitions: Coalitions | None
+COLUMNS = (
+    *("round", "client_id", "name", "num_samples", "step_norm", "distance", "cosine", "share"),
+    *("metric", "total", "leave_one_out", "shapley", "shapley_error"),
+)
 
 
 def influence(
@@ -157,25 +85,68 @@ def influence(
             no such influence.
         FedsimError: a round failed.
     """
-    wanted = Measurement(metric=metric, shapley=shapley, permutations=permutations, seed=seed)
+    if metric not in METRICS:
+        raise ConfigError(
+            f"metric: {metric!r} given; known are {', '.join(METRICS)}{nearest(metric, METRICS)}"
+        )
+    if permutations < 2:
+        raise ConfigError(f"permutations: {permutations} given; a standard error needs at least 2")
     rows: list[dict[str, Any]] = []
+    whole = {"engine.aggregation_shards": 1}  # updates in this process
+    overrides = {**(overrides or {}), **whole}
     with opened(Path(run), overrides, accept_changed_code=accept_changed_code) as rerun:
-        wanted.check(rerun.setup)
-        state, at = rerun.start, 0
+        check(rerun.setup, metric)
+        state, before = rerun.start, 0
         for number in checked(rounds, rerun.rounds):
-            if at != number - 1:
+            if before != number - 1:
                 state = rerun.state(number - 1)
-            made = again(rerun, state, number)
-            rows += rows_of(rerun, made, wanted)
-            state, at = made.after, number
+            after, coalitions = again(rerun, state, number)
+            if coalitions is not None:
+                orders = None
+                if shapley and coalitions.m > EXACT:
+                    rng = generator(seed, "shapley", number)
+                    orders = [rng.permutation(coalitions.m).tolist() for _ in range(permutations)]
+                check_sizes(coalitions, number, shapley=shapley)
+                value = valued(rerun, state, coalitions, metric)
+                table = of_round(coalitions, value, orders, shapley=shapley)
+                rows += [
+                    {"round": number, **_client(rerun.setup, row["client_id"]), "metric": metric}
+                    | row
+                    for row in table
+                ]
+            state, before = after, number
     columns = [*COLUMNS, *(["attacker"] if rerun.setup.config.attack.name is not None else [])]
     return pd.DataFrame(rows, columns=columns)
 
 
-COLUMNS = (
-    *("round", "client_id", "name", "num_samples", "step_norm", "distance", "cosine", "share"),
-    *("metric", "total", "leave_one_out", "shapley", "shapley_error"),
-)
+def check(setup: Setup, metric: str) -> None:
+    """Refuses a run of whose clients nothing can be said, by a ConfigError with the reason."""
+    config = setup.config
+    reasons = {
+        f"algorithm {config.algorithm} pools the clients' data and has no updates of each": (
+            setup.algorithm.pools
+        ),
+        f"with algorithm {config.algorithm} clients send no parameters to aggregate": (
+            not setup.num_sent
+        ),
+        "train.secure_aggregation hides the updates of single clients from the server": (
+            config.train.secure_aggregation
+        ),
+        "dp.level=user hides what a single client changes, which is what an influence says": (
+            config.dp.level == "user"
+        ),
+        f"metric {metric}: with algorithm {config.algorithm} clients have models of their own, so "
+        f"that there is no one model to evaluate; metric {STEP} is of the common step": (
+            metric != STEP and setup.personalised
+        ),
+        f"metric {metric}: {setup.dataset.name} has no validation part in this run "
+        "(data.val_fraction); metrics of the test part begin with test_": (
+            metric.startswith("val_") and not len(setup.dataset.val)
+        ),
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            raise ConfigError(f"influence: {reason}")
 
 
 def checked(rounds: Iterable[int] | None, done: int) -> list[int]:
@@ -186,81 +157,29 @@ def checked(rounds: Iterable[int] | None, done: int) -> list[int]:
     """
     if not done:
         raise ConfigError("rounds: the run has no complete round")
-    wanted = sorted(set(range(1, done + 1) if rounds is None else rounds))
-    if bad := [number for number in wanted if not 1 <= number <= done]:
+    numbers = sorted(set(range(1, done + 1) if rounds is None else rounds))
+    if bad := [number for number in numbers if not 1 <= number <= done]:
         raise ConfigError(f"rounds: {bad[0]} given; the run has rounds 1 to {done}")
-    if not wanted:
-        raise ConfigError("rounds: none given")
-    return wanted
+    return numbers
 
 
-def again(rerun: Rerun, state: ServerState, number: int) -> Round:
-    """Round ``number``, from 1, from the state before it; nothing is evaluated."""
+def again(rerun: Rerun, state: ServerState, number: int) -> tuple[ServerState, Coalitions | None]:
+    """The state after round ``number``, from 1, and the coalitions of the clients that sent."""
     setup, log, ctx = rerun.setup, RoundLog(number), context(rerun.setup, number - 1)
     with users_code(f"round {number}", FedsimError):
         trained = train(setup, rerun.executor, state, ctx, log)
         gathered = gather(setup, rerun.executor, trained, ctx, log)
         after = conclude(setup, trained, gathered, ctx).state
-    coalitions = None
-    if gathered.updates and gathered.cohort is not None:
-        server, before = setup.algorithm.server, trained.state.server
-        sent, _ = server.sent(before, gathered.cohort, ctx)
-        coalitions = Coalitions(server, before, sent, ctx)
-    return Round(number, state, after, gathered, coalitions)
+    if not gathered.updates or gathered.cohort is None:
+        return after, None
+    server, before = setup.algorithm.server, trained.state.server
+    sent, _ = server.sent(before, gathered.cohort, ctx)
+    return after, Coalitions(server, before, sent, ctx)
 
 
-def rows_of(rerun: Rerun, made: Round, wanted: Measurement) -> list[dict[str, Any]]:
-    """The rows of a round, one for each client whose update counted."""
-    if made.coalitions is None:
-        return []
-    sets, m = made.coalitions, made.coalitions.m
-    check_sizes(sets, wanted, made.number)
-    whole = everybody(m)
-    without = [whole & ~(1 << i) for i in range(m)]
-    needed = {0, whole, *without}
-    orders: list[list[int]] = []
-    if wanted.shapley and m <= EXACT:
-        needed |= set(range(whole + 1))
-    elif wanted.shapley:
-        rng = generator(wanted.seed, "shapley", made.number)
-        orders = [rng.permutation(m).tolist() for _ in range(wanted.permutations)]
-        needed |= {coalition for order in orders for coalition in prefixes(order)}
-    moved = {c: sets.moved(members(c)) for c in (0, whole, *without)}
-    values = values_of(rerun, made, wanted.metric, sorted(needed), moved)
-    shares, errors = np.full(m, np.nan), np.full(m, np.nan)
-    if orders:
-        shares, errors = sampled(orders, values.__getitem__)
-    elif wanted.shapley:
-        shares, errors = exact([values[c] for c in range(whole + 1)]), np.zeros(m)
-    norm, setup = moved[0].distance, rerun.setup
-    names = setup.partition.names
-    rows = []
-    for i, update in enumerate(sets.cohort.updates):
-        own, client = moved[without[i]], update.client_id
-        rows.append(
-            {
-                "round": made.number,
-                "client_id": client,
-                "name": names[client] if names else "",
-                "num_samples": len(setup.partition.train[client]),
-                "step_norm": norm,
-                "distance": own.distance,
-                "cosine": own.cosine,
-                "share": 1 - own.along / norm if norm > 0 else math.nan,
-                "metric": wanted.metric,
-                "total": values[whole] - values[0],
-                "leave_one_out": values[whole] - values[without[i]],
-                "shapley": shares[i],
-                "shapley_error": errors[i],
-                "attacker": int(client in setup.malicious),
-            }
-        )
-    return rows
-
-
-def check_sizes(sets: Coalitions, wanted: Measurement, number: int) -> None:
+def check_sizes(sets: Coalitions, number: int, *, shapley: bool) -> None:
     """Refuses a rule that cannot aggregate fewer clients, by a ConfigError."""
-    least = 1 if wanted.shapley else sets.m - 1
+    least = 1 if shapley else sets.m - 1
     for size in range(sets.m - 1, max(least, 1) - 1, -1):
         try:
             sets.server.check(size)
@@ -271,42 +190,83 @@ def check_sizes(sets: Coalitions, wanted: Measurement, number: int) -> None:
             ) from error
 
 
-def values_of(
-    rerun: Rerun,
-    made: Round,
-    metric: str,
-    coalitions: Sequence[int],
-    moved: Mapping[int, Moved],
-) -> dict[int, float]:
-    """The value of each coalition, by the metric.
+Value = Callable[[Collection[int]], Mapping[int, float]]
+"""The values of coalitions, which are numbers as in :mod:`fedsim.metrics.shapley`."""
 
-    Raises:
-        DivergedError: a model's outputs are not finite.
-        ConfigError: the part has no such score.
+
+def valued(rerun: Rerun, state: ServerState, sets: Coalitions, metric: str) -> Value:
+    """The values of coalitions by a metric; ``state`` is that before the round.
+
+    They raise a DivergedError where a model's outputs are not finite, and a ConfigError where the
+    part has no such score.
     """
-    sets = made.coalitions
-    assert sets is not None  # noqa: S101
-    if metric == STEP:
-        every = {c: moved.get(c) or sets.moved(members(c)) for c in coalitions}
-        return {c: own.along for c, own in every.items()}
-    part, _, name = metric.partition("_")
-    models = {c: evaluate.Candidate(None, _model(made, sets, c)) for c in coalitions}
-    scores = evaluate.each_scores(rerun.setup, rerun.executor, models, part)
-    found = {c: getattr(own, name) for c, own in scores.items()}
-    if any(value is None for value in found.values()):
-        raise ConfigError(f"metric {metric}: the {part} part of this run has no {name}")
-    sign = -1.0 if SCORES[name].lowest else 1.0
-    return {c: sign * (value - found[0]) for c, value in found.items()}
+
+    def steps(coalitions: Collection[int]) -> Mapping[int, float]:
+        return {c: sets.moved(members(c)).along for c in coalitions}
+
+    def scores(coalitions: Collection[int]) -> Mapping[int, float]:
+        part, _, name = metric.partition("_")
+        models = {c: evaluate.Candidate(None, _model(state, sets, c)) for c in coalitions}
+        every = evaluate.each_scores(rerun.setup, rerun.executor, models, part)
+        values = {c: getattr(each, name) for c, each in every.items()}
+        if None in values.values():
+            raise ConfigError(f"metric {metric}: the {part} part of this run has no {name}")
+        sign = -1.0 if SCORES[name].lowest else 1.0
+        return {c: sign * (value - values[0]) for c, value in values.items()}
+
+    return steps if metric == STEP else scores
 
 
-def _model(made: Round, sets: Coalitions, coalition: int) -> Any:
+def _model(state: ServerState, sets: Coalitions, coalition: int) -> Any:
     """Makes the model after the step of a coalition."""
+    params = state.params
+    return lambda: (params + sets.step(members(coalition)) if coalition else params, {})
 
-    def load() -> tuple[Any, dict[str, Any]]:
-        params = made.before.params
-        return (params + sets.step(members(coalition)) if coalition else params), {}
 
-    return load
+def of_round(
+    sets: Coalitions, value: Value, orders: Sequence[list[int]] | None, *, shapley: bool
+) -> list[dict[str, Any]]:
+    """What is measured of each client of a round; without orders Shapley values are exact."""
+    whole = everybody(sets.m)
+    without = [whole & ~(1 << i) for i in range(sets.m)]
+    coalitions = {0, whole, *without}
+    if orders is not None:
+        coalitions |= {coalition for order in orders for coalition in prefixes(order)}
+    elif shapley:
+        coalitions |= set(range(whole + 1))
+    values = value(sorted(coalitions))
+    shares: F64 = np.full(sets.m, np.nan)
+    errors = shares
+    if orders is not None:
+        shares, errors = sampled(orders, values.__getitem__)
+    elif shapley:
+        shares, errors = exact([values[c] for c in range(whole + 1)]), np.zeros(sets.m)
+    norm, rows = sets.moved(()).distance, []
+    for i, update in enumerate(sets.cohort.updates):
+        moved = sets.moved(members(without[i]))
+        rows.append(
+            {
+                "client_id": update.client_id,
+                "step_norm": norm,
+                "distance": moved.distance,
+                "cosine": moved.cosine,
+                "share": 1 - moved.along / norm if norm > 0 else math.nan,
+                "total": values[whole] - values[0],
+                "leave_one_out": values[whole] - values[without[i]],
+                "shapley": shares[i],
+                "shapley_error": errors[i],
+            }
+        )
+    return rows
+
+
+def _client(setup: Setup, client: int) -> dict[str, Any]:
+    names = setup.partition.names
+    return {
+        "name": names[client] if names else "",
+        "num_samples": len(setup.partition.train[client]),
+        "attacker": int(client in setup.malicious),
+    }
 
 
 def summed(frame: pd.DataFrame) -> pd.DataFrame:

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedsim.audit.recorded import COMPARED, Comparison, Difference, Recorded
 from fedsim.audit.rerun import Rerun, opened
+from fedsim.audit.tables import COMPARED, Comparison, Difference, Recorded
 from fedsim.config import experiments
 from fedsim.config.experiments import Setting, Settings
 from fedsim.config.resolve import resolve, with_normalization
@@ -424,7 +424,7 @@ def equal(one: object, other: object) -> bool:
 
 def difference(store: RunStore, done: Done) -> str:
     """The first place where the rows of a round are not what the run wrote, see
-    :class:`fedsim.audit.recorded.Difference`; empty where all are the same."""
+    :class:`fedsim.audit.tables.Difference`; empty where all are the same."""
     n = done.number
     tables = {table: Recorded.read(store.path, table, n, n) for table in COMPARED}
     try:

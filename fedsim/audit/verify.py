@@ -9,7 +9,6 @@ such a run is never verified, but consistent within what :mod:`fedsim.audit.roun
 from __future__ import annotations
 
 import csv
-import io
 import math
 import secrets
 import shutil
@@ -23,25 +22,22 @@ from typing import Any, Literal
 import numpy as np
 
 from fedsim.audit import declared
-from fedsim.audit.recorded import (
+from fedsim.audit.rerun import Rerun, opened
+from fedsim.audit.rounding import Rounding
+from fedsim.audit.tables import (
     COMPARED,
-    ROUNDING,
     Comparison,
     Difference,
     Recorded,
     check_form,
-    distance,
+    is_rounded,
 )
-from fedsim.audit.rerun import Rerun, opened
-from fedsim.audit.rounding import OF_THE_WAY, Rounding, supports_of
 from fedsim.config import experiments
 from fedsim.core import files
 from fedsim.core.errors import FedsimError, described
 from fedsim.core.files import CLIENTS, MODEL, VOCABULARY
 from fedsim.core.imports import refused
 from fedsim.core.reading import check_tree
-from fedsim.core.rows import ErrorRow
-from fedsim.core.types import Vector
 from fedsim.identity.provenance import functions_in
 from fedsim.storage import digests, final_models, status, tensors
 from fedsim.storage.checkpoint import ServerState, read_record
@@ -52,8 +48,6 @@ from fedsim.training.finetune import final_scores
 from fedsim.training.rows import RoundLog
 from fedsim.training.summary import summarise
 
-OF_A_TENSOR, OF_A_NUMBER = 1e-3, 1e-4
-"""The most by which a tensor of another processor may differ: of its size, and each number."""
 OF_THE_PLACE = frozenset({"run_id", "total_seconds", "seconds_to_target"})
 """Columns of summary.csv that say where and how fast the run was done."""
 REFUSED = (
@@ -61,10 +55,8 @@ REFUSED = (
     "allow_code=True)"
 )
 """What is said of a function that a run names."""
-
-
 VERIFIED, CONSISTENT, DIFFERS = "verified", "consistent", "differs"
-"""What is found of a run."""
+"""The outcomes."""
 
 
 class NotPossible(FedsimError):
@@ -75,7 +67,7 @@ class NotPossible(FedsimError):
 
 @dataclass(kw_only=True)
 class Verification(Comparison):
-    """What was found of a run; rows and models that were compared, as :class:`Comparison`.
+    """What a run was compared with; what is counted says :class:`Comparison`.
 
     Args:
         run: its directory.
@@ -83,7 +75,8 @@ class Verification(Comparison):
         rounds: that are complete.
         drawn: numbers of the rounds that were drawn.
         executed: first and last round of each stretch that was done again.
-        differences: what was found.
+        others: processor or versions that are not those of the run, else empty.
+        differences: between the run and what its settings give.
         not_compared: what a run has, or the data and settings give, and nothing was compared with.
         planned: rounds that the run is to have.
         finished: whether it has ended, which may be earlier.
@@ -94,6 +87,7 @@ class Verification(Comparison):
     rounds: int
     drawn: Sequence[int] = ()
     executed: list[tuple[int, int]] = field(default_factory=list)
+    others: str = ""
     differences: list[Difference] = field(default_factory=list)
     not_compared: list[str] = field(default_factory=list)
     planned: int = 0
@@ -158,37 +152,22 @@ def verify(
             raise NotPossible(f"{path}: no round is complete")
         if not allow_code:
             _check_no_code(path / "config.yaml")
-        found = Verification(run=path, seed=seed, rounds=done, drawn=_draw(seed, done, rounds))
+        result = Verification(run=path, seed=seed, rounds=done, drawn=_draw(seed, done, rounds))
         with (
             nullcontext() if allow_code else refused(REFUSED),
             opened(
                 path, overrides, data_dir=data_dir, accept_changed_code=accept_changed_code
-            ) as again,
+            ) as rerun,
             tempfile.TemporaryDirectory() as folder,
         ):
-            before, now = again.store.read_environment(), declared.described(again)
-            found.others = declared.others(path, before, now)
-            found.supports = supports_of(again.setup.dataset)
-            found.planned = again.setup.config.train.rounds
-            found.finished = again.store.finished
-            check_form(path, done, finished=again.store.finished)
-            found.not_compared += [*_missing(again), *declared.undeclared(before, now)]
-            declared.compare_facts(path, before, now)
-            number, record = _newest_record(again)
-            found.differences += _changed_tables(path, number, record)
-            _compare_settings(again, number, record)
-            _compare_split(again, Path(folder))
-            wanted = {*found.drawn, *_last_round(found, again)}
-            for first, last in _stretches(again, wanted):
-                _compare_stretch(found, again, first, last, Path(folder))
-            _compare_results(found, again, Path(folder))
+            _compare(result, rerun, Path(folder))
     except Difference as difference:
-        found.differences.append(difference)
+        result.differences.append(difference)
     except (FedsimError, OSError, ValueError, csv.Error) as error:
         raise NotPossible(str(error)) from error
     except (AttributeError, IndexError, KeyError, TypeError) as error:
         raise NotPossible(f"{path}: not what fedsim writes ({described(error)})") from error
-    return found
+    return result
 
 
 def _check_no_code(config: Path) -> None:
@@ -197,47 +176,74 @@ def _check_no_code(config: Path) -> None:
         raise NotPossible(f"{config}: {', '.join(named)} {REFUSED}")
 
 
-def _draw(seed: int, done: int, wanted: int | Literal["all"]) -> list[int]:
+def _draw(seed: int, done: int, count: int | Literal["all"]) -> list[int]:
     """Numbers of rounds, from 1, ascending."""
-    if wanted == "all" or wanted >= done:
+    if count == "all" or count >= done:
         return list(range(1, done + 1))
-    drawn = np.random.default_rng(seed).choice(done, wanted, replace=False)
+    drawn = np.random.default_rng(seed).choice(done, count, replace=False)
     return sorted((drawn + 1).tolist())
 
 
-def _missing(again: Rerun) -> Iterator[str]:
+def _compare(result: Verification, rerun: Rerun, scratch: Path) -> None:
+    """All that data, settings and the drawn rounds give with what the run says.
+
+    Raises:
+        Difference: the first one; those of tables that the newest checkpoint tells are noted.
+    """
+    run, setup = result.run, rerun.setup
+    before, now = rerun.store.read_environment(), declared.described(rerun)
+    result.others = declared.others(run, before, now)
+    result.rounding = Rounding(setup.dataset) if result.others else None
+    result.planned, result.finished = setup.config.train.rounds, rerun.store.finished
+    check_form(run, result.rounds, finished=result.finished)
+    result.not_compared += [*_missing(rerun), *declared.undeclared(before, now)]
+    declared.compare_facts(run, before, now)
+    number, record = _newest_record(rerun)
+    tables = {
+        table: entry
+        for table, entry in record.get("digests", {}).items()
+        if table in COMPARED and (run / f"{table}.csv").exists()  # else see _missing
+    }
+    for path in digests.changed(run, tables):
+        place = f"is not what the checkpoint of round {number} names"
+        result.differences.append(Difference(path.name, place))
+    began, settings = record.get("settings", {}), rerun.fingerprint.settings
+    for key in sorted(began.keys() & settings.keys()):
+        if began[key] != settings[key]:
+            expected = f"{began[key]!r} as in the checkpoint of round {number}"
+            raise Difference(f"config.yaml, {key}", repr(settings[key]), expected)
+    _compare_split(rerun, scratch)
+    last = {rerun.rounds} if result.others and _has_model(rerun) else set()
+    for span in _stretches(rerun, {*result.drawn, *last}):
+        _compare_stretch(result, rerun, *span, scratch)
+    _compare_results(result, rerun, scratch)
+
+
+def _has_model(rerun: Rerun) -> bool:
+    """Whether the files that a run writes after its last round should be there, or are."""
+    return rerun.store.finished or (rerun.store.path / MODEL).exists()
+
+
+def _missing(rerun: Rerun) -> Iterator[str]:
     """Files that a run has, and this one has not."""
-    setup, names = again.setup, ["split.csv", "timings.csv"]
+    setup, names = rerun.setup, ["split.csv", "timings.csv"]
     evaluation = setup.config.evaluation
     names += [VOCABULARY] if setup.dataset.words else []
-    if 0 < evaluation.decompose_every <= again.rounds:
+    if 0 < evaluation.decompose_every <= rerun.rounds:
         names += ["decomposition.csv", *(["loss_matrix.csv"] if evaluation.loss_matrix else [])]
-    if again.store.finished:
+    if rerun.store.finished:
         personal = setup.config.engine.save_model and personal_slots(setup.algorithm, setup.layout)
         names += [CLIENTS] if personal else []
         scored = evaluation.finetune_epochs or setup.partition.held_out
         names += ["final_clients.csv"] if scored else []
     for name in names:
-        if not (again.store.path / name).exists():
+        if not (rerun.store.path / name).exists():
             yield f"{name} is missing"
 
 
-def _compare_split(again: Rerun, scratch: Path) -> None:
-    """partition.csv, split.csv and vocabulary.json with what the data give."""
-    fresh = scratch / "split"
-    fresh.mkdir()
-    write_split(again.setup, RunWriter(fresh))
-    if not (again.store.path / "partition.csv").exists():
-        raise Difference("partition.csv", "is missing")
-    for ours in sorted(fresh.iterdir()):
-        theirs = again.store.path / ours.name
-        if theirs.exists() and not _same(ours, theirs):  # else see _missing
-            raise Difference(ours.name, "is not what data and settings give")
-
-
-def _newest_record(again: Rerun) -> tuple[int, Mapping[str, Any]]:
+def _newest_record(rerun: Rerun) -> tuple[int, Mapping[str, Any]]:
     """Round and record of the newest intact checkpoint; nothing where there is none."""
-    for number, path in reversed(again.checkpoints().items()):
+    for number, path in reversed(rerun.checkpoints().items()):
         try:
             return number, read_record(path)
         except ValueError:  # damaged: rounds begin at another one
@@ -245,35 +251,22 @@ def _newest_record(again: Rerun) -> tuple[int, Mapping[str, Any]]:
     return 0, {}
 
 
-def _changed_tables(run: Path, number: int, record: Mapping[str, Any]) -> Iterator[Difference]:
-    """The tables that are not those which the newest checkpoint was written with."""
-    there = {
-        table: entry
-        for table, entry in record.get("digests", {}).items()
-        if table in COMPARED and (run / f"{table}.csv").exists()  # else see _missing
-    }
-    for path in digests.changed(run, there):
-        yield Difference(path.name, f"is not what the checkpoint of round {number} names")
+def _compare_split(rerun: Rerun, scratch: Path) -> None:
+    """partition.csv, split.csv and vocabulary.json with what the data give."""
+    fresh = scratch / "split"
+    fresh.mkdir()
+    write_split(rerun.setup, RunWriter(fresh))
+    if not (rerun.store.path / "partition.csv").exists():
+        raise Difference("partition.csv", "is missing")
+    for ours in sorted(fresh.iterdir()):
+        theirs = rerun.store.path / ours.name
+        if theirs.exists() and not _same(ours, theirs):  # else see _missing
+            raise Difference(ours.name, "is not what data and settings give")
 
 
-def _compare_settings(again: Rerun, number: int, record: Mapping[str, Any]) -> None:
-    """config.yaml with the settings that the newest intact checkpoint was written with."""
-    began, now = record.get("settings", {}), again.fingerprint.settings
-    for key in sorted(began.keys() & now.keys()):
-        if began[key] != now[key]:
-            before = f"{began[key]!r} as in the checkpoint of round {number}"
-            raise Difference(f"config.yaml, {key}", repr(now[key]), before)
-
-
-def _last_round(found: Verification, again: Rerun) -> Iterator[int]:
-    """The last round, where models.csv names the final model of another processor."""
-    if found.others and (again.store.finished or (again.store.path / MODEL).exists()):
-        yield again.rounds
-
-
-def _stretches(again: Rerun, wanted: Collection[int]) -> Iterator[tuple[int, int]]:
+def _stretches(rerun: Rerun, wanted: Collection[int]) -> Iterator[tuple[int, int]]:
     """First and last round of what is to be done again, from checkpoint to drawn round."""
-    starts = sorted({0, *again.checkpoints()})
+    starts = sorted({0, *rerun.checkpoints()})
     ends: dict[int, int] = {}
     for number in sorted(wanted):
         start = max(start for start in starts if start < number)
@@ -283,104 +276,79 @@ def _stretches(again: Rerun, wanted: Collection[int]) -> Iterator[tuple[int, int
 
 
 def _compare_stretch(
-    found: Verification, again: Rerun, first: int, last: int, scratch: Path
+    result: Verification, rerun: Rerun, first: int, last: int, scratch: Path
 ) -> None:
     """The rounds ``first`` to ``last`` with what the run says of them."""
-    position = again.nearest(first - 1)
+    position = rerun.nearest(first - 1)
     state, first = position.state, position.rounds + 1
-    tables = {table: Recorded.read(found.run, table, first - 1, last) for table in COMPARED}
+    tables = {table: Recorded.read(result.run, table, first - 1, last) for table in COMPARED}
     if position.rounds and not tables["models"].names_model(position.rounds, state.params):
         raise Difference(f"checkpoint of round {position.rounds}", "its model is not in models.csv")
-    begin, checkpoints = state.params, again.checkpoints()
     for number in range(first, last + 1):
-        state, log = again.step(state, number)
+        state, log = rerun.step(state, number)
         try:
-            found.compare(tables, log)
+            result.compare(tables, log)
         except Difference:
-            _check_failures(again, tables["clients"], number)
+            _check_failures(rerun, number)
             raise
-        if found.others and number in checkpoints:
-            passed = again.nearest(number)
-            if passed.rounds == number:
-                place = f"checkpoint of round {number}"
-                _compare_params(found, place, passed.state.params, state.params, begin)
-    found.executed.append((first, last))
-    if last == found.rounds and (again.store.finished or (found.run / MODEL).exists()):
-        _compare_models(found, again, state, begin, scratch)
+        if result.rounding is not None and number in rerun.checkpoints():
+            passed = rerun.nearest(number)
+            if passed.rounds == number and not result.rounding.is_close(
+                state.params, passed.state.params
+            ):
+                raise Difference(f"checkpoint of round {number}", "its model is too far off")
+    result.executed.append((first, last))
+    if last == result.rounds and _has_model(rerun):
+        _compare_models(result, rerun, state, scratch)
 
 
-def _check_failures(again: Rerun, clients: Recorded, number: int) -> None:
+def _check_failures(rerun: Rerun, number: int) -> None:
     """Raises NotPossible where a round lost a client's work, which does not happen again.
 
     Only with ``engine.on_client_failure=drop`` does a run go on without it.
     """
-    file = again.store.path / "errors.csv"
-    if again.setup.config.engine.on_client_failure != "drop" or not file.exists():
+    run = rerun.store.path
+    file = run / "errors.csv"
+    if rerun.setup.config.engine.on_client_failure != "drop" or not file.exists():
         return
-    rows = clients.rows.get(number, ())
-    dropped = {cells[1] for _, cells in rows if len(cells) > 2 and cells[2] == "dropped"}
+    clients = status.table(run / "clients.csv")
+    dropped = {(r["round"], r["client_id"]) for r in clients if r["status"] == "dropped"}
     for row in status.table(file):
-        if row.keys() < {*ErrorRow.columns()}:
-            raise NotPossible(f"{file}: not what fedsim writes there")
-        lost = row["attempt"] not in ("", "0") and row["client_id"] in dropped
+        lost = row["attempt"] not in ("", "0") and (row["round"], row["client_id"]) in dropped
         if lost and row["round"] == str(number):
             raise NotPossible(
-                f"{again.store.path}: round {number} lost the work of client {row['client_id']} "
+                f"{run}: round {number} lost the work of client {row['client_id']} "
                 f"({row['error']}), which is not lost again"
             )
 
 
-def _compare_models(
-    found: Verification, again: Rerun, state: ServerState, begin: Vector, scratch: Path
-) -> None:
+def _compare_models(result: Verification, rerun: Rerun, state: ServerState, scratch: Path) -> None:
     """The files that a run writes after its last round, byte for byte."""
-    run, log = again.store.path, RoundLog(again.rounds)
+    run, setup, rounding = result.run, rerun.setup, result.rounding
     shutil.copyfile(run / "rounds.csv", scratch / "rounds.csv")
     store = RunWriter(scratch)
-    if again.setup.config.engine.save_model:
-        export_models(again.setup, store, state, again.rounds)
-    rows = final_scores(again.setup, again.executor, state, log)
+    if setup.config.engine.save_model:
+        export_models(setup, store, state, rerun.rounds)
+    rows = final_scores(setup, rerun.executor, state, RoundLog(rerun.rounds))
     if rows:
         store.write_final_clients(rows)
-    names = (MODEL, CLIENTS, "final_clients.csv")
-    there = [name for name in names if again.store.finished or (run / name).exists()]
-    different = [name for name in there if not _same(scratch / name, run / name)]
-    for name in different:
-        if not found.others or not ((run / name).exists() and (scratch / name).exists()):
+    for name in (MODEL, CLIENTS, "final_clients.csv"):
+        ours, theirs = scratch / name, run / name
+        if (not rerun.store.finished and not theirs.exists()) or _same(ours, theirs):
+            continue
+        if rounding is None or not (ours.exists() and theirs.exists()):
             raise Difference(name, "is not what the last round gives")
-    if MODEL in different:
-        vector = final_models.load_vector(run, again.setup.layout)
-        _compare_params(found, MODEL, vector, state.params, begin)
-        _compare_tensors(scratch / MODEL, run / MODEL)
-    if CLIENTS in different:
-        _compare_tensors(scratch / CLIENTS, run / CLIENTS)
-    if "final_clients.csv" in different:
-        recorded = status.table(run / "final_clients.csv")
+        if name != "final_clients.csv":
+            _compare_tensors(rounding, ours, theirs)
+            continue
+        recorded = status.table(theirs)
         if len(recorded) != len(rows):
-            raise Difference("final_clients.csv", f"{len(recorded)} rows", str(len(rows)))
-        rounding = Rounding(log, {}, found.supports)
+            raise Difference(name, f"{len(recorded)} rows", str(len(rows)))
         for line, (cells, row) in enumerate(zip(recorded, rows, strict=True), start=2):
-            place = f"final_clients.csv, line {line}"
-            found.compare_row(place, "final_clients", cells, row, rounding)
+            result.compare_row(f"{name}, line {line}", "final_clients", cells, row)
 
 
-def _compare_params(
-    found: Verification, place: str, recorded: Vector, params: Vector, begin: Vector
-) -> None:
-    """A model of another processor with the one of now: they may be apart by a part of the way
-    from the state that the rounds began with."""
-    size = params.size
-    apart, way = (
-        float(np.linalg.norm(one[:size].astype(np.float64) - params)) for one in (recorded, begin)
-    )
-    noise = 1e-6 * float(np.linalg.norm(params.astype(np.float64)))
-    if not apart <= OF_THE_WAY * way + noise:
-        share = f"{apart / way:.2g}" if way else "all"
-        raise Difference(place, f"its model is {share} of the way of these rounds off")
-    found.largest = max(found.largest, apart / way if way else 0.0)
-
-
-def _compare_tensors(ours: Path, theirs: Path) -> None:
+def _compare_tensors(rounding: Rounding, ours: Path, theirs: Path) -> None:
     """A file of models of another processor with the one of now, tensor by tensor."""
     with tensors.opened(ours) as one, tensors.opened(theirs) as two:
         names = sorted(one.keys())
@@ -388,13 +356,8 @@ def _compare_tensors(ours: Path, theirs: Path) -> None:
             raise Difference(theirs.name, "has other tensors or descriptions")
         for name in names:
             a, b = one.get_tensor(name), two.get_tensor(name)
-            if a.shape != b.shape or a.dtype != b.dtype:
-                raise Difference(f"{theirs.name}, {name}", f"{b.dtype} {b.shape}", str(a.shape))
-            apart, size = (float(np.linalg.norm(v.astype(np.float64))) for v in (a - b, a))
-            counted = a.dtype.kind != "f"
-            most = 0 if counted else OF_A_TENSOR * size + OF_A_NUMBER * math.sqrt(a.size)
-            if not apart <= most:
-                raise Difference(f"{theirs.name}, {name}", f"is {apart:.2g} off, of {size:.2g}")
+            if a.shape != b.shape or a.dtype != b.dtype or not rounding.is_close(a, b):
+                raise Difference(f"{theirs.name}, {name}", "is too far off")
 
 
 def _same(one: Path, two: Path) -> bool:
@@ -404,47 +367,34 @@ def _same(one: Path, two: Path) -> bool:
     return one.stat().st_size == two.stat().st_size and files.sha256(one) == files.sha256(two)
 
 
-def _compare_results(found: Verification, again: Rerun, scratch: Path) -> None:
+def _compare_results(result: Verification, rerun: Rerun, scratch: Path) -> None:
     """The final model with models.csv, and summary.csv and loss_matrix.npz with the tables."""
-    store, setup = again.store, again.setup
-    if setup.config.engine.save_model and (store.finished or (store.path / MODEL).exists()):
-        models = Recorded.read(store.path, "models", again.rounds, again.rounds)
-        if not models.names_model(again.rounds, final_models.load_vector(store.path, setup.layout)):
+    store, setup = rerun.store, rerun.setup
+    if setup.config.engine.save_model and _has_model(rerun):
+        models = Recorded.read(store.path, "models", rerun.rounds, rerun.rounds)
+        if not models.names_model(rerun.rounds, final_models.load_vector(store.path, setup.layout)):
             raise Difference(MODEL, "is not the model of the last row of models.csv")
     if not store.finished:
         return
-    recorded, now = _summary(store.path / "summary.csv"), summarise(setup, store, math.nan)
-    if unknown := [column for column in recorded if column not in now]:
-        raise Difference("summary.csv, line 1", f"fedsim writes no column {unknown[0]!r}")
-    if missing := [column for column in now if column not in recorded]:
-        raise Difference("summary.csv, line 1", f"has no column {missing[0]!r}")
-    for column, known in recorded.items():
-        expected = cell(now[column])
-        if column in OF_THE_PLACE or known == expected:
-            continue
-        if not (found.others and distance(known, expected) <= ROUNDING):
+    text = (store.path / "summary.csv").read_text(encoding="utf-8")
+    header, *rows = [*csv.reader(text.splitlines(keepends=True))] or [[]]
+    expected = summarise(setup, store, math.nan)
+    if header != list(expected):
+        raise Difference("summary.csv, line 1", ",".join(header), ",".join(expected))
+    if [*map(len, rows)] != [len(header)] or not text.endswith("\n"):
+        raise Difference("summary.csv", "is not one row below a header")
+    for (column, value), recorded in zip(expected.items(), rows[0], strict=True):
+        wanted = cell(value)
+        same = recorded == wanted or (result.others and is_rounded(recorded, wanted))
+        if column not in OF_THE_PLACE and not same:
             place = f"summary.csv, line 2, column {column}"
-            raise Difference(place, known or "empty", expected or "empty")
+            raise Difference(place, recorded or "empty", wanted or "empty")
     matrix = [store.path / f"loss_matrix.{suffix}" for suffix in ("csv", "npz")]
-    if not any(path.exists() for path in matrix):
-        return
-    for path in matrix:
-        if not path.exists():
-            raise Difference(path.name, "is missing")
-    shutil.copyfile(matrix[0], scratch / matrix[0].name)
-    RunWriter(scratch).save_loss_matrix()
-    if not _same(scratch / matrix[1].name, matrix[1]):
-        raise Difference("loss_matrix.npz", "is not that of loss_matrix.csv")
-
-
-def _summary(path: Path) -> dict[str, str]:
-    """The cells of summary.csv by column; a Difference where it is not one row below a header."""
-    text = path.read_text(encoding="utf-8")
-    header, *rows = [*csv.reader(io.StringIO(text))] or [[]]
-    if not text.endswith("\n"):
-        raise Difference(path.name, "its last line has no end")
-    if len(set(header)) != len(header):
-        raise Difference(f"{path.name}, line 1", "has a column twice")
-    if [*map(len, rows)] != [len(header)]:
-        raise Difference(path.name, "is not one row below a header")
-    return dict(zip(header, rows[0], strict=True))
+    if any(path.exists() for path in matrix):
+        for path in matrix:
+            if not path.exists():
+                raise Difference(path.name, "is missing")
+        shutil.copyfile(matrix[0], scratch / matrix[0].name)
+        RunWriter(scratch).save_loss_matrix()
+        if not _same(scratch / matrix[1].name, matrix[1]):
+            raise Difference("loss_matrix.npz", "is not that of loss_matrix.csv")

@@ -151,7 +151,7 @@ def preset_or_file(
 
 def published_tables(_: click.Context, __: click.Parameter, text: str) -> list[CompletionItem]:
     """Completes the name of a published table."""
-    from fedsim.config import published
+    from fedsim.audit import published
 
     return [
         CompletionItem(name, help=published.load(name).title)

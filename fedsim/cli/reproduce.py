@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -28,9 +30,8 @@ from fedsim.core.text import counted, duration
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from fedsim.audit.published import Job, Result, Table
     from fedsim.config.experiments import Settings
-    from fedsim.config.published.tables import Job, Table
-    from fedsim.studies.reproduce import Result
 
 
 def _of_the_machine(key: str) -> bool:
@@ -96,7 +97,7 @@ def reproduce(
     method is above another is tested by a paired t test, with Holm's correction over the claims of
     the table. A scaled job tests claims alone.
     """
-    from fedsim.config import published
+    from fedsim.audit import published
 
     check_dry_run(dry_run, measure, gpu_price)
     if listed:
@@ -106,9 +107,7 @@ def reproduce(
         _list(_folder_of(flags), form)
         return
     if form != "table":
-        raise ConfigError(
-            f"--format {form}: goes with --list; a job's verdicts are in verdicts.csv"
-        )
+        raise ConfigError(f"--format {form}: goes with --list; verdicts are in verdicts.csv")
     if name is None:
         raise ConfigError("NAME is missing; 'fedsim reproduce --list' shows the tables")
     table = published.load(name)
@@ -117,45 +116,41 @@ def reproduce(
     if chosen is None:
         _show_untested(table)
         return
-    _reproduce(ctx, table, chosen, flags, out, parallel, dry_run, measure, gpu_price)
-
-
-def _reproduce(
-    ctx: click.Context,
-    table: Table,
-    job: Job,
-    flags: Settings,
-    out: str | None,
-    parallel: Literal["auto"] | int,
-    dry_run: bool,
-    measure: bool | None,
-    gpu_price: float | None,
-) -> None:
-    """Does a job, or what is left of it, and shows its verdicts; or what it will take."""
+    _check_data(chosen, _folder_of(flags))
     from fedsim.storage.directories import folder_of
     from fedsim.studies import sweep as sweeps
 
-    folder = folder_of(out, "reproduce", f"{table.name}-{job.name}")
-    _check_data(job, _folder_of(flags))
+    folder = folder_of(out, "reproduce", f"{table.name}-{chosen.name}")
     echo(f"{table.title} ({table.source})")
-    echo(f"{job.name} job: {counted(job.runs, 'run')} of the preset {job.preset}")
+    echo(f"{chosen.name} job: {counted(chosen.runs, 'run')} of the preset {chosen.preset}")
     with repeatable(ctx, "the runs are", folder):
-        make_importable(job.experiment.settings, flags)
+        make_importable(chosen.experiment.settings, flags)
         if dry_run:
-            runs = sweeps.expand(job.experiment, flags, parallel=parallel)
+            runs = sweeps.expand(chosen.experiment, flags, parallel=parallel)
             echo("\n".join(run.name for run in runs))
             configs = [run.config for run in runs]
             show_estimate(configs, parallel, measure=measure is not False, gpu_price=gpu_price)
             return
-        from fedsim.display.progress import display
-        from fedsim.studies import execute
-        from fedsim.studies import reproduce as studies
+        _run(ctx, table, chosen, flags, folder, parallel)
 
-        how = execute.How(verbose=tracebacks(ctx), displays=lambda: [display(final_table=False)])
-        ended = execute.sweep(job.experiment, flags, folder, parallel, how)
-        results = studies.write(table, job, ended.runs, folder)
-    show_results(table, job, results)
-    echo(f"files: {folder}/{studies.VALUES}, {folder}/{studies.VERDICTS}")
+
+def _run(
+    ctx: click.Context,
+    table: Table,
+    job: Job,
+    flags: Settings,
+    folder: Path,
+    parallel: Literal["auto"] | int,
+) -> None:
+    """Does a job, or what is left of it, and shows its verdicts."""
+    from fedsim.audit import published
+    from fedsim.display.progress import display
+    from fedsim.studies import execute
+
+    how = execute.How(verbose=tracebacks(ctx), displays=lambda: [display(final_table=False)])
+    ended = execute.sweep(job.experiment, flags, folder, parallel, how)
+    show_results(table, job, published.write(table, job, ended.runs, folder))
+    echo(f"files: {folder}/{published.VALUES}, {folder}/{published.VERDICTS}")
     ended.check()
 
 
@@ -183,67 +178,65 @@ def _folder_of(flags: Settings) -> Path | None:
 
 
 def found(job: Job, folder: Path | None) -> bool:
-    """Whether a file of the job's data is in the folder, a folder in it, or the cache.
+    """Whether the data of a job are embedded, or a file of them is in the folder or the cache.
 
     Of a data set that is one file the folder is this file.
     """
     from fedsim.core.files import cache_dir
 
+    if not job.find:
+        return True
     if folder is not None and folder.is_file():
         return any(folder.match(pattern) for pattern in job.find)
-    places = [folder] if folder else [cache_dir()]
-    return any(
-        any(place.glob(depth + pattern))
-        for place in places
-        for pattern in job.find
-        for depth in ("", "*/", "*/*/")
-    )
+    place = folder or cache_dir()
+    depths = ("", "*/", "*/*/")
+    return any(any(place.glob(depth + pattern)) for pattern in job.find for depth in depths)
 
 
 def downloads(job: Job) -> bool:
     """Whether the data set of a job is downloaded where no folder is given."""
     from fedsim import data
 
-    given = job.experiment.settings.get("data.name")
-    info = data.find(str(given.value)) if given else None
+    name = job.experiment.settings.get("data.name")
+    info = data.find(str(name.value)) if name else None
     return info is not None and origin(info) == "download"
 
 
 def _check_data(job: Job, folder: Path | None) -> None:
     """Refuses a job whose data are not there and cannot be downloaded."""
-    if job.find and not found(job, folder) and (folder is not None or not downloads(job)):
-        where = "no --data-dir given" if folder is None else f"--data-dir {folder}"
+    if not found(job, folder) and (folder is not None or not downloads(job)):
+        place = "no --data-dir given" if folder is None else f"--data-dir {folder}"
         raise ConfigError(
-            f"{where}: no file {' or '.join(job.find)} there; the {job.name} job needs {job.data}"
+            f"{place}: no file {' or '.join(job.find)} there; the {job.name} job needs {job.data}"
         )
 
 
 def _list(folder: Path | None, form: str) -> None:
     """Prints all tables with their jobs."""
-    from fedsim.config import published
+    from fedsim.audit import published
     from fedsim.display.tables import show
     from fedsim.storage.directories import folder_of
 
     rows = []
     for name in published.names():
         table = published.load(name)
+        row = {"table": name, "job": "-", "tests": _tests(len(table.numbers), 0), "runs": "-"}
+        row |= {"time": "-", "data": "-", "state": "not testable here", "needs": table.missing}
         for job in table.jobs.values():
             numbers, claims = table.tested(job)
-            there = not job.find or found(job, folder)
-            row = {
-                "table": name,
+            data = "yes" if found(job, folder) else "download" if downloads(job) else "no"
+            job_row = {
                 "job": job.name,
                 "tests": _tests(len(numbers), len(claims)),
                 "runs": str(job.runs),
                 "time": "not measured" if job.seconds is None else duration(job.seconds),
-                "data": "yes" if there else "download" if downloads(job) else "no",
+                "data": data,
                 "state": _state(folder_of(None, "reproduce", f"{name}-{job.name}"), job),
+                "needs": job.data,
             }
-            rows.append(row | {"needs": job.data, "title": table.title})
+            rows.append(row | job_row | {"title": table.title})
         if not table.jobs:
-            row = {"table": name, "job": "-", "tests": _tests(len(table.numbers), 0)}
-            row |= {"runs": "-", "time": "-", "data": "-", "state": "not testable here"}
-            rows.append(row | {"needs": table.missing, "title": table.title})
+            rows.append(row | {"title": table.title})
     if form == "json":
         echo(json.dumps(rows, indent=2))
         return
@@ -261,9 +254,6 @@ def _tests(numbers: int, claims: int) -> str:
 
 def _state(folder: Path, job: Job) -> str:
     """What there is of a job: verdicts, runs, or nothing."""
-    import csv
-    from collections import Counter
-
     path = folder / "verdicts.csv"
     done = len(list(folder.glob("*/summary.csv")))
     if done == job.runs and path.is_file():
@@ -289,19 +279,17 @@ def _show_untested(table: Table) -> None:
 
 def show_results(table: Table, job: Job, results: Sequence[Result]) -> None:
     """Prints the verdicts of a job."""
-    from fedsim.config.published.tables import Number
+    from fedsim.audit.published import counts
     from fedsim.display.tables import show
-    from fedsim.studies.reproduce import cells, counts
 
-    tested, _ = table.tested(job)
-    others = [r for r in results if isinstance(r.result, Number) and r.result not in tested]
-    shown = [r for r in results if r not in others]
+    tested = [part for parts in table.tested(job) for part in parts]
+    shown = [r for r in results if r.result in tested]
     echo(f"unit: {table.unit}; equivalence margin {table.margin:g}; {job.data}")
-    show([cells(result) for result in shown])
-    for reason in dict.fromkeys(result.verdict.reason for result in others):
-        count = sum(result.verdict.reason == reason for result in others)
+    show([result.cells for result in shown])
+    reasons = Counter(r.verdict.reason for r in results if r.result not in tested)
+    for reason, count in reasons.items():
         echo(f"not testable here: {counted(count, 'number')} ({reason})")
     if job.about:
         echo(f"{job.name} job: {job.about}")
-    said = counts(result.verdict.word for result in shown)
-    echo("; ".join(f"{count} {word}" for word, count in said.items()))
+    words = counts(result.verdict.word for result in shown)
+    echo("; ".join(f"{count} {word}" for word, count in words.items()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -24,9 +25,9 @@ from fedsim.core.text import counted
 from fedsim.training.signals import handled
 
 if TYPE_CHECKING:
-    from fedsim.audit.recorded import Difference
+    from fedsim.audit.sweeps import Drawn
+    from fedsim.audit.tables import Difference
     from fedsim.audit.verify import Verification
-    from fedsim.studies.verify import Drawn
 
 what_option = partial(click.option, cls=GroupedOption, group="What is verified")
 
@@ -97,135 +98,126 @@ def verify(
       fedsim verify runs/retinamnist/fedld/RUN --data-dir ~/data/retina
     """
     ctx = click.get_current_context()
-    from fedsim.studies import verify as proofs
+    from fedsim.audit import sweeps
+    from fedsim.audit.verify import verify as verified
 
     try:
         with handled():  # so that no temporary folder stays after SIGTERM
-            wanted = proofs.drawn(Path(path), sample=sample, seed=seed)
+            drawn = sweeps.drawn(Path(path), sample=sample, seed=seed)
             if allow_code:
-                for run in wanted.runs:
+                for run in drawn.runs:
                     make_run_importable(run)
-            found = []
-            for each in wanted.verified(
-                rounds=rounds,
-                data_dir=data_dir,
-                accept_changed_code=accept_changed_code,
-                allow_code=allow_code,
-            ):
-                found.append(each)
+            results = []
+            for number, run in enumerate(drawn.runs):
+                result = verified(
+                    run,
+                    rounds=rounds,
+                    seed=drawn.seed + number,
+                    data_dir=data_dir,
+                    accept_changed_code=accept_changed_code,
+                    allow_code=allow_code,
+                )
+                results.append(result)
                 if form == "table":
-                    _show(each, path if wanted.runs == (wanted.folder,) else each.run.name)
-            table = wanted.tables(found)
+                    _show(result, run.name if drawn.is_sweep else path)
+            table = drawn.difference(elsewhere=any(each.others for each in results))
             if form == "json":
-                echo(json.dumps(_values(wanted, found, table), indent=2))
-            else:
-                _show_sweep(wanted, table)
+                echo(json.dumps(_values(drawn, results, table), indent=2))
+            elif drawn.is_sweep:
+                _show_sweep(drawn, table)
     except KeyboardInterrupt as interrupt:
         echo("interrupted", err=True)
         ctx.exit(exit_status(interrupt))
-    if table is not None or any(each.differences for each in found):
+    if table is not None or any(each.differences for each in results):
         ctx.exit(1)
 
 
-def _show(found: Verification, name: str) -> None:
-    """What was found of a run, in a few lines."""
-    from fedsim.audit.verify import CONSISTENT, VERIFIED
-
-    done = found.num_executed
-    echo(f"{name}: {counted(found.rounds, 'round')}")
-    if not found.finished:
-        echo(f"  unfinished {found.rounds} of {found.planned} rounds, no summary.csv")
-    elif found.planned > found.rounds:
-        echo(f"  ended      after {found.rounds} of {found.planned} rounds")
-    drawn = "all" if len(found.drawn) == found.rounds else ", ".join(map(str, found.drawn))
-    echo(f"  drawn      {drawn} (seed {found.seed})")
-    spans = ", ".join(f"{a}-{b}" if a < b else str(a) for a, b in found.executed)
-    if done:
-        models = f" and {counted(found.models, 'model')}" if found.models else ""
-        same = f"{found.equal:,} of {found.cells:,} cells are the same"
-        how = same if found.others else "byte for byte"
-        echo(f"  done again {counted(done, 'round')} ({spans}): {found.rows} rows{models}, {how}")
-    if found.others:
-        echo(f"  elsewhere  {found.others}")
-    for words in found.not_compared:
+def _show(result: Verification, name: str) -> None:
+    """What a run was compared with, in a few lines."""
+    echo(f"{name}: {counted(result.rounds, 'round')}")
+    if not result.finished:
+        echo(f"  unfinished {result.rounds} of {result.planned} rounds, no summary.csv")
+    elif result.planned > result.rounds:
+        echo(f"  ended      after {result.rounds} of {result.planned} rounds")
+    drawn = "all" if result.coverage == 1 else ", ".join(map(str, result.drawn))
+    echo(f"  drawn      {drawn} (seed {result.seed})")
+    if result.executed:
+        spans = ", ".join(f"{a}-{b}" if a < b else str(a) for a, b in result.executed)
+        rounds = counted(result.num_executed, "round")
+        models = f" and {counted(result.models, 'model')}" if result.models else ""
+        same = f"{result.equal:,} of {result.cells:,} cells are the same"
+        how = same if result.others else "byte for byte"
+        echo(f"  done again {rounds} ({spans}): {result.rows} rows{models}, {how}")
+    if result.others:
+        echo(f"  elsewhere  {result.others}")
+    for words in result.not_compared:
         echo(f"  unknown    {words}: not compared")
-    for difference in found.differences:
+    for difference in result.differences:
         echo(f"  differs    {difference}")
-    if found.others and found.differences:
+    if result.others and result.differences:
         echo(
             "  note       last digits differ there, and more with each round and layer: verify on "
             "the kind of the run, or from nearer checkpoints (engine.keep_every=1)"
         )
-    chance = f"; one wrong round would have been found with probability {found.coverage:.2g}"
-    outcomes = {
-        VERIFIED: "verified" + ("" if found.coverage == 1 else chance),
-        CONSISTENT: f"consistent within {within(found)}; not a proof",
-    }
-    echo(f"  {outcomes.get(found.outcome, 'NOT verified')}")
+    outcome = f"{result.outcome}"
+    if result.differences:
+        outcome = "NOT verified"
+    elif result.others:
+        scores = f", scores within {result.scores:.2g}" if result.scores else ""
+        outcome += f" within {result.largest:.2g}{scores}; not a proof"
+    elif result.coverage < 1:
+        chance = f"{result.coverage:.2g}"
+        outcome += f"; one wrong round would have been found with probability {chance}"
+    echo(f"  {outcome}")
 
 
-def within(found: Verification) -> str:
-    """How far the numbers of a run of another processor are from those of now."""
-    flips = f" and at most {counted(found.flips, 'other prediction')}" if found.flips else ""
-    return f"{found.largest:.2g}{flips}"
-
-
-def _show_sweep(wanted: Drawn, table: Difference | None) -> None:
-    """What was found of a sweep as a whole."""
-    if wanted.runs == (wanted.folder,):
-        return
-    echo(f"{len(wanted.runs)} of {len(wanted.finished)} finished runs drawn (seed {wanted.seed})")
-    if wanted.unfinished:
-        runs = counted(len(wanted.unfinished), "run")
-        echo(f"  unfinished {runs} of the grid: {', '.join(wanted.unfinished)}")
-    for name in wanted.missing:
+def _show_sweep(drawn: Drawn, table: Difference | None) -> None:
+    """What a sweep as a whole was compared with."""
+    echo(f"{len(drawn.runs)} of {len(drawn.finished)} finished runs drawn (seed {drawn.seed})")
+    if drawn.unfinished:
+        runs = counted(len(drawn.unfinished), "run")
+        echo(f"  unfinished {runs} of the grid: {', '.join(drawn.unfinished)}")
+    for name in drawn.missing:
         echo(f"  unknown    {name} is missing: not compared")
-    if wanted.beside_grid:
-        left = ", ".join(wanted.beside_grid)
+    if drawn.beside_grid:
+        left = ", ".join(drawn.beside_grid)
         echo(f"  left out   not of the grid in sweep.json, nor of its tables: {left}")
     if table is not None:
         echo(f"  differs    {table}")
-    elif (wanted.folder / "aggregate.csv").exists():
+    elif (drawn.folder / "aggregate.csv").exists():
         echo("  summary.csv and aggregate.csv are what the runs give")
 
 
 def _values(
-    wanted: Drawn, found: list[Verification], table: Difference | None
+    drawn: Drawn, results: Sequence[Verification], table: Difference | None
 ) -> dict[str, object]:
     """The same for programs."""
     from fedsim.audit.verify import CONSISTENT, DIFFERS, VERIFIED
 
-    outcomes = {each.outcome for each in found} | ({DIFFERS} if table is not None else set())
+    outcomes = {each.outcome for each in results} | ({DIFFERS} if table is not None else set())
     worst = next(each for each in (DIFFERS, CONSISTENT, VERIFIED) if each in outcomes)
     return {
         "outcome": worst,
-        "seed": wanted.seed,
-        "finished_runs": len(wanted.finished),
-        "not_of_the_grid": wanted.beside_grid,
-        "unfinished_runs": wanted.unfinished,
-        "missing": wanted.missing,
+        "seed": drawn.seed,
+        "finished_runs": len(drawn.finished),
+        "not_of_the_grid": drawn.beside_grid,
+        "unfinished_runs": drawn.unfinished,
+        "missing": drawn.missing,
         "verified": worst == VERIFIED,
-        "runs": [
-            {
-                "run": str(each.run),
-                "outcome": each.outcome,
-                "planned": each.planned,
-                "finished": each.finished,
-                "seed": each.seed,
-                "rounds": each.rounds,
-                "drawn": list(each.drawn),
-                "executed": [list(span) for span in each.executed],
-                "rows": each.rows,
-                "models": each.models,
-                "others": each.others,
-                "largest": each.largest,
-                "flips": each.flips,
-                "cells": each.cells,
-                "equal": each.equal,
-                "not_compared": each.not_compared,
-                "differences": [str(difference) for difference in each.differences],
-            }
-            for each in found
-        ],
+        "runs": [{name: _value(each, name) for name in OF_A_RUN} for each in results],
         "tables": None if table is None else str(table),
     }
+
+
+OF_A_RUN = (
+    *("run", "outcome", "planned", "finished", "seed", "rounds", "drawn", "executed", "rows"),
+    *("models", "others", "largest", "scores", "cells", "equal", "not_compared", "differences"),
+)
+"""What JSON has of each run."""
+
+
+def _value(result: Verification, name: str) -> object:
+    value = getattr(result, name)
+    if name == "differences":
+        return [*map(str, value)]
+    return str(value) if isinstance(value, Path) else value

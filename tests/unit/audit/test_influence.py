@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 import fedsim
 from fedsim.audit import influence as module
-from fedsim.audit.influence import Measurement, parse_rounds, summed
+from fedsim.audit.influence import check, parse_rounds, summed
 from fedsim.audit.replay import Without
 from fedsim.audit.rerun import opened
 from fedsim.cli import main
@@ -103,18 +103,6 @@ def test_the_step_of_all_is_that_of_the_run(run):
     assert (frame["distance"] > 0).all()
 
 
-def test_some_rounds_have_the_rows_of_all(run, by_loss):
-    some = fedsim.influence(run, rounds=[3, 1], metric="val_loss")
-    wanted = by_loss[by_loss["round"] != 2].reset_index(drop=True)
-    pd.testing.assert_frame_equal(some, wanted)
-
-
-def test_a_run_stays_as_it_is(run):
-    before = {p: p.stat().st_mtime_ns for p in run.rglob("*")}
-    fedsim.influence(run, rounds=[1])
-    assert {p: p.stat().st_mtime_ns for p in run.rglob("*")} == before
-
-
 @pytest.mark.parametrize("name", ["trimmed_mean", "fedadam", "scaffold", "fltrust"])
 def test_rules_of_other_kinds(name, tmp_path):
     out = fedsim.run(small(name, train={"rounds": 2}), tmp_path / "run").path
@@ -166,12 +154,13 @@ def test_attackers_are_taken_as_the_server_sees_them(tmp_path):
         ({"name": "pfedla"}, "step", "send no parameters"),
         ({"name": "fedavg", "train": {"secure_aggregation": True}}, "step", "hides the updates"),
         ({"name": "fedpac"}, "val_loss", "no one model to evaluate"),
+        ({"name": "fedavg", "data": {"val_fraction": 0.0}}, "val_loss", "has no validation part"),
     ],
 )
 def test_methods_without_an_influence_are_refused(given, metric, message):
     setup = prepare(small(**given))
     with pytest.raises(ConfigError, match=message):
-        Measurement(metric=metric).check(setup)
+        check(setup, metric)
 
 
 def test_privacy_of_users_is_kept():
@@ -180,18 +169,7 @@ def test_privacy_of_users_is_kept():
         update={"dp": setup.config.dp.model_copy(update={"level": "user"})}
     )
     with pytest.raises(ConfigError, match=r"dp\.level=user hides what a single client changes"):
-        Measurement().check(replace(setup, config=private))
-
-
-def test_a_metric_needs_its_part():
-    setup = prepare(small("fedavg", data={"val_fraction": 0.0}))
-    with pytest.raises(ConfigError, match="val_loss: digits has no validation part"):
-        Measurement(metric="val_loss").check(setup)
-    Measurement(metric="test_loss").check(setup)
-    with pytest.raises(ConfigError, match=r"'val_los' given; known are step.*did you mean"):
-        Measurement(metric="val_los")
-    with pytest.raises(ConfigError, match="at least 2"):
-        Measurement(permutations=1)
+        check(replace(setup, config=private), "step")
 
 
 def test_a_rule_that_needs_more_clients_says_so(tmp_path):
@@ -305,7 +283,7 @@ def test_json_has_clients_and_rounds(run):
     [
         (["--figure", "x.png"], "give --out FILE.csv too"),
         (["--out", "a.csv", "--figure", "x.gif"], "named .png, .pdf or .svg"),
-        (["--metric", "accuracy"], "known are step"),
+        (["--metric", "val_los"], "known are step, val_loss"),
         (["--rounds", "0"], "rounds: 0 given"),
         (["--permutations", "1"], "permutations"),
         (["--set", "train.lr=1"], "train.lr cannot change in a run that has begun"),

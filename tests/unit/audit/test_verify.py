@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,11 +20,11 @@ from safetensors.numpy import load_file, save_file
 
 import fedsim
 from fedsim import algorithms
-from fedsim.audit import verify as verification
-from fedsim.audit.verify import NotPossible, Verification, verify
+from fedsim.audit.verify import NotPossible, verify
 from fedsim.cli import main
 from fedsim.core import files
 from fedsim.core.errors import StoreError
+from fedsim.storage import tensors
 from fedsim.storage.checkpoint import encode_record, read_record, records
 from fedsim.storage.final_models import load_vector
 from fedsim.testing.rounds import config
@@ -183,30 +182,76 @@ def test_a_changed_digit_in_any_table(table, run):
     assert re.fullmatch(rf"{table}\.csv, {line}", first(run))
 
 
-def test_a_changed_digit_in_the_summary(run):
-    rewrite(run / "summary.csv", another_digit)
-    line = r"line 2, column \w+: -?[\d.]+, not -?[\d.]+"
-    assert re.fullmatch(rf"summary\.csv, {line}", first(run, rounds=1))
+def edited(table, change):
+    return lambda run: rewrite(run / f"{table}.csv", change)
 
 
-def test_a_careless_change_is_found_whatever_was_drawn(run):
-    rewrite(run / "clients.csv", lambda rows: rows[1].__setitem__(3, "1000"))
-    found = verify(run, rounds=1, seed=drawing(5))
-    assert [*map(str, found.differences)] == [f"clients.csv: {OF_CHECKPOINT}"]
+def removed(name):
+    return lambda run: (run / name).unlink()
 
 
-COUNTS = {"confusion": "count", "partition": "train_samples", "split": "label"}
-
-
-@pytest.mark.parametrize(("table", "column"), COUNTS.items())
-def test_a_changed_count_in_any_table(table, column, run):
-    def another(rows):
+def another(column):
+    def change(rows):
         i = rows[0].index(column)
         rows[-1][i] = str(int(rows[-1][i]) + 1)
 
-    rewrite(run / f"{table}.csv", another)
+    return change
+
+
+def without_end(table):
+    def change(run):
+        path = run / f"{table}.csv"
+        path.write_bytes(path.read_bytes().removesuffix(b"\n"))
+
+    return change
+
+
+def declared(**values):
+    def change(run):
+        content = json.loads((run / "env.json").read_text())
+        (run / "env.json").write_text(json.dumps(content | values))
+
+    return change
+
+
+def described(run):
+    """The same model, whose file says something else."""
+    save_file(load_file(run / files.MODEL), run / files.MODEL, {"scored": "yes"})
+
+
+OTHER_CODE = {"method": {"name": "mine:build", "files": {}}}
+FOUND = {
+    "confusion": (edited("confusion", another("count")), "confusion.csv, line"),
+    "partition": (edited("partition", another("train_samples")), "partition.csv: is not what"),
+    "split": (edited("split", another("label")), "split.csv: is not what data and"),
+    "summary": (edited("summary", another_digit), "summary.csv, line 2, column"),
+    "header": (edited("summary", lambda rows: rows[0].pop()), "summary.csv, line 1: run_id,"),
+    "two rows": (edited("summary", lambda rows: rows.append(rows[-1])), "summary.csv: is not one"),
+    "column": (edited("classes", lambda rows: rows[0].pop()), "classes.csv, line 1: round,label"),
+    "skipped client": (edited("clients", lambda rows: rows.pop(2)), "clients.csv, "),
+    "row too many": (edited("cosines", lambda rows: rows.append(rows[-1])), "cosines.csv, line"),
+    "later round": (
+        edited("spectrum", lambda rows: rows.append(["99", *rows[-1][1:]])), "spectrum.csv, line",
+    ),
+    "order": (edited("rounds", lambda rows: rows.append(rows.pop(3))), "rounds.csv, line 4: no"),
+    "fewer": (edited("models", lambda rows: rows.pop()), "models.csv: ends with round 5 of 6"),
+    "last line": (without_end("rounds"), "rounds.csv: its last line has no end"),
+    "models.csv": (removed("models.csv"), "models.csv: is missing"),
+    "partition.csv": (removed("partition.csv"), "partition.csv: is missing"),
+    "loss_matrix.npz": (removed("loss_matrix.npz"), "loss_matrix.npz: is missing"),
+    "words": (described, "model.safetensors: is not what the last round gives"),
+    "classes": (declared(classes=["a", "b"]), "env.json, classes: ['a', 'b'], not"),
+    "clients": (declared(heldout_clients=[1]), "env.json, heldout_clients: [1], not nothing"),
+    "code": (declared(code=OTHER_CODE), "env.json, code of the method: mine:build, not"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FOUND)
+def test_what_is_found(case, run):
+    change, words = FOUND[case]
+    change(run)
     forge(run)
-    assert first(run).startswith(f"{table}.csv")
+    assert first(run).startswith(words)
 
 
 def test_a_changed_table_of_the_final_clients(tmp_path):
@@ -219,9 +264,11 @@ def test_a_changed_table_of_the_final_clients(tmp_path):
 
 
 def swap(run, by):
-    tensors = load_file(run / files.MODEL)
-    name = next(n for n, a in tensors.items() if a.dtype == np.float32)
-    save_file(tensors | {name: tensors[name] + by}, run / files.MODEL)
+    with tensors.opened(run / files.MODEL) as file:
+        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        said = file.metadata()
+    name = next(n for n, a in arrays.items() if a.dtype == np.float32)
+    save_file(arrays | {name: arrays[name] + by}, run / files.MODEL, said)
     forge(run)
 
 
@@ -232,19 +279,12 @@ def test_a_swapped_model_is_found_without_the_last_round(run):
     assert str(found.differences[0]).startswith("model.safetensors: is not the model of the last")
 
 
-def test_a_model_with_the_same_weights_and_other_words(run):
-    tensors = load_file(run / files.MODEL)
-    save_file(tensors, run / files.MODEL, {"scored": "yes"})
-    forge(run)
-    assert first(run) == "model.safetensors: is not what the last round gives"
-
-
 @pytest.mark.slow
 def test_swapped_models_of_clients(tmp_path):
     run = fedsim.run(small("fedbn", "cnn"), tmp_path / "run").path
-    tensors = load_file(run / files.CLIENTS)
-    name = next(iter(tensors))
-    save_file(tensors | {name: tensors[name] + np.float32(1)}, run / files.CLIENTS)
+    arrays = load_file(run / files.CLIENTS)
+    name = next(iter(arrays))
+    save_file(arrays | {name: arrays[name] + np.float32(1)}, run / files.CLIENTS)
     forge(run)
     assert first(run) == "clients.safetensors: is not what the last round gives"
 
@@ -256,21 +296,6 @@ def test_a_changed_seed(run):
     assert first(run, rounds=1) == f"config.yaml, seed: 1, not {before}"
     shutil.rmtree(run / "checkpoints")
     assert re.match(r"\w+\.csv, line \d+, round 1, column", first(run))
-
-
-def test_a_skipped_client(run):
-    def skip(rows):
-        del rows[2]
-
-    rewrite(run / "clients.csv", skip)
-    forge(run)
-    assert first(run).startswith("clients.csv, line 3, round 2") or "round 1" in first(run)
-
-
-def test_a_client_too_many(run):
-    rewrite(run / "clients.csv", lambda rows: rows.append(rows[-1]))
-    forge(run)
-    assert f"round {ROUNDS}: there is a row too many" in first(run)
 
 
 @pytest.mark.slow
@@ -312,21 +337,6 @@ def without(key):
     return change
 
 
-def removed(name):
-    return lambda run: (run / name).unlink()
-
-
-def cut(table, column):
-    """The first columns of a table, up to one."""
-
-    def change(rows):
-        width = rows[0].index(column) + 1
-        for row in rows:
-            del row[width:]
-
-    return lambda run: rewrite(run / f"{table}.csv", change)
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -351,34 +361,6 @@ def spoken(run):
     return CliRunner().invoke(main, ["verify", str(run), "--rounds", "all"]).output
 
 
-def test_tables_of_some_rounds_alone_are_missed(run):
-    names = ("decomposition.csv", "loss_matrix.csv", "loss_matrix.npz")
-    for name in names:
-        (run / name).unlink()
-    forge(run)
-    found = verify(run, rounds=1, seed=drawing(1))
-    assert found.verified
-    assert {f"{name} is missing" for name in names[:2]} <= {*found.not_compared}
-
-
-@pytest.mark.parametrize("table", ["rounds", "clients", "classes", "confusion", "models"])
-def test_a_table_that_was_cut(table, run):
-    cut(table, "round")(run)
-    forge(run)
-    assert first(run, rounds=1).startswith(f"{table}.csv, line 1: round, not round,")
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [("classes", ["a", "b"]), ("malicious_clients", []), ("heldout_clients", [1])],
-)
-def test_what_env_json_says_follows_from_data_and_settings(key, value, run):
-    known = json.loads((run / "env.json").read_text())
-    (run / "env.json").write_text(json.dumps(known | {key: value}))
-    forge(run)
-    assert first(run, rounds=1).startswith(f"env.json, {key}: {value!r}, not ")
-
-
 def test_dropout_of_an_earlier_version(tmp_path):
     run = fedsim.run(config("fedavg", "cnn_reddi", train={"rounds": 1}), tmp_path / "run").path
     assert verify(run).verified
@@ -390,42 +372,23 @@ def test_dropout_of_an_earlier_version(tmp_path):
         verify(run)
 
 
-def test_code_that_no_setting_names(run):
-    known = json.loads((run / "env.json").read_text())
-    code = {"method": {"name": "mine:build", "files": {}}}
-    (run / "env.json").write_text(json.dumps(known | {"code": code}))
-    forge(run)
-    assert first(run, rounds=1).startswith("env.json, code of the method: mine:build, not")
-
-
 def test_an_unfinished_run_says_so(run):
     (run / "summary.csv").unlink()
     found = verify(run, rounds=1)
     assert (found.verified, found.finished) == (True, False)
     assert f"  unfinished {ROUNDS} of {ROUNDS} rounds, no summary.csv\n" in spoken(run)
     rewrite(run / "clients.csv", lambda rows: rows.append([str(ROUNDS + 2), *rows[-1][1:]]))
-    assert f"round {ROUNDS + 2}, but rounds.csv ends with round {ROUNDS}" in first(run)
+    assert f"no row that follows round {ROUNDS} of {ROUNDS}" in first(run)
 
 
 def test_a_swapped_model_of_an_unfinished_run(run):
     (run / "summary.csv").unlink()
-    tensors = load_file(run / files.MODEL)
-    save_file({name: a + 1 for name, a in tensors.items()}, run / files.MODEL)
+    arrays = load_file(run / files.MODEL)
+    save_file({name: a + 1 for name, a in arrays.items()}, run / files.MODEL)
     assert first(run, rounds=1, seed=drawing(1)).startswith("model.safetensors: is not the model")
 
 
-def test_a_loss_matrix_that_is_missing(run):
-    (run / "loss_matrix.npz").unlink()
-    forge(run)
-    assert first(run, rounds=1) == "loss_matrix.npz: is missing"
-
-
 # what is not possible, and other processors
-
-
-def test_without_a_round(tmp_path):
-    with pytest.raises(NotPossible, match="no round is complete"):
-        verify(tmp_path)
 
 
 def test_without_its_data(run):
@@ -498,19 +461,18 @@ def test_a_run_of_another_processor(elsewhere):
     assert not found.verified
     assert "AVX512_FP16" in found.others
     assert found.largest == pytest.approx(1e-5, rel=1e-3)
-    assert (found.equal, found.flips) == (found.cells - 1, 0)
+    assert (found.equal, found.scores) == (found.cells - 1, 0)
     assert found.models == ROUNDS  # the same processor did it, after all
 
 
-def raised(column, by, *, loss=0.0):
-    """More of a score in all rounds that have one, and another test loss."""
+def raised(column, by):
+    """More of a score in all rounds that have one."""
 
     def change(rows):
-        i, j = rows[0].index(column), rows[0].index("test_loss")
+        i = rows[0].index(column)
         for row in rows[1:]:
             if row[i]:
                 row[i] = repr(float(row[i]) + by)
-                row[j] = repr(float(row[j]) * (1 + loss))
 
     return change
 
@@ -522,11 +484,8 @@ def raised(column, by, *, loss=0.0):
         ("rounds", scaled("update_norm", 2e-2)),
         ("rounds", scaled("lr", 1e-6)),
         ("clients", scaled("num_steps", 1e-3)),
-        *(("rounds", raised(f"test_{m}", 0.0199)) for m in ("accuracy", "balanced_accuracy")),
-        *(("rounds", raised(f"test_{m}", 0.06, loss=1e-2)) for m in ("accuracy", "auc")),
-        ("rounds", raised("test_accuracy", 1e-3)),  # one sample, but the losses are the same
-        ("classes", lambda rows: rows[-1].__setitem__(3, "1.0")),
-        ("confusion", lambda rows: rows[-1].__setitem__(3, str(int(rows[-1][3]) + 9))),
+        ("rounds", raised("test_accuracy", 0.0199)),
+        ("rounds", raised("test_auc", 0.06)),
         ("decomposition", scaled("global_loss", 0.1)),
     ],
 )
@@ -544,7 +503,7 @@ def test_a_model_is_no_rounding(drawn, elsewhere):
     digest = rounds.model_sha256(vector)
     rewrite(elsewhere / "models.csv", lambda rows: rows[-1].__setitem__(1, digest))
     forge(elsewhere)
-    words = "model.safetensors: its model is"
+    words = "model.safetensors, "
     assert first(elsewhere, rounds=1, seed=drawing(drawn)).startswith(words)
 
 
@@ -567,26 +526,6 @@ def test_tables_of_a_run_of_another_processor(by, told, run):
     found = verify(run, rounds=2)
     assert "".join(map(str, found.differences)).count("column") == bool(told)
     assert told in "".join(map(str, found.differences))
-
-
-def test_a_run_without_models(run):
-    (run / "models.csv").unlink()
-    assert first(run, rounds=1) == "models.csv: is missing"
-
-
-def test_a_summary_that_was_cut(run):
-    cut("summary", "rounds")(run)
-    assert first(run, rounds=1) == "summary.csv, line 1: has no column 'final_test_accuracy'"
-
-
-def test_what_is_known_of_a_forgery():
-    found = Verification(run=SimpleNamespace(), seed=0, rounds=100, drawn=[3, 14, 15])
-    assert found.coverage == pytest.approx(0.03)
-
-
-def test_the_tables_are_all_compared():
-    assert set(verification.COMPARED) >= {"rounds", "clients", "models", "decomposition"}
-    assert not {"timings", "errors"} & set(verification.COMPARED)
 
 
 # what a verification must not do
@@ -638,9 +577,7 @@ def test_code_that_is_allowed_is_run(tmp_path, monkeypatch):
     assert verify(run, allow_code=True).verified
 
 
-@pytest.mark.parametrize(
-    "name", ["clients.csv", "models.csv", "summary.csv", "model.safetensors", "notes/here"]
-)
+@pytest.mark.parametrize("name", ["clients.csv", "model.safetensors", "notes/here"])
 @pytest.mark.parametrize("kind", ["pipe", "link"])
 def test_what_is_no_file_of_the_run_is_not_read(kind, name, run):
     path = run / name

@@ -9,47 +9,59 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner, Result
 
+from fedsim.audit import published
 from fedsim.cli import main
-from fedsim.config import published
+from fedsim.config import presets
 from fedsim.studies import execute
 from fedsim.studies import sweep as sweeps
 
-TINY = """\
-title: "Two networks on digits"
-source: {paper: "Somebody, 2024", place: Table 1}
-provenance: Planted.
-metric: final_test_accuracy
-unit: percent
-margin: 90
-numbers:
-  IID: {E = 5: 50, E = 1: {value: 50, missing: a GPU}}
-claims:
-  - {above: IID, below: Shards, settings: [E = 5]}
-jobs:
-  full:
-    preset: mcmahan_mnist
-    seeds: [0, 1]
-    data: digits, embedded
-    about: tiny
-    seconds: 61
-    set: {data.name: digits, data.num_clients: 4, train.rounds: 1, model.name: logistic}
-    methods:
-      IID: {data.partition: iid}
-      Shards: {data.partition: shards}
-    settings: {E = 5: {train.local_epochs: 1}}
+NUMBERS = """\
+table,method,setting,seed,value,sd,n,margin
+tiny,IID,E = 5,,50,,,
+tiny,IID,E = 1,,50,,,
+later,FedAvg,Survival,,0.7,,,
 """
-MISSING = """\
-title: "A table of tomorrow"
-source: {paper: "Somebody, 2025", place: Table 2, page: 4}
-provenance: Planted.
-metric: final_test_accuracy
-unit: percent
-margin: 1
-numbers:
-  FedAvg: {Survival: 0.7}
-missing: survival tasks
+COMMON = """
+    provenance: Planted.
+    metric: final_test_accuracy
+    unit: percent
+    margin: 90"""
+TINY = f"""\
+    title: "Two networks on digits"
+    place: Table 1{COMMON}
+    claims:
+      - {{above: [IID], below: [Shards], settings: [E = 5]}}
+    jobs:
+      full:
+        preset: tiny
+        seeds: [0, 1]
+        data: digits, embedded
+        about: tiny
+        seconds: 61
+        methods:
+          IID: {{data.partition: iid}}
+          Shards: {{data.partition: shards}}
+        settings: {{E = 5: {{train.local_epochs: 1}}}}
 """
-NEEDS = TINY.replace("data: digits, embedded", "data: all of MNIST\n    find: [train-images-idx3]")
+NEEDS = TINY.replace("data: digits, embedded", "data: all of MNIST\n        find: [images-idx3]")
+PAPER = f"""\
+paper: "Somebody, 2024"
+tables:
+  tiny:
+{TINY}
+  needs:
+{NEEDS}
+  later:
+    title: "A table of tomorrow"
+    place: Table 2{COMMON}
+    missing: survival tasks
+"""
+PRESET = """\
+data: {name: digits, num_clients: 4}
+train: {rounds: 1}
+model: {name: logistic}
+grid: {data.partition: [iid, shards], train.local_epochs: [1, 5]}
+"""
 
 
 def call(*arguments: object) -> Result:
@@ -59,9 +71,14 @@ def call(*arguments: object) -> Result:
 @pytest.fixture(autouse=True)
 def tables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Three tables in place of those of the package, and an empty folder to be in."""
-    texts = {"tiny": TINY, "later": MISSING, "needs": NEEDS}
-    monkeypatch.setattr(published, "_texts", lambda: texts)
-    monkeypatch.chdir(tmp_path)
+    folder, here = tmp_path / "tables", tmp_path / "here"
+    folder.mkdir()
+    here.mkdir()
+    (folder / "paper.yaml").write_text(PAPER)
+    (folder / "numbers.csv").write_text(NUMBERS)
+    monkeypatch.setattr(published, "FOLDER", folder)
+    monkeypatch.setattr(presets, "_texts", lambda: {"tiny": PRESET})
+    monkeypatch.chdir(here)
     monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / "cache"))
 
 
@@ -89,7 +106,7 @@ def test_the_verdicts_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "50.05" in rows["IID"]
     assert rows["IID"].rstrip().endswith("confirmed")
     assert "the same difference for every seed" in rows["IID > Shards"]
-    assert "not testable here: 1 number (a GPU)\n" in done.output
+    assert "not testable here: 1 number (not in the runs of the full job)\n" in done.output
     assert "1 confirmed; 1 not decidable\nfiles: out/values.csv, out/verdicts.csv\n" in done.output
     words = pd.read_csv("out/verdicts.csv")["verdict"].tolist()
     assert words == ["confirmed", "not testable here", "not decidable"]
@@ -101,11 +118,11 @@ def test_the_verdicts_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.integration
-def test_a_job_from_start_to_verdict(tmp_path: Path) -> None:
+def test_a_job_from_start_to_verdict() -> None:
     done = call("tiny", "--engine", "serial", "--parallel", 1)
     assert done.exit_code == 0, done.output
     assert "Two networks on digits (Somebody, 2024, Table 1)\n" in done.output
-    assert "full job: 4 runs of the preset mcmahan_mnist\n" in done.output
+    assert "full job: 4 runs of the preset tiny\n" in done.output
     folder = Path("runs/reproduce-tiny-full")
     found = pd.read_csv(folder / "verdicts.csv")
     assert found["method"].tolist() == ["IID", "IID", "IID > Shards"]
@@ -119,7 +136,7 @@ def test_a_job_from_start_to_verdict(tmp_path: Path) -> None:
         accuracy = pd.read_csv(folder / run / "summary.csv")["final_test_accuracy"].item()
         assert row["value"] == pytest.approx(100 * accuracy, rel=1e-12)
         assert row["samples"] == 1438
-    assert "not testable here: 1 number (a GPU)" in done.output
+    assert "not testable here: 1 number (not in the runs of the full job)" in done.output
     again = call("tiny", "--engine", "serial", "--parallel", 1)
     assert again.output.count("finished before") == 4
     assert pd.read_csv(folder / "verdicts.csv").equals(found)
@@ -147,7 +164,7 @@ def test_the_list() -> None:
 def test_the_list_knows_the_data_of_a_folder(tmp_path: Path) -> None:
     place = tmp_path / "data" / "mnist"
     place.mkdir(parents=True)
-    (place / "train-images-idx3").touch()
+    (place / "images-idx3").touch()
     for folder in (place, place.parent):
         rows = json.loads(call("--list", "--data-dir", folder, "--format", "json").output)
         assert {row["table"]: row["data"] for row in rows}["needs"] == "yes"
@@ -160,12 +177,12 @@ def test_a_table_without_a_job_says_what_is_missing() -> None:
     assert done.output.endswith("not testable here: survival tasks\n")
 
 
-def test_a_dry_run_lists_the_runs_and_writes_nothing(tmp_path: Path) -> None:
+def test_a_dry_run_lists_the_runs_and_writes_nothing() -> None:
     done = call("tiny", "--dry-run", "--no-measure")
     assert done.exit_code == 0, done.output
     assert done.output.count("data.partition=shards") == 2
     assert "4 runs" in done.output
-    assert list(tmp_path.iterdir()) == []
+    assert not [*Path.cwd().iterdir()]
 
 
 REFUSED = {
@@ -175,17 +192,17 @@ REFUSED = {
     "setting": (["tiny", "--set", "train.lr=1"], "--set train.lr: a table is tested with its own"),
     "list and name": (["--list", "tiny"], "--list: shows all tables; leave out tiny"),
     "format": (["tiny", "--format", "json"], "--format json: goes with --list"),
-    "data": (["needs"], "no --data-dir given: no file train-images-idx3 there; the full job needs"),
-    "other data": (["needs", "--data-dir", "."], "--data-dir .: no file train-images-idx3 there"),
+    "data": (["needs"], "no --data-dir given: no file images-idx3 there; the full job needs"),
+    "other data": (["needs", "--data-dir", "."], "--data-dir .: no file images-idx3 there"),
     "measure": (["tiny", "--no-measure"], "--no-measure: has no effect without --dry-run"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_refused_in_one_line(case: str, tmp_path: Path) -> None:
+def test_refused_in_one_line(case: str) -> None:
     arguments, message = REFUSED[case]
     done = call(*arguments)
     assert done.exit_code == 2
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
+    assert not [*Path.cwd().iterdir()]

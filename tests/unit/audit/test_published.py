@@ -1,0 +1,243 @@
+"""Published tables: those of the package hold together, and the verdicts on planted runs."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+from statistics import fmean, stdev
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+
+from fedsim.audit import published
+from fedsim.audit.published import FULL, SCALED, SEEDS, Metric, Result, Table
+from fedsim.core.errors import ConfigError, StoreError
+from fedsim.studies.sweep import expand
+
+NUMBERS = """\
+table,method,setting,seed,value,sd,n,margin
+one,FedAvg,Digits,,80.5,,,
+one,FedAvg,Letters,,80.5,,,
+one,FedGH,Digits,,90,1,3,2
+one,FedGH,Seeds,42,80,,,
+one,FedGH,Seeds,43,81,,,
+"""
+JOB = """
+        preset: fedgh_digits_small
+        data: digits, embedded
+        samples: 100
+        methods:
+          FedAvg: {algorithm: fedavg, server: own}
+          FedGH: {algorithm: fedavg, server: fedgh}
+        settings:
+          Digits: {split: alpha1_all}
+"""
+PAPER = f"""\
+paper: "Somebody, 2024"
+tables:
+  one:
+    title: "A table"
+    place: Table 1
+    provenance: Read in the paper.
+    metric: {{Digits: final_test_accuracy, "": "|decomposition.shift_loss|"}}
+    unit: percent
+    margin: 1
+    claims:
+      - {{above: [FedGH], below: [FedAvg], settings: [Digits]}}
+    jobs:
+      full:{JOB}      scaled:{JOB}"""
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Table:
+    """A table in place of those of the package."""
+    folder = tmp_path / "tables"
+    folder.mkdir()
+    (folder / "paper.yaml").write_text(PAPER)
+    (folder / "numbers.csv").write_text(NUMBERS)
+    monkeypatch.setattr(published, "FOLDER", folder)
+    return published.load("one")
+
+
+def test_a_table(table: Table) -> None:
+    assert (table.title, table.source) == ("A table", "Somebody, 2024, Table 1")
+    first, _, third, seeds = table.numbers
+    assert (first.value, first.margin, first.n, math.isnan(first.sd)) == (80.5, 1.0, None, True)
+    assert (third.value, third.margin, third.n, third.sd) == (90.0, 2.0, 3, 1.0)
+    assert (seeds.values, seeds.value) == ({42: 80.0, 43: 81.0}, 80.5)
+    assert table.metric("Digits") == Metric(table="summary", column="final_test_accuracy")
+    assert table.metric("Letters").absolute
+    job = table.jobs[FULL]
+    assert job.runs == 6  # of the 72 runs of the preset those of two methods and one split
+    assert job.labels("FedGH", "Digits") == {
+        "algorithm": "fedavg", "server": "fedgh", "split": "alpha1_all",
+    }  # fmt: skip
+    assert job.labels("FedGH", "Letters") is None
+    assert [len(part) for part in table.tested(job)] == [2, 1]
+    assert [len(part) for part in table.tested(table.jobs[SCALED])] == [0, 1]  # claims alone
+
+
+def test_a_metric_of_some_rows() -> None:
+    rows = {"client_id": "2", "split": "test"}
+    metric = Metric(table="evaluations", column="accuracy", where=rows)
+    assert Metric.parse("evaluations.accuracy[client_id=2, split=test]") == metric
+
+
+# those of the package
+
+
+@pytest.mark.parametrize("name", published.names())
+def test_a_table_of_the_package(name: str) -> None:
+    """Every cell of every job has runs, which differ in nothing but seeds."""
+    table = published.load(name)
+    assert table.provenance
+    assert table.unit in published.UNITS
+    assert table.jobs or table.missing
+    values = {(n.method, n.setting): n.value for n in table.numbers}
+    for claim in table.claims:
+        table.metric(claim.setting)
+        high = values.get((claim.above, claim.setting), math.inf)
+        assert high > values.get((claim.below, claim.setting), -math.inf), claim
+    for job in table.jobs.values():
+        runs = [set(run.name.split(",")) for run in expand(job.experiment, {}, build=False)]
+        assert len(runs) == job.runs
+        numbers, claims = table.tested(job)
+        cells = {(n.method, n.setting) for n in numbers}
+        cells |= {(m, c.setting) for c in claims for m in (c.above, c.below)}
+        used = set()
+        for method, setting in cells:
+            labels = job.labels(method, setting)
+            assert labels is not None
+            parts = {f"{axis}={label}" for axis, label in labels.items()}
+            places = [i for i, run in enumerate(runs) if parts <= run]
+            varied = [{part for part in runs[i] if part.split("=")[0] not in SEEDS} for i in places]
+            assert len(places) > 1
+            assert all(each == varied[0] for each in varied)
+            used |= set(places)
+        assert used == set(range(len(runs))), "a run that tests nothing"
+
+
+def test_every_number_is_of_a_table_and_an_unknown_table_names_the_nearest() -> None:
+    assert set(published._numbers(published.FOLDER)) <= set(published.names())
+    with pytest.raises(ConfigError, match=r"table 'fedld_fig3' \(did you mean 'fedld_fig2'"):
+        published.load("fedld_fig3")
+
+
+SCOPES = {
+    "Cleveland": "client_0", "Hungarian": "client_1", "Switzerland": "client_2", "VA": "client_3",
+    "Pooled test": "pooled",
+}  # fmt: skip
+
+
+def test_the_numbers_of_flamby_are_those_of_its_files(shared_data: Path) -> None:
+    """Seed by seed, and for TCGA-BRCA mean and deviation (n - 1) of the means over six clients."""
+    with (shared_data / "flamby" / "published" / "flamby.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    values = {(r["dataset"], r["method"], r["scope"], r["seed"]): float(r["value"]) for r in rows}
+    for number in published.load("flamby_heart").numbers:
+        cell = ("fed_heart_disease", number.method, SCOPES[number.setting])
+        assert number.values == {seed: values[*cell, str(seed)] for seed in range(42, 47)}
+    table = published.load("flamby_tcga_brca")
+    for number in table.numbers:
+        method = number.method.replace("training", "Training")
+        means = [
+            fmean(values["fed_tcga_brca", method, f"client_{i}", str(seed)] for i in range(6))
+            for seed in range(42, 47)
+        ]
+        assert number.value == pytest.approx(fmean(means), abs=5.1e-5)
+        assert number.sd == pytest.approx(stdev(means), abs=5.1e-5)
+    sds = {number.method: f"{number.sd:.2f}" for number in table.numbers}
+    assert f"{sds['FedAvg']} of FedAvg and {sds['FedProx']} of FedProx" in table.about
+
+
+# verdicts
+
+
+def judged(
+    table: Table, out: Path, values: dict[str, list[float | None]], samples: int = 100
+) -> dict[str, Result]:
+    """By server rule accuracies of runs, one per seed; None: not finished."""
+    runs = []
+    for server, accuracies in values.items():
+        for seed, accuracy in enumerate(accuracies):
+            name = f"split=alpha1_all,algorithm=fedavg,server={server},seed={seed}"
+            folder = out / name
+            folder.mkdir(parents=True)
+            if accuracy is not None:
+                (folder / "summary.csv").write_text(f"final_test_accuracy\n{accuracy}\n")
+                (folder / "partition.csv").write_text(f"client_id,train_samples\n0,{samples}\n")
+            config = SimpleNamespace(seed=seed, data=SimpleNamespace(seed=0))
+            runs.append(SimpleNamespace(name=name, config=config))
+    results = published.write(table, table.jobs[FULL], runs, out)  # type: ignore[arg-type]
+    return {f"{each.method}, {each.result.setting}": each for each in results}
+
+
+NEAR = [0.805, 0.806, 0.804, 0.805]
+HIGHER = [0.825, 0.827, 0.824, 0.826]
+
+
+def test_each_verdict_of_a_job(table: Table, tmp_path: Path) -> None:
+    results = judged(table, tmp_path, {"own": [*NEAR], "fedgh": [*HIGHER]})
+    words = {key: each.verdict.word for key, each in results.items()}
+    assert words == {
+        "FedAvg, Digits": "confirmed",
+        "FedAvg, Letters": "not testable here",
+        "FedGH, Digits": "contradicted",
+        "FedGH, Seeds": "not testable here",
+        "FedGH > FedAvg, Digits": "confirmed",
+    }
+    assert results["FedAvg, Letters"].verdict.reason == "not in the runs of the full job"
+    assert results["FedAvg, Digits"].verdict.difference == pytest.approx(0.0, abs=1e-9)
+    assert results["FedGH > FedAvg, Digits"].verdict.difference == pytest.approx(2.05, abs=1e-9)
+    cells = results["FedGH, Digits"].cells
+    assert (cells["published"], cells["ours"], cells["n"]) == ("90 (sd 1, n 3)", "82.55", "4")
+    stored = pd.read_csv(tmp_path / "verdicts.csv")
+    assert stored["verdict"].tolist() == list(words.values())
+    values = pd.read_csv(tmp_path / "values.csv")
+    assert len(values) == 8
+    assert values["value"].tolist()[:4] == pytest.approx([80.5, 80.6, 80.4, 80.5], abs=1e-9)
+    again = published.judge(table, table.jobs[FULL], values)
+    assert [each.verdict.word for each in again] == list(words.values())
+
+
+def test_an_undecided_result_says_how_many_seeds_would_decide(table: Table, tmp_path: Path) -> None:
+    values: dict[str, list[float | None]]
+    values = {"own": [0.80, 0.82, 0.79, 0.81], "fedgh": [0.80, 0.81, 0.80, 0.82]}
+    results = judged(table, tmp_path, values)
+    for each in (results["FedAvg, Digits"], results["FedGH > FedAvg, Digits"]):
+        assert each.verdict.word == "not decidable"
+        assert f"{each.verdict.needed:,} seeds would decide" in each.cells["note"]
+
+
+def test_a_run_that_is_not_finished_decides_nothing(table: Table, tmp_path: Path) -> None:
+    results = judged(table, tmp_path, {"own": [*NEAR[:3], None], "fedgh": [*HIGHER]})
+    for key in ("FedAvg, Digits", "FedGH > FedAvg, Digits"):
+        assert results[key].verdict.word == "not decidable"
+        assert results[key].verdict.reason == "1 of 4 runs have no value"
+
+
+def test_a_part_of_the_data_tests_nothing(table: Table, tmp_path: Path) -> None:
+    results = judged(table, tmp_path, {"own": [*NEAR], "fedgh": [*NEAR]}, samples=60)
+    assert {each.verdict.word for each in results.values()} == {"not testable here"}
+    reason = results["FedAvg, Digits"].verdict.reason
+    assert reason == "60 training samples, the published runs have 100"
+
+
+def test_the_metric_of_a_run(tmp_path: Path) -> None:
+    metric = Metric.parse("|decomposition.shift_loss|")
+    assert math.isnan(published.read(tmp_path, metric))  # not finished
+    (tmp_path / "summary.csv").write_text("run_id,rounds_to_target\na,\n")
+    (tmp_path / "decomposition.csv").write_text("round,shift_loss\n1,-3\n2,-2.5\n")
+    (tmp_path / "evaluations.csv").write_text(
+        "round,client_id,split,accuracy\n1,0,own,0.1\n2,0,own,0.25\n2,1,own,0.75\n2,1,test,0.5\n"
+    )
+    assert published.read(tmp_path, metric) == 2.5
+    client = Metric.parse("evaluations.accuracy[client_id=1, split=own]")
+    assert published.read(tmp_path, client) == 0.75
+    assert math.isnan(published.read(tmp_path, Metric.parse("rounds_to_target")))
+    with pytest.raises(StoreError, match=r"evaluations\.csv: 3 rows for accuracy, needed is one"):
+        published.read(tmp_path, Metric.parse("evaluations.accuracy"))
+    with pytest.raises(StoreError, match=r"summary\.csv: has no column 'x'"):
+        published.read(tmp_path, Metric.parse("x"))
