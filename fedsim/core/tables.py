@@ -91,9 +91,9 @@ def read_table(
     for separator in SEPARATORS:
         parsed = _records(path, text, separator)
         _, first = next(parsed)
-        given = [name.lower() for name in first]
-        renamed = {name: new for name, new in (aliases or {}).items() if new not in given}
-        header = [renamed.get(name, name) for name in given]
+        names = [name.lower() for name in first]
+        renamed = {name: new for name, new in (aliases or {}).items() if new not in names}
+        header = [renamed.get(name, name) for name in names]
         if set(required) <= set(header):
             several = [name for name in header if header.count(name) > 1]
             if not several:
@@ -107,10 +107,10 @@ def read_table(
         )
     rows = []
     for number, values in parsed:
-        where = f"{path}, row {number}"
+        place = f"{path}, row {number}"
         if len(values) != len(header):
-            raise DataError(f"{where}: {len(values)} values, the header has {len(header)}")
-        rows.append(TableRow(dict(zip(header, values, strict=True)), where))
+            raise DataError(f"{place}: {len(values)} values, the header has {len(header)}")
+        rows.append(TableRow(dict(zip(header, values, strict=True)), place))
     if not rows:
         raise DataError(f"{path}: no rows below the header")
     return rows

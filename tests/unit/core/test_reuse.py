@@ -1,6 +1,5 @@
 """Values that the runs of a driver have in common."""
 
-import pytest
 import torch
 from torch import nn
 
@@ -84,12 +83,3 @@ def test_a_network_has_the_weights_of_one_that_is_built_now() -> None:
         again, other = models.build(MLP, 3).state_dict(), models.build(MLP, 4).state_dict()
     assert all(torch.equal(now[name], again[name]) for name in now)
     assert not all(torch.equal(now[name], other[name]) for name in now)
-
-
-@pytest.mark.parametrize("kind", ["timm", "own"])
-def test_kinds_without_a_number_keep_one_value(kind: str) -> None:
-    make = Maker()
-    with reuse.across_runs():
-        for key in (1, 2, 1):
-            reuse.once(kind, key, make)
-    assert make.made == 3
