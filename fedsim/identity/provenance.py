@@ -7,13 +7,11 @@ accepts other code. What env.json does not say is not compared.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from fedsim import data
 from fedsim.algorithms.catalogue import chain
@@ -129,11 +127,11 @@ def code_of(config: RunConfig) -> dict[str, Code]:
         ConfigError: a source file cannot be read, or has changed since Python imported it.
     """
     sources = {}
-    for role, own in functions_of(config).items():
-        files = [sha256_of_files(module_of(name, f"{role} {name!r}")) for name in own]
+    for role, functions in functions_of(config).items():
+        files = [sha256_of_files(module_of(name, f"{role} {name!r}")) for name in functions]
         merged = {path: digest for each in files for path, digest in each.items()}
         if merged:
-            sources[role] = Code(",".join(own), merged)
+            sources[role] = Code(",".join(functions), merged)
     return sources
 
 
@@ -173,8 +171,8 @@ class Provenance:
         """As env.json has it."""
         digests = {}
         if self.data is not None:
-            known = {k: v for k, v in asdict(self.data).items() if v is not None or k != "file"}
-            digests = {"data": known}
+            values = {k: v for k, v in asdict(self.data).items() if v is not None or k != "file"}
+            digests = {"data": values}
         return {"code": {role: asdict(code) for role, code in self.code.items()}, **digests}
 
     @classmethod
@@ -184,42 +182,19 @@ class Provenance:
         Raises:
             ConfigError: it cannot be read, or is not what fedsim writes.
         """
-        known = RunStore(run).read_environment()
+        recorded = RunStore(run).read_environment()
         try:
-            code, instead = (_code(known.get(key, {})) for key in ("code", ACCEPTED))
-            digests = None
-            if "data" in known:
-                parts = {part: _digest(known["data"][part]) for part in PARTS}
-                file = known["data"].get("file")
-                digests = Data(**parts, dir=None, file=None if file is None else _digest(file))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            code, instead = (
+                {role: Code(**each) for role, each in recorded.get(key, {}).items()}
+                for key in ("code", ACCEPTED)
+            )
+            digests = Data(**recorded["data"] | {"dir": None}) if "data" in recorded else None
+        except (AttributeError, TypeError) as error:
             raise ConfigError(
                 f"{run / 'env.json'}: damaged: 'code' or 'data' is not what fedsim writes there; "
                 "restore it, or remove it to go on without what it says of the run's beginning"
             ) from error
         return cls(code, digests, instead)
-
-
-def _code(values: Mapping[str, Mapping[str, Any]]) -> dict[str, Code]:
-    return {role: Code(_name(each["name"]), _files(each["files"])) for role, each in values.items()}
-
-
-def _files(value: Mapping[str, object]) -> dict[str, str]:
-    return {_name(file): _digest(digest) for file, digest in value.items()}
-
-
-def _name(value: object) -> str:
-    if not isinstance(value, str) or not value.isprintable():
-        raise TypeError
-    return value
-
-
-def _digest(value: object) -> str:
-    """A digest of env.json; a ValueError where it is none."""
-    text = _name(value)
-    if len(text) != 2 * hashlib.sha256().digest_size or set(text) - set("0123456789abcdef"):
-        raise ValueError
-    return text
 
 
 def changed_code(before: Provenance, now: Mapping[str, Code]) -> str | None:
@@ -228,13 +203,13 @@ def changed_code(before: Provenance, now: Mapping[str, Code]) -> str | None:
     The code that trained the run is the same as the code that was accepted instead.
     """
     for role, code in now.items():
-        known = before.accepted.get(role, before.code.get(role))
-        same = code in (known, before.code.get(role))
-        if known is None or known.name != code.name or same:
+        trained = before.accepted.get(role, before.code.get(role))
+        same = code in (trained, before.code.get(role))
+        if trained is None or trained.name != code.name or same:
             continue  # another name is another setting, which is compared elsewhere
-        files = sorted({*known.files, *code.files})
-        file = next(path for path in files if known.files.get(path) != code.files.get(path))
-        was, is_now = (_state(each.files.get(file)) for each in (known, code))
+        files = sorted({*trained.files, *code.files})
+        file = next(path for path in files if trained.files.get(path) != code.files.get(path))
+        was, is_now = (_state(each.files.get(file)) for each in (trained, code))
         return f"{file} (of the {role} {code.name}) has changed: it was {was}, is {is_now} now"
     return None
 
@@ -277,9 +252,9 @@ def check_data(run: Path, before: Provenance, now: Data | None, advice: str) -> 
         return
     differ = [PARTS[part] for part in PARTS if getattr(before.data, part) != getattr(now, part)]
     if differ:
-        where = f"data.dir {now.dir}: " if now.dir else ""
+        folder = f"data.dir {now.dir}: " if now.dir else ""
         raise DataError(
-            f"{where}{' and '.join(differ)} are not those that the run in {run} began with "
+            f"{folder}{' and '.join(differ)} are not those that the run in {run} began with "
             f"(data {before.data.short}, now {now.short}); {advice}"
         )
 

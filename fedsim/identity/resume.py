@@ -36,7 +36,7 @@ def is_complete(wanted: RunConfig, folder: Path) -> bool:
         return False
     settings = experiments.read(folder / "config.yaml").settings
     key = difference(
-        wanted, {k: given.value for k, given in settings.items()}, has_patients(folder)
+        wanted, {k: setting.value for k, setting in settings.items()}, has_patients(folder)
     )
     if key is not None:
         raise ConfigError(
@@ -81,17 +81,17 @@ def _as_the_data_decide(wanted: RunConfig, have: Mapping[str, Any], patients: bo
     What only the data's files say is taken from the finished run ``have``, of whose ``patients``
     :func:`difference` speaks.
     """
-    info, given, done = data.find(wanted.data.name), wanted.data, have.get("data.partition")
+    info, section, done = data.find(wanted.data.name), wanted.data, have.get("data.partition")
     partition = wanted.named_partition or (info.default_partition if info else "dirichlet")
     may_have_lists = info is None or info.num_classes == 0  # or sites; the files say it
-    if given.partition is None and may_have_lists and done in partitions.FIXED:
+    if section.partition is None and may_have_lists and done in partitions.FIXED:
         partition = done
     by_the_data = not wanted.decides_num_clients and done in partitions.FIXED
     return with_normalization(wanted).resolved(
-        num_clients=have["data.num_clients"] if by_the_data else given.num_clients,
+        num_clients=have["data.num_clients"] if by_the_data else section.num_clients,
         partition=partition,
         model=wanted.model_name,
-        group=given.group or ("patient" if patients and done != "files" else "none"),
+        group=section.group or ("patient" if patients and done != "files" else "none"),
         client_batch=have["engine.client_batch"] if wanted.engine.client_batch == "auto" else None,
     )
 
@@ -168,19 +168,19 @@ def configuration(
         sweep = (run / "aggregate.csv").exists() or any(run.glob("*/config.yaml"))
         raise ConfigError(f"{run}: holds no run (no config.yaml){hint if sweep else ''}")
     written = experiments.read(file).settings
-    given = {
+    changes = {
         key: value if isinstance(value, Setting) else Setting(value, key)
         for key, value in (overrides or {}).items()
     }
-    for key in given:
+    for key in changes:
         if key not in FREE:
             raise ConfigError(
-                f"{given[key].origin}: {key} cannot change in a run that has begun"
+                f"{changes[key].origin}: {key} cannot change in a run that has begun"
                 f"{nearest(key, FREE)}; allowed: {', '.join(sorted(FREE))}"
             )
-    given.update(data_at(data_dir))
-    check_paths({**written, **given}, PATHS, "give it where the run was started")
-    return resolve(written, given, build=build)
+    changes.update(data_at(data_dir))
+    check_paths({**written, **changes}, PATHS, "give it where the run was started")
+    return resolve(written, changes, build=build)
 
 
 def can_resume(wanted: RunConfig, run: Path, *, accept_changed_code: bool = False) -> bool:
@@ -199,7 +199,7 @@ def can_resume(wanted: RunConfig, run: Path, *, accept_changed_code: bool = Fals
         settings = experiments.read(run / "config.yaml").settings
     except ConfigError:
         return False
-    have = {key: given.value for key, given in settings.items()}
+    have = {key: setting.value for key, setting in settings.items()}
     if difference(wanted, have, has_patients(run)) is not None:
         return False
     code = provenance.code_of(wanted)
@@ -216,14 +216,16 @@ def placement(config: RunConfig) -> dict[str, object]:
 def check_paths(written: Settings, keys: Sequence[str], advice: str) -> None:
     """Refuses relative paths that are not here by a ConfigError, which ends with the advice."""
     for key in keys:
-        given = written.get(key)
-        path = Path(given.value) if given is not None and isinstance(given.value, str) else None
-        if path is None or path.is_absolute() or path.exists():
+        setting = written.get(key)
+        if setting is None or not isinstance(setting.value, str):
+            continue
+        path = Path(setting.value)
+        if path.is_absolute() or path.exists():
             continue
         # a partition_file may also be the name of a split in the data's folder, clients be ids
         if key in ("data.partition_file", "train.clients") and path.suffix.lower() != ".csv":
             continue
         raise ConfigError(
-            f"{given.origin if given else key}: {str(path)!r} is not here; relative paths start "
+            f"{setting.origin}: {str(path)!r} is not here; relative paths start "
             f"where the command is given: {advice}"
         )

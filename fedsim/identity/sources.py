@@ -63,10 +63,10 @@ def _check_as_imported(file: Path, path: PurePosixPath, digest: str) -> None:
     spec = getattr(sys.modules.get(name), "__spec__", None)  # a reload makes a new one
     if spec is None or spec.origin != str(file):
         return
-    known_spec, known = _imported_as.get(name, (None, digest))
-    if known_spec is not spec:
+    imported_spec, imported = _imported_as.get(name, (None, digest))
+    if imported_spec is not spec:
         _imported_as[name] = spec, digest
-    elif known != digest:
+    elif imported != digest:
         raise ConfigError(
             f"{file}: has changed since Python imported it; start Python again, or call "
             "importlib.reload for it"

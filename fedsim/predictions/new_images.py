@@ -92,8 +92,8 @@ class ImageModel:
             seed = seed_for(self.config.seed, "evaluate images", first + start)
             with torch.no_grad(), torch_scope(seed):
                 logits.append(self.network(test(torch.from_numpy(x[start : start + size]))))
-        found: Array = torch.cat(logits).float().numpy()
-        return found
+        together: Array = torch.cat(logits).float().numpy()
+        return together
 
 
 def image_model(
@@ -111,10 +111,10 @@ def image_model(
         client = client_number(run, config.data.num_clients, client)
     if check_code(run, Provenance.read(run), code_of(config), accept=accept_changed_code):
         logger.warning("%s: its models were trained with the code before the change", run)
-    known = Description.read(run)
+    description = Description.read(run)
     network = load_model(run, client)  # refuses a file that does not say what network it is of
-    spec = known.model
-    if spec is None or spec.inputs != "images" or not known.mean:
+    spec = description.model
+    if spec is None or spec.inputs != "images" or not description.mean:
         kind = "other data" if spec is None else spec.inputs
         raise ConfigError(f"{run}: its model takes {kind}, no images")
     if spec.in_channels not in (1, 3):
@@ -124,9 +124,9 @@ def image_model(
         )
     if client is None:
         _refuse_without_client(run, config, network)
-    if not known.classes:
+    if not description.classes:
         raise ConfigError(f"{run / MODEL}: does not name the classes; an older fedsim wrote it")
-    return ImageModel(network, spec, known.classes, known.mean, known.std, config)
+    return ImageModel(network, spec, description.classes, description.mean, description.std, config)
 
 
 def _refuse_without_client(run: Path, config: RunConfig, network: nn.Module) -> None:
@@ -150,18 +150,18 @@ def image_files(paths: Sequence[Path | str]) -> list[Path]:
     Raises:
         DataError: a path does not exist, or no image is in a folder.
     """
-    found: dict[Path, None] = {}
+    images: dict[Path, None] = {}
     for path in map(Path, paths):
         if path.is_dir():
             inside = sorted(f for f in path.rglob("*") if f.suffix.lower() in SUFFIXES)
             if not inside:
                 raise DataError(f"--images {path}: no image in this folder ({', '.join(SUFFIXES)})")
-            found |= dict.fromkeys(inside)
+            images |= dict.fromkeys(inside)
         elif path.is_file():
-            found[path] = None
+            images[path] = None
         else:
             raise DataError(f"--images {path}: there is no such file or folder")
-    return list(found)
+    return list(images)
 
 
 def frames(model: ImageModel, files: Sequence[Path]) -> Iterator[pd.DataFrame]:

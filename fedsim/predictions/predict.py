@@ -109,9 +109,9 @@ def predict(
         if split is not None or data_dir is not None:
             raise ConfigError("images: does not go with split or data_dir")
         paths = [images] if isinstance(images, Path | str) else images
-        found = new_images.image_files(paths)
+        image_paths = new_images.image_files(paths)
         model = new_images.image_model(Path(run), client, accept_changed_code=accept_changed_code)
-        return pd.concat(new_images.frames(model, found), ignore_index=True)
+        return pd.concat(new_images.frames(model, image_paths), ignore_index=True)
     predictions = prepared(
         run,
         client=client,
@@ -222,26 +222,26 @@ def prepared(
             f"--split {split}: there is no such split{nearest(split, SPLITS)}; allowed: "
             f"{', '.join(SPLITS)}"
         )
-    given = data_at(data_dir)
-    config = finished_run(path, given)
+    settings = data_at(data_dir)
+    config = finished_run(path, settings)
     if client is not None:
         client = client_number(path, config.data.num_clients, client)
-    known, environment = Description.read(path), RunStore(path).read_environment()
-    known.check(path, config)
+    description, environment = Description.read(path), RunStore(path).read_environment()
+    description.check(path, config)
     if check_code(path, Provenance.read(path), code_of(config), accept=accept_changed_code):
         logger.warning("%s: its models were trained with the code before the change", path)
     config = _with_device(config, path, environment)
     new = split == ALL and data_dir is not None
     if new:
-        told = known.classes or tuple(map(str, environment.get("classes", ())))
+        classes = description.classes or tuple(map(str, environment.get("classes", ())))
         out = tuple(environment.get("heldout_clients", ()))
-        setup = _new_data(path, config, replace(known, classes=told), out)
+        setup = _new_data(path, config, replace(description, classes=classes), out)
     else:
         written = experiments.read(path / "config.yaml").settings
-        check_paths({**written, **given}, DATA_PATHS, ELSEWHERE)
+        check_paths({**written, **settings}, DATA_PATHS, ELSEWHERE)
         setup = _own_data(path, config)
     _refuse_labels_of_tokens(path, setup.dataset)
-    _check_fit(setup, known, _origin(config, setup.dataset))
+    _check_fit(setup, description, _origin(config, setup.dataset))
     own, part = _owned(setup, split), split
     if split == ALL:
         setup, own, part = replace(setup, dataset=in_one_part(setup.dataset)), None, "test"
@@ -292,7 +292,9 @@ def _own_data(run: Path, config: RunConfig) -> Setup:
     return setup
 
 
-def _new_data(run: Path, config: RunConfig, known: Description, held_out: tuple[int, ...]) -> Setup:
+def _new_data(
+    run: Path, config: RunConfig, description: Description, held_out: tuple[int, ...]
+) -> Setup:
     """A setup with all samples of other data as the test part; nobody owns any of them.
 
     Texts are read with the run's vocabulary, and classes have the numbers that they have in the
@@ -304,9 +306,9 @@ def _new_data(run: Path, config: RunConfig, known: Description, held_out: tuple[
     config = config.model_copy(update={"data": alone})
     dataset = _with_the_words(run, config)
     _refuse_labels_of_tokens(run, dataset)
-    dataset = _with_the_classes(dataset, known.classes, _origin(config, dataset))
-    if dataset.pipeline is not None and known.mean:
-        pipeline = replace(dataset.pipeline, mean=known.mean, std=known.std)
+    dataset = _with_the_classes(dataset, description.classes, _origin(config, dataset))
+    if dataset.pipeline is not None and description.mean:
+        pipeline = replace(dataset.pipeline, mean=description.mean, std=description.std)
         dataset = replace(dataset, pipeline=pipeline)
     nobody = Partition(train=(dataset.train,) * config.data.num_clients, held_out=held_out)
     return assemble(config, dataset, nobody, config.data.partition or "iid")
@@ -353,18 +355,18 @@ def _refuse_labels_of_tokens(run: Path, dataset: Dataset) -> None:
         )
 
 
-def _check_fit(setup: Setup, known: Description, origin: str) -> None:
+def _check_fit(setup: Setup, description: Description, origin: str) -> None:
     """Refuses data of other classes or sizes than those that the network was trained for."""
-    names, classes = setup.dataset.class_names, known.classes
+    names, classes = setup.dataset.class_names, description.classes
     if classes and classes != names:
         raise DataError(
             f"{origin}: the classes are {_few(names)}, those of the run {_few(classes)}; the same "
             "are needed, in the same order"
         )
-    if known.model is None:
+    if description.model is None:
         return
     for name in ("inputs", "in_channels", "image_size"):
-        have, need = getattr(setup.model, name), getattr(known.model, name)
+        have, need = getattr(setup.model, name), getattr(description.model, name)
         if have != need:
             raise DataError(f"{origin}: {name} {have}, the model of the run takes {need}")
 
@@ -376,9 +378,9 @@ def _few(names: Sequence[str]) -> str:
 
 def _owned(setup: Setup, split: str) -> Own | None:
     """Which of the clients' own parts a split is, None for a common part."""
-    for own in OWN:
-        if split == f"own_{own}" or (split == own == "test" and setup.tests_are_owned):
-            return own
+    for part in OWN:
+        if split == f"own_{part}" or (split == part == "test" and setup.tests_are_owned):
+            return part
     return None
 
 

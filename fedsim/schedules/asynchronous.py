@@ -63,10 +63,10 @@ class Buffered:
                 f"arrivals; known are {', '.join(TIMED)}"
             )
         most, m = len(roster.participants), roster.cohort_size
-        for key, given in (("buffer", self.buffer), ("concurrency", self.concurrency)):
-            if given is not None and given > most:
+        for key, size in (("buffer", self.buffer), ("concurrency", self.concurrency)):
+            if size is not None and size > most:
                 raise ConfigError(
-                    f"async.{key}: {given} given; a client trains once at a time, and there are "
+                    f"async.{key}: {size} given; a client trains once at a time, and there are "
                     f"{most} that may train"
                 )
         return self.buffer or m, self.concurrency or m
@@ -106,17 +106,17 @@ class Buffered:
         up = down if roster.update_bytes is None else roster.update_bytes
         now = 0.0
         done: list[Start] = []
-        asked = set(map(client_of, queue))  # who trains, has arrived, or is not available
+        busy = set(map(client_of, queue))  # who trains, has arrived, or is not available
         while len(done) < size:
             if not queue or queue[0][0] > now:
-                while (free := concurrency - len(queue)) > 0 and len(asked) < len(clients):
+                while (free := concurrency - len(queue)) > 0 and len(busy) < len(clients):
                     drawn = rng.choice(len(clients), min(free, len(clients)), replace=False)
-                    for client in sorted({clients[i] for i in drawn.tolist()} - asked):
-                        own = roster.participation(client, ctx.round)
-                        if own.absent is None:
-                            at = _moment(now + own.seconds(down, up), queue)
+                    for client in sorted({clients[i] for i in drawn.tolist()} - busy):
+                        participation = roster.participation(client, ctx.round)
+                        if participation.absent is None:
+                            at = _moment(now + participation.seconds(down, up), queue)
                             heappush(queue, (at, client, ctx.round))
-                        asked.add(client)
+                        busy.add(client)
             if not queue:
                 break
             done.append(heappop(queue))

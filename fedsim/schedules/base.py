@@ -104,18 +104,18 @@ class Roster:
 
         ``state`` is what the schedule keeps.
         """
-        own = {client: self.participation(client, ctx.round) for client in sorted(clients)}
-        present = [client for client, planned in own.items() if planned.absent is None]
+        participation = {c: self.participation(c, ctx.round) for c in sorted(clients)}
+        present = [client for client, planned in participation.items() if planned.absent is None]
         tasks = tuple(
             ClientTask(
                 client=owners[0],
                 ctx=ctx,
-                max_steps=own[owners[0]].max_steps,
+                max_steps=participation[owners[0]].max_steps,
                 owners=() if self.assign is one_each else tuple(owners),
             )
             for owners in (self.assign(present) if present else ())
         )
-        return RoundPlan(tasks=tasks, participation=own, state=state)
+        return RoundPlan(tasks=tasks, participation=participation, state=state)
 
 
 class Schedule(Protocol):
@@ -204,13 +204,13 @@ def schedule_of(config: RunConfig) -> Schedule:
     name = config.train.schedule
     if name == "synchronous":
         return Synchronous()
-    where = f"train.schedule {name!r}"
+    origin = f"train.schedule {name!r}"
     if ":" not in name:
-        raise ConfigError(f"{where}: known are synchronous, or module:function")
-    schedule: Schedule = call(resolve(name, where), where)
+        raise ConfigError(f"{origin}: known are synchronous, or module:function")
+    schedule: Schedule = call(resolve(name, origin), origin)
     if not callable(getattr(schedule, "plan", None)) or not hasattr(schedule, "asynchronous"):
         raise ConfigError(
-            f"{where}: the function returned {type(schedule).__name__}, needed is a schedule with "
+            f"{origin}: the function returned {type(schedule).__name__}, needed is a schedule with "
             "plan(roster, state, ctx, run) and asynchronous, see fedsim.schedules.base"
         )
     return schedule

@@ -65,8 +65,8 @@ class Oort:
         kept = {name: np.array(array) for name, array in (state or self._start(roster)).items()}
         self._pace(kept, ctx)
         plan = roster.plan(self.choose(roster, kept, ctx), ctx)
-        asked = [replace(task, work="loss", max_steps=None) for task in plan.tasks]
-        updates = run(asked) if asked else []
+        tasks = [replace(task, work="loss", max_steps=None) for task in plan.tasks]
+        updates = run(tasks) if tasks else []
         for update in updates:
             i = update.client_id
             squares = float(update.extras["squared_loss"][0])
@@ -83,38 +83,38 @@ class Oort:
         m, rng = roster.cohort_size, generator(ctx.seed, "cohort", ctx.round)
         clients = np.array(roster.participants)
         seen = state["last"][clients] > 0
-        known = clients[seen & (state["count"][clients] < (self.most or np.inf))]
+        tried = clients[seen & (state["count"][clients] < (self.most or np.inf))]
         new = clients[~seen]
         share = max(self.exploration * self.decay**ctx.round, self.least_exploration)
-        size = min(m - int(share * m), len(known))
-        scores = self.scores(state, known, clients, ctx)
+        size = min(m - int(share * m), len(tried))
+        scores = self.scores(state, tried, clients, ctx)
         admitted = np.empty(0, bool)
         if size:
             admitted = scores >= self.cut_off * np.sort(scores)[-size]
-        chosen = _draw(rng, known[admitted], scores[admitted], size) if size else []
+        chosen = _draw(rng, tried[admitted], scores[admitted], size) if size else []
         speed = 1 / np.maximum(state["seconds"][new], 1e-9)
         chosen += _draw(rng, new, speed, min(m - len(chosen), len(new)))
         rest = np.setdiff1d(clients, chosen)  # where few are new
-        rank = dict(zip(known.tolist(), scores.tolist(), strict=True))
+        rank = dict(zip(tried.tolist(), scores.tolist(), strict=True))
         by_score = sorted(rest.tolist(), key=lambda client: (-rank.get(client, -1.0), client))
         return sorted([*chosen, *by_score[: m - len(chosen)]])
 
-    def scores(self, state: Vectors, known: I64, clients: I64, ctx: RoundContext) -> F64:
-        """Util (k,) of the ``known`` clients, of all ``clients`` (K,) that may train."""
-        if not len(known):
+    def scores(self, state: Vectors, tried: I64, clients: I64, ctx: RoundContext) -> F64:
+        """Util (k,) of the ``tried`` clients, of all ``clients`` (K,) that may train."""
+        if not len(tried):
             return np.empty(0)
-        ordered = np.sort(state["utility"][known])
+        ordered = np.sort(state["utility"][tried])
         clipped = np.minimum(
-            state["utility"][known], ordered[min(int(self.clip * len(known)), len(known) - 1)]
+            state["utility"][tried], ordered[min(int(self.clip * len(tried)), len(tried) - 1)]
         )
         least = 0.999 * ordered[0]
         score = (clipped - least) / max(ordered[-1] - least, 1e-4)
-        score += np.sqrt(0.1 * np.log(ctx.round + 1) / state["last"][known])
+        score += np.sqrt(0.1 * np.log(ctx.round + 1) / state["last"][tried])
         seconds = state["seconds"]
         all_seconds, at = np.sort(seconds[clients]), int(state["quantile"][0] * len(clients))
         preferred = all_seconds[at] if at < len(clients) else np.inf
-        late = seconds[known] > preferred
-        score[late] *= (preferred / seconds[known][late]) ** self.penalty
+        late = seconds[tried] > preferred
+        score[late] *= (preferred / seconds[tried][late]) ** self.penalty
         return score
 
     def _start(self, roster: Roster) -> dict[str, Array]:

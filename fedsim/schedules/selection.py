@@ -110,11 +110,11 @@ def fixed(clients: str, rounds: int, participants: Sequence[int]) -> Fixed:
         round, client = (
             whole_number(row.values[key], f"{row.where}: {key}") for key in ("round", "client_id")
         )
-        own = listed.setdefault(round, set())
-        if client not in participants or client in own:
-            why = "is listed twice for its round" if client in own else "is no client that trains"
-            raise DataError(f"{row.where}: client_id {client} {why}")
-        own.add(client)
+        cohort = listed.setdefault(round, set())
+        if client not in participants or client in cohort:
+            why = "listed twice for its round" if client in cohort else "no client that trains"
+            raise DataError(f"{row.where}: client_id {client} is {why}")
+        cohort.add(client)
     if missing := sorted(set(range(1, rounds + 1)) - listed.keys()):
         raise DataError(
             f"train.clients {path}: no clients for round {missing[0]} of train.rounds={rounds}"
@@ -158,18 +158,18 @@ class PowerOfChoice:
         """A synchronous round of those chosen."""
         drawn = draw_by_size(roster, ctx, self.size(roster), "candidates")
         tasks = roster.plan(drawn, ctx).tasks
-        asked = [replace(task, work="loss", max_steps=None) for task in tasks]
-        updates = run(asked) if asked else []
+        questions = [replace(task, work="loss", max_steps=None) for task in tasks]
+        updates = run(questions) if questions else []
         losses = {u.client_id: float(u.extras["loss"][0]) for u in updates}
         chosen = sorted(losses, key=lambda c: (-losses[c], c)) or drawn
         plan = roster.plan(chosen[: roster.cohort_size], ctx)
-        have = {task.client for task in asked}
+        have = {task.client for task in questions}
         model = roster.clock.vector_bytes
         return replace(
             plan,
             participation={
-                c: replace(own, received=model if c in have else 0)
-                for c, own in plan.participation.items()
+                c: replace(planned, received=model if c in have else 0)
+                for c, planned in plan.participation.items()
             },
             pass_seconds=_seconds(roster, sorted(have), ctx),
             downlink_bytes=len(have - plan.participation.keys()) * model,

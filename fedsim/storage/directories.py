@@ -134,8 +134,8 @@ def _find(folder: Path, given: bool = False) -> Iterator[Found]:
         yield _search(folder, below)
         yield from below if given else ()
         return
-    own = [run for run in below if isinstance(run, RunStatus) and run.path.parent == folder]
-    runs = [run for run in own if not ARCHIVED.search(run.path.name)]
+    inside = [run for run in below if isinstance(run, RunStatus) and run.path.parent == folder]
+    runs = [run for run in inside if not ARCHIVED.search(run.path.name)]
     grid = read_grid(folder) if GRID in names else None
     # a trial of a search has no tables, but names its runs by settings
     named = bool(runs) and all("=" in run.path.name for run in runs)
@@ -143,7 +143,7 @@ def _find(folder: Path, given: bool = False) -> Iterator[Found]:
         complete = "aggregate.csv" in names or TRIAL.fullmatch(folder.name) is not None
         state = _state(folder, runs, complete, grid)
         yield SweepStatus(path=folder, state=state, runs=runs, grid=grid)
-        yield from (replace(run, sweep=folder) for run in own)
+        yield from (replace(run, sweep=folder) for run in inside)
         below = [b for b in below if not isinstance(b, RunStatus) or b.path.parent != folder]
     yield from below
 
@@ -183,16 +183,16 @@ def _search(folder: Path, below: Sequence[Found]) -> SearchStatus:
         study, ended = trials.read_study(folder) or {}, trials.read(folder)
     except (DataError, StoreError) as error:
         return SearchStatus(path=folder, state=DAMAGED, problem=str(error))
-    known = SearchStatus(path=folder, state=INTERRUPTED, study=study, trials=ended)
+    search = SearchStatus(path=folder, state=INTERRUPTED, study=study, trials=ended)
     if _is_held(folder) or any(each.state == RUNNING for each in below):
-        return replace(known, state=RUNNING)
+        return replace(search, state=RUNNING)
     folders = {trial.folder for trial in ended}
     sweeps = [s for s in below if isinstance(s, SweepStatus) and s.path.parent == folder]
     begun = {sweep.path.name for sweep in sweeps if TRIAL.fullmatch(sweep.path.name)}
     confirmed = all(s.state in (FINISHED, FAILED) for s in sweeps if s.path.name not in begun)
-    if len(ended) < (known.planned or 1) or not begun <= folders or not confirmed:
-        return known
-    return replace(known, state=FINISHED if known.best else FAILED)
+    if len(ended) < (search.planned or 1) or not begun <= folders or not confirmed:
+        return search
+    return replace(search, state=FINISHED if search.best else FAILED)
 
 
 def write_grid(folder: Path, names: Sequence[str]) -> None:
@@ -221,10 +221,10 @@ def _is_held(folder: Path) -> bool:
 def _state(
     folder: Path, runs: Sequence[RunStatus], complete: bool, grid: Sequence[str] | None
 ) -> str:
-    known = {run.path.name: run.state for run in runs}
-    if RUNNING in known.values() or _is_held(folder):
+    states_of = {run.path.name: run.state for run in runs}
+    if RUNNING in states_of.values() or _is_held(folder):
         return RUNNING
-    states = {known.get(name, INTERRUPTED) for name in (known if grid is None else grid)}
+    states = {states_of.get(name, INTERRUPTED) for name in (states_of if grid is None else grid)}
     if FAILED in states and states <= {FINISHED, FAILED}:
         return FAILED
     return FINISHED if complete and states <= {FINISHED} else INTERRUPTED

@@ -110,15 +110,15 @@ class Description:
         Raises:
             StoreError: the file is missing or damaged.
         """
-        said = metadata_of(run)
-        if "model" not in said:
+        metadata = metadata_of(run)
+        if "model" not in metadata:
             return cls()
         try:
-            model = ModelSpec(**parse_json(said["model"]))
-            lists = {name: tuple(parse_json(said[name])) for name in ("classes", "mean", "std")}
+            model = ModelSpec(**parse_json(metadata["model"]))
+            lists = {name: tuple(parse_json(metadata[name])) for name in ("classes", "mean", "std")}
         except (KeyError, TypeError, ValueError) as error:
             raise StoreError(f"{run / MODEL}: its metadata cannot be read ({error})") from error
-        return cls(model, algorithm=said.get("algorithm"), **lists)
+        return cls(model, algorithm=metadata.get("algorithm"), **lists)
 
     def check(self, run: Path, config: RunConfig) -> None:
         """Refuses a config.yaml that was edited since and names another network or method.
@@ -132,10 +132,10 @@ class Description:
         wanted["model.name"] = config.model_name, self.model.name
         for leaf in ("norm", "projection", "trainable"):
             wanted[f"model.{leaf}"] = getattr(config.model, leaf), getattr(self.model, leaf)
-        for key, (given, trained) in wanted.items():
-            if given != trained:
+        for key, (value, trained) in wanted.items():
+            if value != trained:
                 raise ConfigError(
-                    f"{run / 'config.yaml'} ({key}): {given!r} given, but the model of the run is "
+                    f"{run / 'config.yaml'} ({key}): {value!r} given, but the model of the run is "
                     f"of {trained!r}, as {MODEL} says; put that back"
                 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +71,8 @@ def restore(
         DataError: a table is not what was written before it; names file and line.
         StoreError: there are checkpoints, and none of them is intact.
     """
-    written = records(run)
-    damaged: dict[Path, Exception] = {}
+    written, damaged = records(run), dict[Path, Exception]()
+    checkpoints = partial(Checkpoints, run, fingerprint, keep=keep, every=every)
     for number, record in enumerate(written):
         store = ClientStateStore(run / FOLDER, budget)
         try:
@@ -91,24 +92,15 @@ def restore(
                 "%s: written by fedsim %s, goes on with %s", record, content["fedsim"], __version__
             )
         kept = [*_kept(written[number + 1 :]), (position.rounds, files_of(record.name, content))]
-        checkpoints = Checkpoints(
-            run,
-            fingerprint,
-            client_states=store,
-            keep=keep,
-            every=every,
-            kept=kept,
-            versions=content.get("versions"),
-        )
-        return checkpoints, position
+        versions = content.get("versions")
+        return checkpoints(client_states=store, kept=kept, versions=versions), position
     if damaged:
         reasons = "; ".join(f"{path.name}: {reason}" for path, reason in damaged.items())
         raise StoreError(
             f"none of {len(damaged)} checkpoints of {run} can be used: {reasons}; "
             f"remove {run / FOLDER} to start again from round 1"
         )
-    store = ClientStateStore(run / FOLDER, budget)
-    return Checkpoints(run, fingerprint, client_states=store, keep=keep, every=every), None
+    return checkpoints(client_states=ClientStateStore(run / FOLDER, budget)), None
 
 
 def _check(record: Path, content: Mapping[str, Any], fingerprint: Fingerprint, run: Path) -> None:

@@ -245,8 +245,8 @@ class RunWriter(RunStore):
             empty = {c for c in optional if all(row[c] is None for row in rows)}
             used = tuple(c for c in columns if c not in empty)
             begun = tuple(header.split(",")) if file.tell() else used
-            known = tuple(c for c in columns if c not in optional or c in begun)
-            if begun != known:
+            expected = tuple(c for c in columns if c not in optional or c in begun)
+            if begun != expected:
                 raise StoreError(
                     f"{path}, line 1: the header is {header!r}, expected {','.join(columns)!r}"
                 )
@@ -370,20 +370,20 @@ def client_number(run: Path, num_clients: int, client: int | str, flag: str = "-
     table = RunStore(run).read("partition").drop_duplicates("client_id")
     named = table.reindex(columns=["client_id", "name"]).dropna()
     names = [str(name) for name in named["name"]]
-    found = [int(k) for k, name in zip(named["client_id"], names, strict=True) if name == client]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        numbers = ", ".join(map(str, found))
-        raise ConfigError(f"{flag} {client}: the clients {numbers} have this name; give a number")
+    numbers = [int(k) for k, name in zip(named["client_id"], names, strict=True) if name == client]
+    if len(numbers) == 1:
+        return numbers[0]
+    if numbers:
+        listed = ", ".join(map(str, numbers))
+        raise ConfigError(f"{flag} {client}: the clients {listed} have this name; give a number")
     numbered = re.fullmatch(r"(?:(?P<name>.*) \()?client (?P<number>\d{1,9})\)?", client)
     if numbered and numbered["name"] in (None, *names):  # as tables of sites call it
         return client_number(run, num_clients, int(numbered["number"]), flag)
     if (meant := spelled(client, names)) is not None:
         return client_number(run, num_clients, meant, flag)
     alike = [name for name in names if name.casefold() == client.casefold()] or names
-    said = "have no names" if not names else "have other names" + nearest(client, alike)
-    raise ConfigError(f"{flag} {client}: the clients of the run, 0 to {last}, {said}")
+    reason = "have no names" if not names else "have other names" + nearest(client, alike)
+    raise ConfigError(f"{flag} {client}: the clients of the run, 0 to {last}, {reason}")
 
 
 def to_json(value: object) -> str:

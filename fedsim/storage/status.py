@@ -120,8 +120,8 @@ def failure_written(path: Path) -> Iterator[None]:
     except (ConfigError, DataError):
         raise
     except Exception as error:
-        known = isinstance(error, FedsimError)
-        reason = one_line(error) if known else f"unexpected {described(error)}"
+        expected = isinstance(error, FedsimError)
+        reason = one_line(error) if expected else f"unexpected {described(error)}"
         with suppress(StoreError):  # the disk may be full: the error itself is what counts
             files.write(file, (json.dumps({"error": reason}) + "\n").encode())
         raise

@@ -39,6 +39,7 @@ from fedsim.engine.devices import server_device
 from fedsim.identity.provenance import Data, Provenance, code_of, data_of
 from fedsim.models import weights
 from fedsim.models.libraries import library_of
+from fedsim.models.registry import Built
 from fedsim.schedules.asynchronous import Buffered
 from fedsim.schedules.base import Schedule, schedule_of
 from fedsim.schedules.oort import Oort
@@ -101,29 +102,14 @@ def assemble(
         ConfigError, DataError: as :func:`prepare`.
     """
     model, algorithm = _model(config, dataset), algorithm_of(config)
-    with users_code(f"model.name={model.name}, algorithm={config.algorithm}", ConfigError):
-        built = models.start(model, config.seed, algorithm.adapt, dataset.class_names)
-        flat = FlatModel(built.model, torch.device("cpu"))
-        clock = clock_of(config, partition.num_clients, algorithm, flat.layout)
-    weights.check(flat, model.name)
-    algorithms.check_fit(
-        config.algorithm, algorithm, model, flat, dataset, lr_head=config.train.lr_head
-    )
-    published = library_of(model.name) is not None or ":" not in model.name
-    if not published or algorithm.adapt is not identity:
-        again = models.build(model.without_weights, config.seed, algorithm.adapt)
-        fresh = FlatModel(again, torch.device("cpu"), frozen=flat.frozen)
-        samples = stacking.examples(model)
-        why = probe.fault(flat, fresh, algorithm.criterion, config.training, samples)
-        if why is not None:
-            raise ConfigError(f"model.name={model.name}: {why}")
+    built, flat, clock = _built(config, model, algorithm, dataset, partition)
     malicious = malicious_clients(config.attack, config.data, partition)
     attack = attack_of(config, dataset, algorithm)
     algorithm = attacked(algorithm, attack, malicious, config.attack.start_round)
     schedule = _schedule_of(config, partition.participants)
-    least = size = cohort_size(len(partition.participants), config.train.sample_rate)
+    size = cohort_size(len(partition.participants), config.train.sample_rate)
     if isinstance(schedule, Fixed):
-        least, size = schedule.sizes
+        size = schedule.sizes[1]
     blocks = stacking.stacking_of(
         config,
         model=model,
@@ -160,25 +146,72 @@ def assemble(
         server_device=server_device(config.engine),
         drops=dropout.active(built.model),
     )
+    combinations.check(setup)
+    _check(setup)
+    return _private(setup, flat)
+
+
+def _built(
+    config: RunConfig,
+    model: ModelSpec,
+    algorithm: Algorithm,
+    dataset: Dataset,
+    partition: Partition,
+) -> tuple[Built, FlatModel, Clock]:
+    """The network with its start weights, its tensors and the clock, once it has been tried.
+
+    Raises:
+        ConfigError, DataError: as :func:`prepare`.
+    """
+    with users_code(f"model.name={model.name}, algorithm={config.algorithm}", ConfigError):
+        built = models.start(model, config.seed, algorithm.adapt, dataset.class_names)
+        flat = FlatModel(built.model, torch.device("cpu"))
+        clock = clock_of(config, partition.num_clients, algorithm, flat.layout)
+    weights.check(flat, model.name)
+    algorithms.check_fit(
+        config.algorithm, algorithm, model, flat, dataset, lr_head=config.train.lr_head
+    )
+    published = library_of(model.name) is not None or ":" not in model.name
+    if not published or algorithm.adapt is not identity:
+        again = models.build(model.without_weights, config.seed, algorithm.adapt)
+        fresh = FlatModel(again, torch.device("cpu"), frozen=flat.frozen)
+        samples = stacking.examples(model)
+        why = probe.fault(flat, fresh, algorithm.criterion, config.training, samples)
+        if why is not None:
+            raise ConfigError(f"model.name={model.name}: {why}")
+    return built, flat, clock
+
+
+def _private(setup: Setup, flat: FlatModel) -> Setup:
+    """The setup with what section ``dp`` adds; a ConfigError where its parts cannot be private."""
+    config, algorithm, partition = setup.config, setup.algorithm, setup.partition
+    if config.dp.level == "example":
+        check_samples(algorithm, setup.model, flat)
+    if config.dp.level != "user":
+        return setup
+    sizes = [len(partition.train[client]) for client in partition.participants]
+    algorithm, budget = private(config, algorithm, setup.layout, sizes, setup.cohort_size)
+    return replace(setup, algorithm=algorithm, budget=budget)
+
+
+def _check(setup: Setup) -> None:
+    """Refuses more entries than clients send, and cohorts that the server or schedule cannot take.
+
+    Raises:
+        ConfigError: names the key.
+    """
+    config, server, schedule = setup.config, setup.algorithm.server, setup.schedule
     sent, k = setup.num_sent, config.compress.k or 0
     if k > sent:
         raise ConfigError(f"compress.k: {k} given, but clients send {sent} parameters")
-    combinations.check(setup)
-    if isinstance(setup.schedule, Buffered):
-        algorithm.server.check(setup.schedule.sizes(setup.roster)[0])
-    elif not setup.schedule.asynchronous:
-        algorithm.server.check(least)
-    if isinstance(setup.schedule, PowerOfChoice):
-        setup.schedule.size(setup.roster)
-    if isinstance(setup.schedule, Poisson):
-        _check_sizes(algorithm, len(partition.participants))
-    if config.dp.level == "example":
-        check_samples(algorithm, model, flat)
-    if config.dp.level == "user":
-        sizes = [len(partition.train[client]) for client in partition.participants]
-        algorithm, budget = private(config, algorithm, setup.layout, sizes, size)
-        setup = replace(setup, algorithm=algorithm, budget=budget)
-    return setup
+    if isinstance(schedule, Buffered):
+        server.check(schedule.sizes(setup.roster)[0])
+    elif not schedule.asynchronous:
+        server.check(schedule.sizes[0] if isinstance(schedule, Fixed) else setup.cohort_size)
+    if isinstance(schedule, PowerOfChoice):
+        schedule.size(setup.roster)
+    if isinstance(schedule, Poisson):
+        _check_sizes(setup.algorithm, len(setup.partition.participants))
 
 
 def draw_root(samples: int, dataset: Dataset, seed: int) -> I64:
@@ -319,11 +352,11 @@ def clock_of(config: RunConfig, num_clients: int, algorithm: Algorithm, layout: 
         return Clock()  # no model is sent
     if c == ClockConfig():
         return Clock(vector_bytes=FLOAT_BYTES * sum(shared))
-    given = {name: getattr(c, name) for name in TRAITS if getattr(c, name) is not None}
+    traits = {name: getattr(c, name) for name in TRAITS if getattr(c, name) is not None}
     return Clock(
         seed=config.seed,
-        distributions={name: parse_within(v, *BOUNDS[name]) for name, v in given.items()},
-        trace={} if c.trace is None else read_trace(Path(c.trace), num_clients, given),
+        distributions={name: parse_within(v, *BOUNDS[name]) for name, v in traits.items()},
+        trace={} if c.trace is None else read_trace(Path(c.trace), num_clients, traits),
         work=parse_within(c.work, *BOUNDS["work"]),
         deadline=math.inf if c.deadline is None else c.deadline,
         late=c.late,
@@ -343,9 +376,9 @@ def _epochs(config: RunConfig, num_clients: int, algorithm: Algorithm) -> int:
     ctx = RoundContext(
         round=0, num_rounds=t.rounds, num_clients=num_clients, lr=t.lr, seed=config.seed
     )
-    known = SimpleNamespace(training=config.train, ctx=ctx)
+    environment = SimpleNamespace(training=config.train, ctx=ctx)
     try:
-        phases = algorithm.local.phases(cast(LocalEnv, known))
+        phases = algorithm.local.phases(cast(LocalEnv, environment))
     except AttributeError as error:
         raise ConfigError(
             f"clock: algorithm {config.algorithm} plans its training with more than the settings "

@@ -88,22 +88,22 @@ class Callbacks:
         return any(callback.reads_files for callback in self.callbacks)
 
     def start(self, info: RunInfo) -> None:
-        """See :meth:`Callback.on_run_start`."""
+        """Before the first round."""
         self._call("on_run_start", lambda callback: callback.on_run_start(info))
 
     def round_end(self, round: int, rows: Rows) -> bool:
-        """See :meth:`Callback.on_round_end`; whether one of them asked to stop."""
-        given = MappingProxyType({table: tuple(added) for table, added in rows.items()})
-        answers = self._call("on_round_end", lambda callback: callback.on_round_end(round, given))
+        """Whether one of them asked to stop."""
+        frozen = MappingProxyType({table: tuple(added) for table, added in rows.items()})
+        answers = self._call("on_round_end", lambda callback: callback.on_round_end(round, frozen))
         return "stop" in answers
 
     def end(self, summary: Mapping[str, object]) -> None:
-        """See :meth:`Callback.on_run_end`."""
-        given = MappingProxyType(dict(summary))
-        self._call("on_run_end", lambda callback: callback.on_run_end(given))
+        """After the last round."""
+        frozen = MappingProxyType(dict(summary))
+        self._call("on_run_end", lambda callback: callback.on_run_end(frozen))
 
     def close(self) -> None:
-        """See :meth:`Callback.close`."""
+        """Whatever happened."""
         self._call("close", lambda callback: callback.close())
 
     def _call(self, hook: str, call: Callable[[Callback], object]) -> list[object]:

@@ -269,10 +269,10 @@ class TrainingLoop:
     def _write_environment(self) -> Mapping[str, Any]:
         """Writes env.json, as far as devices are known; what it says of this process's part."""
         part = {**self.environment, **self.executor.environment}
-        found = part
+        content = part
         if self.before is not None:
-            found = {**self.before, "resumed": [*self.before.get("resumed", []), part]}
-        self.store.write("env.json", to_json(found))
+            content = {**self.before, "resumed": [*self.before.get("resumed", []), part]}
+        self.store.write("env.json", to_json(content))
         self._tell_of_kernels(part)
         return part
 
@@ -456,8 +456,8 @@ def _notes(setup: Setup) -> tuple[str, ...]:
     group = setup.config.data.group or "none"
     notes = [patients.grouping_line(setup.dataset, setup.partition, group)]
     notes += [*setup.dataset.remarks, *setup.start.notes]
-    pipeline, given = setup.dataset.pipeline, setup.config.data.normalization
-    if pipeline is not None and given not in (None, OF_DATASET):
+    pipeline, normalization = setup.dataset.pipeline, setup.config.data.normalization
+    if pipeline is not None and normalization not in (None, OF_DATASET):
         mean, std = (", ".join(f"{v:g}" for v in vs) for vs in (pipeline.mean, pipeline.std))
         notes.append(
             f"images of {pipeline.size} x {pipeline.size} pixels, mean {mean}, standard deviation "

@@ -168,11 +168,11 @@ def each_scores(
             key: _pooled(setup, executor, {None: model})[part].whole
             for key, model in models.items()
         }
-    found: dict[Key, Scores] = {}
+    by_key: dict[Key, Scores] = {}
     for some in batches(models):
         scores = executor.evaluate([(model, part) for model in some.values()], SCORES)
-        found |= zip(some, scores, strict=True)
-    return found
+        by_key |= zip(some, scores, strict=True)
+    return by_key
 
 
 def _common(
@@ -181,20 +181,20 @@ def _common(
     if not models:  # nobody of the cohort was there
         return {}
     different = {m.owner: m for m in models.values()} if parts else {}
-    found: dict[str, dict[int | None, Scores]] = {part: {} for part in parts}
+    by_owner: dict[str, dict[int | None, Scores]] = {part: {} for part in parts}
     for some in batches(different):
         for part in parts:
             scores = executor.evaluate([(m, part) for m in some.values()], SCORES)
-            found[part] |= dict(zip(some, scores, strict=True))
+            by_owner[part] |= dict(zip(some, scores, strict=True))
     evaluated = {}
     for part in parts:
-        each = {c: found[part][m.owner] for c, m in models.items()}
-        own = {
+        each = {c: by_owner[part][m.owner] for c, m in models.items()}
+        by_client = {
             c: GroupScore(group="", num_samples=s.num_samples, loss=s.loss, accuracy=s.accuracy)
             for c, s in each.items()
             if c is not None
         }
-        evaluated[part] = Evaluated(mean_scores(list(each.values())), own)
+        evaluated[part] = Evaluated(mean_scores(list(each.values())), by_client)
     return evaluated
 
 
@@ -221,7 +221,7 @@ def _pooled(
     pooled = concatenated(list(outputs.values()))
     whole = scores_of(pooled, data, index, group_positions(data, index))
     samples = samples_of(pooled, data, index).split([len(owned[c]) for c in outputs])
-    each = {c: group_score("", own) for c, own in zip(outputs, samples, strict=True)}
+    each = {c: group_score("", one) for c, one in zip(outputs, samples, strict=True)}
     return {"test": Evaluated(whole, {} if None in models else each, each)}
 
 
@@ -273,7 +273,7 @@ def _own_scores(
         for some in batches({c: own_model(state, c) for c in owners}):
             jobs: list[EvaluationTask] = [(m, Owned(split, (c,))) for c, m in some.items()]
             samples += executor.evaluate(jobs, SAMPLES)
-    return {c: group_score("", own) for c, own in zip(owners, samples, strict=True)}
+    return {c: group_score("", one) for c, one in zip(owners, samples, strict=True)}
 
 
 def columns(evaluated: Mapping[str, Evaluated], clients: ClientScores) -> dict[str, float | None]:
@@ -304,11 +304,11 @@ def attack_success(setup: Setup, executor: Executor, state: ServerState) -> floa
         benign = (c for c in setup.partition.participants if c not in setup.malicious)
         models = {c: own_model(state, c) for c in benign}
     rates: dict[int | None, float] = {}
-    for some in batches({own.owner: own for own in models.values()}):
+    for some in batches({candidate.owner: candidate for candidate in models.values()}):
         outputs = executor.evaluate([(model, part) for model in some.values()], OUTPUTS)
         hits = (np.asarray(logits).argmax(axis=1) == part.target for logits in outputs)
         rates |= zip(some, (float(hit.mean()) for hit in hits), strict=True)
-    each = [rates[own.owner] for own in models.values()]
+    each = [rates[candidate.owner] for candidate in models.values()]
     return math.fsum(each) / len(each) if each else math.nan
 
 
@@ -321,12 +321,12 @@ def benign_accuracy(
     part: of their own models in personalised methods, of the global model otherwise.
     """
     owned = setup.config.evaluation.clients_every > 0 and clients_with(setup.partition, "test")
-    found = evaluated.get("test")
+    on_test = evaluated.get("test")
     scores = _by_owner(evaluated, clients)
-    if found is not None and not owned and not scores:
-        if not found.clients:
-            return found.whole.accuracy
-        scores = found.clients
+    if on_test is not None and not owned and not scores:
+        if not on_test.clients:
+            return on_test.whole.accuracy
+        scores = on_test.clients
     return mean_accuracy([s for client, s in scores.items() if client not in setup.malicious])
 
 
@@ -334,8 +334,8 @@ def _by_owner(
     evaluated: Mapping[str, Evaluated], clients: ClientScores
 ) -> Mapping[int, GroupScore]:
     """The scores on the clients' own test samples, empty where there are none."""
-    found = evaluated["test"].owners if "test" in evaluated else {}
-    return clients.get("test") or found
+    owners = evaluated["test"].owners if "test" in evaluated else {}
+    return clients.get("test") or owners
 
 
 def mean_accuracy(scores: Collection[GroupScore]) -> float:
@@ -351,8 +351,8 @@ def add_rows(evaluated: Mapping[str, Evaluated], clients: ClientScores, log: Rou
         values = asdict(score) | {"group": score.group if client is None else None}
         log.add(EvaluationRow(round=log.round, client_id=client, split=split, **values))
 
-    for part, found in evaluated.items():
-        for client, score in found.clients.items():
+    for part, part_scores in evaluated.items():
+        for client, score in part_scores.clients.items():
             add(part, score, client)
     if "test" in evaluated:
         whole = evaluated["test"].whole
@@ -362,8 +362,8 @@ def add_rows(evaluated: Mapping[str, Evaluated], clients: ClientScores, log: Rou
             log.add(ConfusionRow(round=log.round, label=label, prediction=prediction, count=count))
         for score in whole.groups:
             add("test", score)
-    for part, own in clients.items():
-        for client, score in own.items():
+    for part, owners in clients.items():
+        for client, score in owners.items():
             add(f"own_{part}", score, client)
 
 
@@ -416,15 +416,16 @@ def decompose(
     results = [r for r in results if r.client_id in owners]
     if not results:
         return 0
-    found = measure(setup, executor, before, after, results)
+    losses = measure(setup, executor, before, after, results)
     samples = np.array([r.num_samples for r in results], dtype=np.float64)
-    p, q = shares(samples, "samples"), found.weights / math.fsum(found.weights)
-    row = terms(found.local, found.after, p, q, found.own)
+    p, q = shares(samples, "samples"), losses.weights / math.fsum(losses.weights)
+    row = terms(losses.local, losses.after, p, q, losses.own)
     split, scope = e.decompose_split, e.decompose_scope
     log.add(DecompositionRow(round=log.round, split=split, scope=scope, **row))
     if e.loss_matrix:
-        _write(found, setup.personalised, log)
-    return (len(found.local) + (len(found.local) if setup.personalised else 1)) * setup.vector_bytes
+        _write(losses, setup.personalised, log)
+    last = len(losses.local) if setup.personalised else 1
+    return (len(losses.local) + last) * setup.vector_bytes
 
 
 def measure(
@@ -447,8 +448,8 @@ def measure(
     common = e.decompose_split == "common_test"
     everybody = e.decompose_scope == "population" and not common
     owners = clients_with(setup.partition, e.own_split) if everybody else cohort
-    own = Owned(e.own_split, owners, e.decompose_max_samples)
-    parts: tuple[str | Owned, ...] = (own, "test") if common else (own,)
+    part_of_owners = Owned(e.own_split, owners, e.decompose_max_samples)
+    parts: tuple[str | Owned, ...] = (part_of_owners, "test") if common else (part_of_owners,)
     rows = {}
     for some in batches(local | last):
         jobs: list[EvaluationTask] = [(m, part) for m in some.values() for part in parts]
@@ -456,7 +457,7 @@ def measure(
         for name in some:
             rows[name] = [loss for part in parts for loss in means(next(samples), setup, part)]
     names = [str(c) for c in owners]
-    data, everything = setup.dataset, getattr(setup.partition, own.split)
+    data, everything = setup.dataset, getattr(setup.partition, part_of_owners.split)
     held = [num_labels(data, everything[c]) for c in owners]
     if common:  # the columns of the clients' own data carry no weight
         names, held = [*names, "test"], [*(0 for _ in owners), num_labels(data, data.test)]
@@ -476,14 +477,14 @@ def means(samples: SampleScores, setup: Setup, part: str | Owned) -> list[float]
     if isinstance(part, str):
         return [group_score("", samples).loss]
     each = samples.split(counts(setup.partition, part))
-    return [group_score("", own).loss for own in each]
+    return [group_score("", one).loss for one in each]
 
 
-def _write(found: Losses, personal: bool, log: RoundLog) -> None:
+def _write(table: Losses, personal: bool, log: RoundLog) -> None:
     """The rows of loss_matrix.csv: of each local model, and of the model after aggregation."""
-    last = [f"{AFTER}:{c}" for c in found.clients] if personal else [AFTER]
-    models = [*map(str, found.clients), *last]
-    rows = [*found.local, *found.after[: len(last)]]
+    last = [f"{AFTER}:{c}" for c in table.clients] if personal else [AFTER]
+    models = [*map(str, table.clients), *last]
+    rows = [*table.local, *table.after[: len(last)]]
     for model, losses in zip(models, rows, strict=True):
-        for owner, loss in zip(found.owners, losses, strict=True):
+        for owner, loss in zip(table.owners, losses, strict=True):
             log.add(LossMatrixRow(round=log.round, model=model, owner=owner, loss=loss))

@@ -57,9 +57,9 @@ def export_models(setup: Setup, store: RunWriter, state: ServerState, rounds: in
         metadata[UNTRAINED] = f"since all tensors that train are the clients' own, see {CLIENTS}"
     final_models.save_model(store.path, arrays, metadata)
     if personal:
-        own, everybody = len(state.clients), setup.partition.num_clients
-        said = f"{own} of {everybody}; the others never trained and have the model of {MODEL}"
-        metadata = common | {"scored": scored[1], "clients": said}
+        clients = f"{len(state.clients)} of {setup.partition.num_clients}"
+        clients += f"; the others never trained and have the model of {MODEL}"
+        metadata = common | {"scored": scored[1], "clients": clients}
         final_models.save_clients(store.path, state.params, personal, state.clients, metadata)
 
 

@@ -71,9 +71,9 @@ def _features(spec: WorkerSpec, part: str, decisive: str) -> Array | None:
         return None
     errors = users_code(f"model.name={spec.model.name}: features", WorkerError)
     with errors, one_torch_thread(), torch_scope(0):
-        why, known = _try(spec, flat, part)
+        why, first = _try(spec, flat, part)
         if why is None:
-            return _cached(spec, model.get_submodule(part), decisive, known)
+            return _cached(spec, model.get_submodule(part), decisive, first)
     text = "model.trainable=%s: features are computed anew in every pass, since %s"
     logger.info(text, spec.model.trainable, why)
     return None
@@ -82,8 +82,8 @@ def _features(spec: WorkerSpec, part: str, decisive: str) -> Array | None:
 def _is_frozen(model: nn.Module, part: str) -> bool:
     """Whether a module of the model has tensors, and all of them are frozen."""
     frozen = {id(t) for name, t in float_tensors(model).items() if name in frozen_names(model)}
-    own = {id(t) for t in float_tensors(model.get_submodule(part)).values()}
-    return bool(own) and own <= frozen
+    tensors = {id(t) for t in float_tensors(model.get_submodule(part)).values()}
+    return bool(tensors) and tensors <= frozen
 
 
 def _try(spec: WorkerSpec, flat: FlatModel, part: str) -> tuple[str | None, Array]:
@@ -133,15 +133,15 @@ def _passes(spec: WorkerSpec, module: nn.Module) -> Callable[[int, int], Tensor]
     return compute
 
 
-def _cached(spec: WorkerSpec, module: nn.Module, decisive: str, known: Array) -> Array:
+def _cached(spec: WorkerSpec, module: nn.Module, decisive: str, first: Array) -> Array:
     """The features (N, d) of all samples, memory mapped.
 
     The file's name is a digest of what is ``decisive``, and of the first samples' features
-    ``known`` (n, d), which tell other code and another kind of processor.
+    ``first`` (n, d), which tell other code and another kind of processor.
     """
     data = spec.dataset
     size, compute = len(data.x), _passes(spec, module)
-    digest = sha256_of(decisive, known)
+    digest = sha256_of(decisive, first)
     name = re.sub(r"[^\w.-]+", "-", f"{data.name}-{spec.model.name}")[:80]
     path = cache_dir() / "features" / f"{name}-{digest[:24]}.npy"
 
@@ -152,15 +152,15 @@ def _cached(spec: WorkerSpec, module: nn.Module, decisive: str, known: Array) ->
     if not path.exists():
         logger.info("computing the features of %s samples once; they are kept in %s", size, path)
     batches = -(-size // _BATCH)
-    shape = size, known.shape[1]
+    shape = size, first.shape[1]
     return stored(path, shape, np.float32, batches, write, "the frozen network")
 
 
 def _decisive(spec: WorkerSpec) -> str:
     """What decides the features: the samples, the pipeline, the network and its frozen tensors."""
     data, network = spec.dataset, spec.model.without_weights
-    told = _VERSION, _BATCH, data.x.shape, data.x.dtype.str, data.pipeline, network
+    content = _VERSION, _BATCH, data.x.shape, data.x.dtype.str, data.pipeline, network
     frozen = [
         f"{name} {array.shape} {array_sha256(array)}" for name, array in sorted(spec.frozen.items())
     ]
-    return "".join([f"{told} {array_sha256(data.x)}", *frozen])
+    return "".join([f"{content} {array_sha256(data.x)}", *frozen])

@@ -78,7 +78,7 @@ def _scores(
     executor: Executor, models: dict[int, Candidate], parts: dict[int, Split]
 ) -> dict[int, GroupScore]:
     """The score of each client's model on its own part."""
-    found: dict[int, GroupScore] = {}
+    scores: dict[int, GroupScore] = {}
     for some in batches(models):
         jobs: list[EvaluationTask] = [(model, Owned(parts[c], (c,))) for c, model in some.items()]
         try:
@@ -87,8 +87,8 @@ def _scores(
             raise DivergedError(
                 f"final scores of the clients: {error}; the model has diverged, lower train.lr"
             ) from error
-        found |= {c: group_score("", own) for c, own in zip(some, samples, strict=True)}
-    return found
+        scores |= {c: group_score("", one) for c, one in zip(some, samples, strict=True)}
+    return scores
 
 
 def _finetuned(

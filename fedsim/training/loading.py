@@ -48,8 +48,10 @@ def with_shifts(config: RunConfig, dataset: Dataset, partition: Partition) -> Da
     """The data set with the clients' feature shifts; a ConfigError where it has no images."""
     c = config.data
     if c.feature_shift != "none" and dataset.inputs != "images":
-        given, inputs = c.feature_shift, dataset.inputs
-        raise ConfigError(f"data.feature_shift {given!r}: {dataset.name} has {inputs}, no images")
+        raise ConfigError(
+            f"data.feature_shift {c.feature_shift!r}: {dataset.name} has {dataset.inputs}, no "
+            "images"
+        )
     shift = c.feature_shift, c.feature_strength, c.seed, c.shift_test
     return shifted(dataset, partition, *shift)
 
@@ -92,9 +94,9 @@ def read(
     Raises:
         ConfigError, DataError: as :func:`load`.
     """
-    name, given = config.data.name, read_arguments(config)
-    load = partial(data.load, name, whole=whole, known_words=known_words, **given)
-    key = name, whole, known_words, repr(given)
+    name, arguments = config.data.name, read_arguments(config)
+    load = partial(data.load, name, whole=whole, known_words=known_words, **arguments)
+    key = name, whole, known_words, repr(arguments)
     dataset = load() if data.find(name) is None else reuse.once("data", key, load)
     normal = _normalization(config)
     try:
@@ -163,16 +165,16 @@ def _partition(
 ) -> Partition:
     """The clients' shares of the training part."""
     c = config.data
-    given = _generated(config) or "num_clients" in c.model_fields_set
-    asked = given or kind not in partitions.FIXED
+    counted = _generated(config) or "num_clients" in c.model_fields_set
+    wanted = counted or kind not in partitions.FIXED
     fewest = _fewest(config)
     group = patients.grouping(dataset, kind, c.group)
     try:
         partition = partitions.make(
             dataset,
             kind,
-            num_clients=c.num_clients if asked else None,
-            min_samples=fewest if asked else c.min_samples,
+            num_clients=c.num_clients if wanted else None,
+            min_samples=fewest if wanted else c.min_samples,
             seed=c.seed,
             listed=listed,
             group=group,
@@ -181,7 +183,7 @@ def _partition(
             **config.hyperparameters.get(kind, {}),
         )
     except DataError as error:
-        if not asked or f"data.min_samples {fewest}" not in str(error) or fewest == c.min_samples:
+        if not wanted or f"data.min_samples {fewest}" not in str(error) or fewest == c.min_samples:
             raise
         raise DataError(
             f"{error} ({fewest}: data.min_samples {c.min_samples} and the clients' own held-out "

@@ -231,9 +231,9 @@ def planned(
     run = partial(run_pass, setup, executor, state, ctx, log)
     plan = setup.schedule.plan(setup.roster, state.schedule, ctx, run)
     check_plan(setup.schedule, plan, setup.roster, ctx)
-    for client, own in plan.participation.items():
-        if own.absent is not None:
-            log.error(client, own.absent, attempt=0)
+    for client, participation in plan.participation.items():
+        if participation.absent is not None:
+            log.error(client, participation.absent, attempt=0)
     return plan
 
 
@@ -259,16 +259,16 @@ def known_models(state: ServerState, ctx: RoundContext) -> dict[int, Sent]:
 
 def models_of(plan: RoundPlan, state: ServerState, ctx: RoundContext) -> dict[int, Sent]:
     """By version the models that tasks of this round, or of later ones, start from."""
-    known = known_models(state, ctx)
+    kept = known_models(state, ctx)
     tasks = [*plan.tasks, *(task for round in plan.ahead for task in round)]
     used = {task.version for task in tasks} | plan.needed
-    missing = sorted(used - known.keys())
+    missing = sorted(used - kept.keys())
     if missing:
         raise ContractError(
             f"round {ctx.round + 1}: the schedule plans tasks on version {missing[0]}; "
-            f"the rounds before kept {sorted(known)} (RoundPlan.needed)"
+            f"the rounds before kept {sorted(kept)} (RoundPlan.needed)"
         )
-    return {version: known[version] for version in sorted(used)}
+    return {version: kept[version] for version in sorted(used)}
 
 
 def root_update(setup: Setup, executor: Executor, models: Models, ctx: RoundContext) -> Vector:
@@ -314,13 +314,13 @@ def rebased(
     The change of a running variance since an old version, added to the newest one, could make it
     negative; so statistics of stale updates are averaged as values.
     """
-    where = slice(0 if whole else layout.num_params, layout.size)
+    stale = slice(0 if whole else layout.num_params, layout.size)
     each = []
     for update in updates:
         base = models[update.version][0]
-        if base is not params and where.start < where.stop:
+        if base is not params and stale.start < stale.stop:
             delta = update.delta.copy()
-            delta[where] += base[where] - params[where]
+            delta[stale] += base[stale] - params[stale]
             update = replace(update, delta=delta)
         each.append(update)
     return each
@@ -448,7 +448,7 @@ def costs_of(
 def advance(state: ServerState, step: ServerStep, updates: Sequence[ClientUpdate]) -> ServerState:
     """The state after the server's step and the clients' training."""
     clients = state.clients.updated({u.client_id: u.state for u in updates})
-    private = {c: {**clients.get(c, {}), **own} for c, own in step.private.items()}
+    private = {c: {**clients.get(c, {}), **change} for c, change in step.private.items()}
     params = _moved(state.params, step, updates)
     return ServerState(
         params=params, server=step.state, downlink=step.downlink, clients=clients.updated(private)
@@ -458,7 +458,7 @@ def advance(state: ServerState, step: ServerStep, updates: Sequence[ClientUpdate
 def _moved(params: Vector, step: ServerStep, updates: Sequence[ClientUpdate]) -> Vector:
     """The global vector after the step, in the step's own memory unless something else needs it."""
     kept = [*step.state.flatten().values(), *step.downlink.values(), *(u.delta for u in updates)]
-    kept += [array for own in step.private.values() for array in own.values()]
+    kept += [array for state in step.private.values() for array in state.values()]
     alone = step.step.flags.owndata and step.step.flags.writeable
     free = alone and not any(np.may_share_memory(step.step, array) for array in kept)
     return np.add(params, step.step, out=step.step if free else None)

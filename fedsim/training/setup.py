@@ -100,7 +100,7 @@ class Setup:
     def roster(self) -> Roster:
         """The clients, as the schedule knows them."""
         return Roster(
-            sizes=[len(own) for own in self.partition.train],
+            sizes=[len(samples) for samples in self.partition.train],
             cohort_size=self.cohort_size,
             held_out=self.partition.held_out,
             clock=self.clock,
@@ -165,9 +165,9 @@ def needs_whole_updates(setup: Setup) -> str | None:
         named = "clock.mode=async" if buffered else f"train.schedule={setup.config.train.schedule}"
         return f"{named} with BatchNorm"
     if setup.attack.cohort is not None and not setup.attack.cohort.in_span:
-        own = setup.config.attack
-        turned = own.perturbation is not None
-        return f"attack.perturbation={own.perturbation}" if turned else f"attack.name={own.name}"
+        attack = setup.config.attack
+        key = "name" if attack.perturbation is None else "perturbation"
+        return f"attack.{key}={getattr(attack, key)}"
     if setup.algorithm.server.needs_whole_updates:
         key = "server" if setup.config.server is not None else "algorithm"
         return f"{key}={getattr(setup.config, key)}"
@@ -177,17 +177,17 @@ def needs_whole_updates(setup: Setup) -> str | None:
 def describe(setup: Setup) -> dict[str, object]:
     """What env.json says of the run beside the executor's part; hashes and asks git once."""
     dataset, partition = setup.dataset, setup.partition
-    said = versions() | {"processor": processor(), "classes": list(dataset.class_names)}
-    said |= setup.provenance.record()
-    said["server_device"] = Kind.of(setup.server_device or torch.device("cpu")).name
+    content = versions() | {"processor": processor(), "classes": list(dataset.class_names)}
+    content |= setup.provenance.record()
+    content["server_device"] = Kind.of(setup.server_device or torch.device("cpu")).name
     if setup.drops:
-        said["dropout"] = DROPOUT
+        content["dropout"] = DROPOUT
     if dataset.site is not None and not dataset.sites_are_users:
-        said["sites"] = list(dataset.site_names)
+        content["sites"] = list(dataset.site_names)
     lists = {
         "heldout_clients": partition.held_out,
         "malicious_clients": setup.malicious,
         "head_drawn_anew": setup.start.drawn,
     }
-    said |= {key: list(values) for key, values in lists.items() if values}
-    return said | files_of(setup.config, setup.frozen)
+    content |= {key: list(values) for key, values in lists.items() if values}
+    return content | files_of(setup.config, setup.frozen)

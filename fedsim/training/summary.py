@@ -66,15 +66,15 @@ def summarise(setup: Setup, store: RunStore, seconds: float) -> dict[str, Any]:
     """
     config, rounds = setup.config, store.read("rounds")
     tested = rounds.dropna(subset=["test_accuracy"]).set_index("round")
-    best_by = "val" if tested["val_accuracy"].notna().any() else "test"
-    # a callback may stop a run before its first evaluation
-    scores = tested[metric_column(best_by, "accuracy")]
-    best = int(scores.index[int(scores.argmax())]) if len(tested) else None
+    best_by, best = _best(tested)
 
     def outcomes(*columns: str) -> dict[str, float | None]:
         """Final, best and last-10 value of columns of the evaluated rounds."""
-        found = {name: Outcome.of(tested[name].to_dict(), best, len(rounds)) for name in columns}
-        return {f"{take}_{name}": v for name, o in found.items() for take, v in asdict(o).items()}
+        row: dict[str, float | None] = {}
+        for name in columns:
+            outcome = Outcome.of(tested[name].to_dict(), best, len(rounds))
+            row |= {f"{take}_{name}": value for take, value in asdict(outcome).items()}
+        return row
 
     accuracy = outcomes("test_accuracy")
     row: dict[str, Any] = {
@@ -100,21 +100,27 @@ def summarise(setup: Setup, store: RunStore, seconds: float) -> dict[str, Any]:
     row |= _target(config, store, rounds)
     row |= outcomes(*(metric_column("test", metric) for metric in FIRST[1:]))
     accuracies = _accuracies_of_clients(store)
-    row |= dict.fromkeys(CLIENT_COLUMNS)
-    if accuracies is not None:
-        row |= dict(zip(CLIENT_COLUMNS, _spread(accuracies), strict=True))
+    spread = (None,) * len(CLIENT_COLUMNS) if accuracies is None else _spread(accuracies)
+    row |= dict(zip(CLIENT_COLUMNS, spread, strict=True))
     has_classes = (store.path / "classes.csv").is_file()
     final = final_predictions(store.read("classes")) if has_classes else None
     row |= {"collapsed": None if final is None else final.collapsed} | _final_clients(store)
     row |= outcomes(*(metric_column("test", metric) for metric in LAST))
     row |= {name: rounds[name].iloc[-1] for name in EPSILONS if name in rounds}
     row[GINI] = None if accuracies is None else gini(accuracies)
-    for metric in UNDER_ATTACK:
-        if metric in rounds:
-            values = rounds.set_index("round")[metric].dropna().to_dict()
-            outcome = Outcome.of(values, None, len(rounds))
-            row |= {f"final_{metric}": outcome.final, f"last10_{metric}": outcome.last10}
+    for metric in (name for name in UNDER_ATTACK if name in rounds):
+        values = rounds.set_index("round")[metric].dropna().to_dict()
+        outcome = Outcome.of(values, None, len(rounds))
+        row |= {f"final_{metric}": outcome.final, f"last10_{metric}": outcome.last10}
     return row | {"data_digest": _data_digest(setup), "label": config.label}
+
+
+def _best(tested: pd.DataFrame) -> tuple[str, int | None]:
+    """The part that the best of the evaluated rounds is chosen on, and this round."""
+    part = "val" if tested["val_accuracy"].notna().any() else "test"
+    scores = tested[metric_column(part, "accuracy")]
+    # a callback may stop a run before its first evaluation
+    return part, int(scores.index[int(scores.argmax())]) if len(tested) else None
 
 
 def _data_digest(setup: Setup) -> str | None:

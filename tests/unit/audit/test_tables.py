@@ -5,13 +5,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fedsim.storage.rows import ClientRow, RoundRow
-from fedsim.training.log import RoundLog
 
 from fedsim.audit.rounding import Rounding
 from fedsim.audit.tables import Comparison, Difference, Recorded, check_form
 from fedsim.audit.verify import verify
+from fedsim.core.rows import ClientRow, RoundRow
 from fedsim.storage.checkpoint import decode_record, encode_record
+from fedsim.training.rows import RoundLog
 from tests.unit.audit.test_verify import (  # noqa: F401 - fixtures
     ROUNDS,
     drawing,

@@ -11,7 +11,7 @@ import pytest
 from fedsim import data
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import cache_dir
-from fedsim.core.tables import SEPARATORS, read_lines, read_table, records
+from fedsim.core.tables import SEPARATORS, read_table, records
 
 BREAKS = {
     "line feed": "\n",
@@ -69,12 +69,6 @@ def test_a_quote_that_is_not_closed_is_refused(text, message, tmp_path: Path):
     (tmp_path / "x.csv").write_text(text)
     with pytest.raises(DataError, match=message):
         read_table(tmp_path / "x.csv", ("a",))
-
-
-def test_lines_end_where_an_editor_ends_them(tmp_path: Path):
-    file = tmp_path / "x.txt"
-    file.write_bytes("\ufeff a\u2028b \r\n\r\nc\rd\n".encode())
-    assert read_lines(file) == [(1, "a\u2028b"), (3, "c"), (4, "d")]
 
 
 @pytest.mark.parametrize("what", BREAKS)

@@ -114,20 +114,6 @@ def test_a_sweep_does_not_keep_the_numbers_of_other_code(work: Path) -> None:
     refused(fedsim(*SWEEP), "dd0d29488f12, is 7ac116c00fe3 now")
 
 
-def test_the_file_of_the_function_counts_and_others_do_not(work: Path) -> None:
-    Path("other.py").write_text("SCALE = 3\n")
-    assert "finished before" in succeeded(fedsim(*SWEEP)).output
-    edit(METHOD + "# a comment\n", "mine.py")
-    result = fedsim(*SWEEP)
-    assert result.exit_code == 2
-    assert "mine.py (of the method mine:build) has changed" in result.stderr
-    edit(METHOD, "mine.py")
-    Path("scales.py").unlink()
-    Path("scales").mkdir()
-    edit("SCALE = 1.0\n", "scales/__init__.py")
-    refused(fedsim(*SWEEP), "d5d01336f87f, is not there now")
-
-
 def test_an_unfinished_run_is_not_resumed_with_other_code(work: Path) -> None:
     Path(RUN, "summary.csv").unlink()
     edit()
@@ -171,23 +157,6 @@ def test_a_search_goes_on_with_the_code_of_its_trials(work: Path) -> None:
     succeeded(fedsim(*more, WAY_OUT))
     assert "accepted_code" in environment("search/trial-0000/seed=0")
     assert "accepted_code" not in environment("search/trial-0001/seed=0")
-
-
-@pytest.mark.slow
-def test_a_search_does_not_mix_the_runs_of_a_trial_that_has_not_ended(work: Path) -> None:
-    pytest.importorskip("optuna")
-    Path("two.yaml").write_text(Path("search.yaml").read_text() + "grid: {seed: [0, 1]}\n")
-    search = ("tune", "two.yaml", *["--trials", "1", "--parallel", "1", "--out", "search"])
-    study = json.loads(Path("search/study.json").read_bytes())
-    Path("search/study.json").write_text(json.dumps(study | {"seeds": [0, 1]}))
-    Path("search/trials.jsonl").write_text("")
-    first, second = (Path(f"search/trial-0000/seed={seed}") for seed in (0, 1))
-    edit()
-    refused(fedsim(*search), str(first))
-    assert not second.exists()
-    succeeded(fedsim(*search, WAY_OUT))
-    assert "accepted_code" in environment(str(first))
-    assert "accepted_code" not in environment(str(second))
 
 
 def test_a_file_that_changes_while_python_runs_is_refused(work: Path) -> None:

@@ -50,11 +50,6 @@ def test_every_role_in_which_a_users_function_serves(folder: Path) -> None:
     }
 
 
-def test_what_fedsim_and_libraries_bring_has_no_digest() -> None:
-    config = RunConfig(algorithm="fedprox", server="fedgh", model={"name": "torchvision:resnet18"})
-    assert provenance.code_of(config) == {}
-
-
 def test_a_table_has_one_digest_on_all_partitions_though_it_is_scaled_by_each(
     tmp_path: Path,
 ) -> None:

@@ -27,7 +27,7 @@ from fedsim.cli import main
 from fedsim.cli.options import flag_names
 from fedsim.config.experiments import Setting
 from fedsim.config.run import RunConfig
-from fedsim.config.sections import FREE, ClockConfig
+from fedsim.config.sections import FREE
 from fedsim.core import files
 from fedsim.core.errors import (
     ConfigError,
@@ -54,7 +54,6 @@ from tests.stopping import Stop, Stopper
 
 pytestmark = pytest.mark.integration
 
-ROOT = Path(__file__).resolve().parents[3]
 ROUNDS = 6
 METHODS = ("fedavg", "fedbn", "fedpac", "fedld", "fedld_released")
 ONCE = marked_beside(("fedbn",), METHODS)
@@ -131,19 +130,6 @@ def test_an_end_leaves_a_checkpoint_of_the_last_complete_round(
     run = stopped(tmp_path / "run", after, method, checkpoint_every=every)
     assert records(run)[-1] == f"round-{start:06d}.json"
     assert contents(driver.resume(run).path) == undisturbed[method]
-
-
-@pytest.mark.slow
-def test_stopped_again_and_again(tmp_path, undisturbed):
-    run = stopped(tmp_path / "run", 1, "fedpac")
-    for after in range(2, ROUNDS + 1):
-        with pytest.raises(Stop):
-            driver.resume(run, callbacks=[Stopper(after)])
-    store = driver.resume(run)
-    assert contents(store.path) == undisturbed["fedpac"]
-    resumed = json.loads((run / "env.json").read_text())["resumed"]
-    assert [part["after_round"] for part in resumed] == [1, 2, 3, 4, 5, 6]
-    assert {part["device"]["name"] for part in resumed} == {"cpu"}
 
 
 def test_the_seconds_of_all_parts_add_up(tmp_path):
@@ -350,44 +336,6 @@ def test_a_changed_row_is_refused(table, line, after_four, tmp_path):
     assert contents(run) == before
 
 
-def test_a_row_that_was_put_back_is_fine(after_four, tmp_path, undisturbed):
-    run = shutil.copytree(after_four, tmp_path / "run")
-    whole = (run / "rounds.csv").read_bytes()
-    change(run / "rounds.csv", 2)
-    with pytest.raises(DataError, match=r"rounds\.csv: not what fedsim wrote"):
-        fedsim.resume(run)
-    (run / "rounds.csv").write_bytes(whole)
-    assert contents(fedsim.resume(run).path) == undisturbed["fedbn"]
-
-
-def test_a_row_that_was_put_in_or_taken_out_is_refused(after_four, tmp_path):
-    for number, edit in enumerate((lambda rows: rows[:3] + rows[2:], lambda rows: rows[:2] + rows)):
-        run = shutil.copytree(after_four, tmp_path / f"run{number}")
-        rows = (run / "clients.csv").read_text().splitlines(keepends=True)
-        (run / "clients.csv").write_text("".join(edit(rows)))
-        with pytest.raises(DataError, match=r"clients\.csv: not what fedsim wrote"):
-            fedsim.resume(run)
-
-
-@pytest.mark.slow
-def test_tables_without_results_may_change(after_four, tmp_path, undisturbed):
-    run = shutil.copytree(after_four, tmp_path / "run")
-    path = run / "timings.csv"
-    path.write_text(path.read_text().replace("train", "TRAIN"))
-    assert contents(fedsim.resume(run).path) == undisturbed["fedbn"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("left", [None, "", "round,phase,seconds,bytes\n1,train,0.5,0\n2,tra"])
-def test_times_may_be_lost(left, after_four, tmp_path, undisturbed):
-    run = shutil.copytree(after_four, tmp_path / "run")
-    path = run / "timings.csv"
-    path.unlink() if left is None else path.write_text(left)
-    result = fedsim.resume(run)
-    assert contents(result.path) == undisturbed["fedbn"]
-    assert set(result.read("timings")["round"]) == {5, 6} | ({1} if left else set())
-
-
 @pytest.mark.slow
 def test_a_table_is_compared_again_at_every_resumption(tmp_path, undisturbed):
     run = stopped(tmp_path / "run", 2, "fedbn")
@@ -399,27 +347,6 @@ def test_a_table_is_compared_again_at_every_resumption(tmp_path, undisturbed):
         with pytest.raises(DataError, match=r"rounds\.csv: not what fedsim wrote"):
             fedsim.resume(again)
     assert contents(fedsim.resume(run).path) == undisturbed["fedbn"]
-
-
-def test_what_others_append_during_a_run_is_refused(tmp_path):
-    class Meddler(fedsim.Callback):
-        def on_round_end(self, round, rows):
-            if round == 2:
-                with (tmp_path / "run" / "rounds.csv").open("a") as file:
-                    file.write("a note\n")
-
-    with pytest.raises(Stop):
-        fedsim.run(config(), tmp_path / "run", [Meddler(), Stopper(4)])
-    with pytest.raises(DataError, match=r"rounds\.csv: not what fedsim wrote"):
-        fedsim.resume(tmp_path / "run")
-
-
-@pytest.mark.slow
-def test_checkpoints_do_not_grow_with_the_rounds(tmp_path):
-    """The record is as long after 40 rounds as after 4."""
-    run = fedsim.run(config(rounds=40, keep_checkpoints=40), tmp_path / "run").path
-    sizes = [(run / "checkpoints" / name).stat().st_size for name in records(run)]
-    assert max(sizes[3:]) - min(sizes[3:]) < 60
 
 
 @pytest.mark.slow
@@ -495,15 +422,6 @@ def test_another_version_of_torch_is_told_once(after_four, tmp_path, undisturbed
     assert contents(run) == undisturbed["fedbn"]
 
 
-@pytest.mark.parametrize(
-    "before",
-    [{}, {"packages": 3}, {"packages": {}}, {"resumed": 3}, {"resumed": [3]}, {"resumed": [{}]},
-     {"packages": {"torch": None}, "resumed": [{"packages": {"torch": "2"}}]}],
-)  # fmt: skip
-def test_versions_that_are_not_known_are_no_difference(before):
-    assert environment.other_versions(before, {"packages": {"torch": "2", "numpy": "3"}}) is None
-
-
 def test_all_packages_of_other_versions_are_named():
     before = {"packages": {"torch": "1", "numpy": "2", "pandas": "1"}}
     line = environment.other_versions(
@@ -561,23 +479,6 @@ def test_other_data_are_refused(after_four, tmp_path, name):
         driver.resume(run)
 
 
-def test_another_trace_is_refused(tmp_path):
-    run, trace = tmp_path / "run", tmp_path / "trace.csv"
-    rows = [f"{client},100" for client in range(8)]
-    trace.write_text("\n".join(["client_id,samples_per_second", *rows]))
-    wanted = config(rounds=2).model_copy(update={"clock": ClockConfig(trace=str(trace))})
-    with pytest.raises(Stop):
-        fedsim.run(wanted, run, [Stopper(1)])
-    kept = trace.read_text()
-    trace.write_text(kept.replace("7,100", "7,50"))
-    before = contents(run)
-    with pytest.raises(DataError, match=r"clock\.trace .*trace\.csv: it has changed since"):
-        driver.resume(run)
-    assert contents(run) == before
-    trace.write_text(kept)
-    assert len(driver.resume(run).read("rounds")) == 2
-
-
 def test_other_listed_clients_are_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     listed = tmp_path / "clients.csv"
@@ -609,15 +510,6 @@ def test_what_is_no_run_is_refused(tmp_path):
     (tmp_path / "seed=0" / "config.yaml").write_text("seed: 0")
     with pytest.raises(ConfigError, match="a sweep is resumed by"):
         driver.resume(tmp_path)
-
-
-def test_relative_paths_are_as_the_run_had_them(after_four, tmp_path, monkeypatch):
-    run = shutil.copytree(after_four, tmp_path / "run")
-    values = yaml.safe_load((run / "config.yaml").read_text())
-    values["data"]["dir"] = "my data"
-    (run / "config.yaml").write_text(yaml.safe_dump(values))
-    with pytest.raises(ConfigError, match=r"config\.yaml:\d+ \(data\.dir\): 'my data' is not here"):
-        driver.resume(run)
 
 
 def test_paths_that_are_given_anew_count(after_four, tmp_path, monkeypatch):
@@ -794,17 +686,6 @@ def test_a_full_disk_is_a_clear_error_and_tears_nothing(
     assert records(run)
     driver.resume(run)
     assert contents(run) == undisturbed["fedbn"]
-
-
-def test_a_directory_that_cannot_be_written(tmp_path, told):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match="cannot be created"):
-        fedsim.run(config(), tmp_path / "file" / "run")
-    run = stopped(tmp_path / "run", 2)
-    shutil.rmtree(run / "checkpoints")
-    (run / "checkpoints").write_text("in the way")
-    with pytest.raises(StoreError, match=r"checkpoints: cannot be written \(File exists\)"):
-        driver.resume(run)
 
 
 # what is written while the next round is done
@@ -1035,17 +916,6 @@ def test_the_command_goes_on_and_shows_a_finished_run(after_four, tmp_path, undi
     assert shown[0] == shown[1] != ""
 
 
-def test_what_cannot_go_on_ends_with_status_2_and_one_line(after_four, tmp_path):
-    run = shutil.copytree(after_four, tmp_path / "run")
-    for args in (["nowhere"], [str(run), "--actors", "-3"], [str(run), "--engine", "spark"]):
-        done = CliRunner().invoke(main, ["resume", *args])
-        assert done.exit_code == 2
-        assert done.stderr.count("\n") == 1
-    with files.lock(run):
-        done = CliRunner().invoke(main, ["resume", str(run)])
-    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
-
-
 DAMAGED = [b"{", b"", b"[]", b"3", b'{"resumed": 3}', b"\xff\xfe"]
 
 
@@ -1069,15 +939,6 @@ def test_a_damaged_file_is_refused_and_named(name, content, after_four, tmp_path
     assert contents(run) == undisturbed["fedbn"]
 
 
-@pytest.mark.parametrize("content", ["", "a,b\n", "a\n1,2,3\n1\n2,3,4,5\n"])
-def test_a_damaged_summary_is_named(content, after_four, tmp_path):
-    run = shutil.copytree(after_four, tmp_path / "run")
-    (run / "summary.csv").write_text(content)
-    done = CliRunner().invoke(main, ["resume", str(run)])
-    assert (done.exit_code, done.stderr.count("\n")) == (1, 1)
-    assert str(run / "summary.csv") in done.stderr
-
-
 def test_an_error_says_how_to_go_on_where_that_makes_sense(after_four, tmp_path, monkeypatch):
     run = shutil.copytree(after_four, tmp_path / "run")
 
@@ -1091,49 +952,8 @@ def test_an_error_says_how_to_go_on_where_that_makes_sense(after_four, tmp_path,
         assert (done.exit_code, done.stderr) == (1, hint)
 
 
-def test_a_checkpoint_that_cannot_be_written_at_the_end_is_told(tmp_path, monkeypatch, told):
-    """After Ctrl-C, an error, and in a sweep."""
-    monkeypatch.chdir(tmp_path)
-    Path("g.yaml").write_text("algorithm: fedbn\ngrid: {seed: [0]}\n")
-    common = ["--engine", "serial", "--rounds", "3", "--clients", "8", "--sample-rate", "0.375"]
-    monkeypatch.setattr(Checkpoints, "finish", raising(StoreError("r/checkpoints: full")))
-    note = "note: no checkpoint of round {}: r/checkpoints: full\n"
-    for error, ended in (
-        (
-            Interrupted(signal.SIGINT),
-            "interrupted after 0 of 3 rounds; resume with: fedsim resume {}",
-        ),
-        (WorkerError("lost"), "error: lost; resume with: fedsim resume {}"),
-        (OSError(errno.EIO, "bad"), "error: bad"),
-    ):
-        out = type(error).__name__
-        monkeypatch.setattr(TrainingLoop, "_round", raising(error))
-        done = CliRunner().invoke(main, ["run", *common, "--out", out])
-        assert done.stderr == ended.format(out) + "\n" + note.format(0)
-    monkeypatch.setattr(TrainingLoop, "_round", raising(Interrupted(signal.SIGINT)))
-    done = CliRunner().invoke(main, ["sweep", "g.yaml", "--out", "s", *common])
-    assert done.stderr.splitlines()[1:] == [
-        "note: seed=0: no checkpoint of round 0: r/checkpoints: full"
-    ]
-    monkeypatch.setattr(TrainingLoop, "_round", raising(WorkerError("lost")))
-    done = CliRunner().invoke(main, ["sweep", "g.yaml", "--out", "t", *common])
-    line = "seed=0: failed: lost; no checkpoint of round 0: r/checkpoints: full\n"
-    assert line in done.stdout
-
-
 def test_what_resume_takes_is_what_may_change():
     assert set(main.commands["resume"].flags) == (flag_names().keys() & FREE) - {"label"}
-
-
-@pytest.mark.slow
-def test_the_command_takes_all_that_may_change(after_four, tmp_path, undisturbed):
-    run = shutil.copytree(after_four, tmp_path / "run")
-    args = ["resume", str(run), "--client-timeout", "500", "--max-retries", "1"]
-    args += ["--aggregation-shards", "2", "--set", "engine.keep_checkpoints=1"]
-    done = CliRunner().invoke(main, [*args, "--set", "engine.memory_per_client=0.5"])
-    assert done.exit_code == 0, done.output
-    assert contents(run) == undisturbed["fedbn"]
-    assert len(records(run)) == 1
 
 
 @pytest.mark.parametrize(

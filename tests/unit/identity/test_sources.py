@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.core.errors import ConfigError
 from fedsim.identity.sources import sha256_of_files
 
 
@@ -76,61 +75,6 @@ def test_names_are_relative_so_that_they_are_the_same_everywhere(
 @pytest.mark.parametrize("name", ["json", "numpy.linalg", "sys", "fedsim.api", "not_there", "a..b"])
 def test_what_is_installed_or_nowhere_has_none(name: str) -> None:
     assert sha256_of_files(name) == {}
-
-
-def test_fedsim_beside_a_module_is_not_the_users(folder: Path) -> None:
-    written(folder, near="import fedsim.api\nfrom fedsim_analysis import x\n")
-    written(folder, fedsim__api="", fedsim_analysis="")
-    assert list(sha256_of_files("near")) == ["near.py"]
-
-
-def test_a_namespace_package_lies_in_several_folders(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written(folder / "one", shared_space__a="")
-    written(folder / "two", shared_space__b="import shared_space.c\n", shared_space__c="")
-    for place in ("one", "two"):
-        monkeypatch.syspath_prepend(folder / place)
-    assert list(sha256_of_files("shared_space.b")) == ["shared_space/b.py", "shared_space/c.py"]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        b"def f(:\n",
-        b"\xff\xfe\x00",
-        b"x = '" + b"\0" + b"'",
-        b"# -*- coding: no-such -*-\nimport steps\n",
-        b"(" * 5000,
-        b"x = '\\d'\nimport beside_odd\n",
-    ],
-)
-def test_a_text_that_is_no_python_has_a_digest_of_its_own(folder: Path, text: bytes) -> None:
-    written(folder, uses_odd="import odd_text\n", beside_odd="")
-    (folder / "odd_text.py").write_bytes(text)
-    assert {"odd_text.py", "uses_odd.py"} <= set(sha256_of_files("uses_odd"))
-
-
-def test_links_count_by_what_they_lead_to(folder: Path) -> None:
-    written(folder, linking="import linked, endless, dangling\n", original="a = 1\n")
-    (folder / "linked.py").symlink_to("original.py")
-    (folder / "endless.py").symlink_to("endless.py")
-    (folder / "dangling.py").symlink_to("nowhere.py")
-    (folder / "a_folder.py").mkdir()
-    found = sha256_of_files("linking")
-    assert list(found) == ["linked.py", "linking.py"]
-    assert found["linked.py"] == hashlib.sha256(b"a = 1\n").hexdigest()
-
-
-def test_a_file_that_cannot_be_read_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written(folder, closed="")
-
-    def refused(_: Path) -> bytes:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Path, "read_bytes", refused)
-    with pytest.raises(ConfigError, match=r"closed\.py: cannot be read \(Permission denied\)"):
-        sha256_of_files("closed")
 
 
 def test_the_module_that_python_has_imported_counts(

@@ -14,7 +14,6 @@ from click.testing import CliRunner
 
 import fedsim
 from fedsim.cli import main
-from fedsim.testing import rounds
 from tests.commands import clean_environment
 from tests.decomposing import config
 from tests.rounding import rounding
@@ -80,15 +79,6 @@ def test_its_network_says_what_the_model_says(run, client, form, runs, tmp_path)
     assert wanted.shape == (5, len(known["classes"]))
     near = rounding(np.float32, 5000) * np.abs(wanted).max()  # sums of less than 5,000 terms
     np.testing.assert_allclose(np.load(tmp_path / "logits.npy"), wanted, rtol=0, atol=near)
-
-
-@pytest.mark.parametrize("args", [("export",), ("predict", "--images", ".")])
-def test_clients_without_names_are_listed_by_number(args, tmp_path):
-    given = rounds.config("fedbn", "cnn", train={"rounds": 1})
-    run = fedsim.run(given, tmp_path / "run").path
-    done = invoke(args[0], run, *args[1:], "--out", tmp_path / "out")
-    assert done.exit_code == 2
-    assert done.stderr.endswith("choose one by --client K, 0 to 7\n")
 
 
 def test_what_cannot_be_exported_is_refused(runs, tmp_path, monkeypatch):

@@ -20,7 +20,7 @@ from fedsim import models
 from fedsim.core.errors import ConfigError, StoreError
 from fedsim.core.types import Slot
 from fedsim.models.vision import SplitModel
-from fedsim.storage import final_models, tensors
+from fedsim.storage import final_models
 from fedsim.training.assemble import prepare
 from tests.commands import clean_environment
 from tests.decomposing import config
@@ -134,40 +134,6 @@ def test_each_clients_model_is_the_one_that_was_scored(method, tmp_path):
 
 
 @pytest.mark.slow
-def test_what_changes_no_prediction_is_exported_and_said_to_be_so(tmp_path):
-    _, store = done(tmp_path / "run", "fedsr")
-    assert metadata(store.path / "model.safetensors")["scored"] == "yes"
-    assert metadata(store.path / "clients.safetensors")["scored"].startswith("no: no prediction")
-    client = int(store.clients["client_id"].iloc[0])
-    assert own_tensors(store.path, client).keys() == {
-        f"reference.{name}" for name in ("r_mu", "r_sigma", "scale")
-    }
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", ["cohort_before", "cohort_after"])
-def test_models_that_no_file_holds_are_said_to_be_so(mode, tmp_path):
-    _, store = done(tmp_path / "run", evaluation={"personal": mode})
-    for file in ("model.safetensors", "clients.safetensors"):
-        said = metadata(store.path / file)["scored"]
-        assert said.startswith(f"no: evaluation.personal={mode} scored the models of the last")
-
-
-class StopAtOnce(fedsim.Callback):
-    """Ends a run after its first round."""
-
-    def on_round_end(self, round, rows):
-        return "stop"
-
-
-def test_a_round_without_evaluation_is_named(tmp_path):
-    settings = config("fedavg", evaluation={"every": 2, "decompose_every": 0, "loss_matrix": False})
-    store = fedsim.run(settings, tmp_path / "run", callbacks=[StopAtOnce()])
-    said = metadata(store.path / "model.safetensors")
-    assert (said["round"], said["scored"]) == ("1", "no: round 1 was not evaluated")
-
-
-@pytest.mark.slow
 def test_old_and_new_files_are_start_weights(tmp_path):
     _, store = done(tmp_path / "run", "fedavg", model={"name": f"{__name__}:odd"})
     new = store.path / "model.safetensors"
@@ -247,20 +213,6 @@ def test_client_states_are_read_once_and_one_by_one(tmp_path):
     assert list(back) == [3, 7, 11, 200]
     assert back[11]["personal"].tolist() == [11] * 5
     assert 5 not in back
-
-
-def test_no_client_has_anything_of_its_own(tmp_path):
-    final_models.save_clients(tmp_path, PARAMS, SLOTS, {}, {"scored": "yes"})
-    assert load_file(tmp_path / "clients.safetensors") == {}
-    assert len(final_models.ClientTensors(tmp_path, SLOTS)) == 0
-
-
-def test_more_names_than_the_format_can_hold_are_a_warning(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(tensors, "MAX_HEADER", 300)
-    states = {c: {"personal": np.zeros(5, np.float32)} for c in range(9)}
-    final_models.save_clients(tmp_path, PARAMS, SLOTS, states, {})
-    assert not (tmp_path / "clients.safetensors").exists()
-    assert "the names of 18 tensors are more than safetensors reads" in caplog.text
 
 
 @pytest.mark.slow

@@ -135,18 +135,6 @@ def test_on_a_common_part_every_client_has_a_say(split, common):
     pd.testing.assert_frame_equal(one, frame[frame["client_id"] == 4].reset_index(drop=True))
 
 
-@pytest.mark.slow
-def test_the_samples_are_those_of_the_data_set(common):
-    setup = prepare(config("fedbn", data={"name": "digits", "val_fraction": 0.2}))
-    test = fedsim.predict(common.path, client=0)
-    assert test["sample"].tolist() == setup.dataset.test.tolist()
-    assert test["label"].tolist() == setup.dataset.y[setup.dataset.test].tolist()
-    everything = fedsim.predict(common.path, client=0, split="all")
-    assert everything["sample"].tolist() == list(range(1797))
-    train = fedsim.predict(common.path, client=0, split="train")
-    assert train["sample"].tolist() == setup.dataset.train.tolist()
-
-
 def test_a_plain_network_of_the_files_predicts_the_same(runs, images):
     store = runs["fedbn"]
     setup = prepare(on_images(images, "fedbn"))
@@ -232,17 +220,6 @@ def test_the_runs_own_data_may_lie_elsewhere(runs, images, tmp_path):
         fedsim.predict(runs["fedbn"].path, client=2, split="own_test", data_dir=other)
 
 
-def test_new_images_need_not_say_whose_they_are(runs, images, tmp_path):
-    """Though the run kept patients together."""
-    store = runs["fedbn"]
-    assert "group: patient" in (store.path / "config.yaml").read_text()
-    new = shutil.copytree(images, tmp_path / "new")
-    table = pd.read_csv(new / "labels.csv")
-    table[["filename", "label"]].to_csv(new / "labels.csv", index=False)
-    wanted = fedsim.predict(store.path, client=1, data_dir=images)
-    pd.testing.assert_frame_equal(fedsim.predict(store.path, client=1, data_dir=new), wanted)
-
-
 @pytest.mark.parametrize("column", ["label", "filename"])
 def test_data_that_changed_are_not_those_of_the_run(column, runs, images, tmp_path):
     """Though every client has as many samples as before."""
@@ -319,40 +296,6 @@ def test_another_network_in_config_yaml_is_refused(line, edited, message, runs, 
         assert str(refused.value).endswith("as model.safetensors says; put that back")
 
 
-def test_relative_paths_that_lead_nowhere(images, tmp_path, monkeypatch):
-    monkeypatch.chdir(images.parent)
-    store = fedsim.run(on_images(images.name, "fedavg"), tmp_path / "run")
-    wanted = fedsim.predict(store.path)
-    monkeypatch.chdir(tmp_path)
-    assert fedsim.load_model(store.path) is not None
-    with pytest.raises(ConfigError, match=r"'scans' is not here; .* or give --data-dir$"):
-        fedsim.predict(store.path)
-    found = fedsim.predict(store.path, split="test", data_dir=images)
-    pd.testing.assert_frame_equal(found, wanted)
-
-
-def test_texts_with_a_label_for_every_token_are_refused(tmp_path):
-    data = {"name": f"{__name__}:tokens", "partition": "iid"}
-    settings = config("fedavg", data=data, model={"name": f"{__name__}:tagger"})
-    store = fedsim.run(settings, tmp_path / "run")
-    with pytest.raises(ConfigError, match="has a label for every token; predictions are written"):
-        fedsim.predict(store.path)
-
-
-def tokens(folder):
-    rng = np.random.default_rng(0)
-    x = rng.integers(0, 5, (120, 4)).astype(np.int32)
-    parts = {"train": np.arange(80), "val": np.arange(0), "test": np.arange(80, 120)}
-    return fedsim.core.types.Dataset(
-        name="tokens", x=x, y=x.astype(np.int64), class_names=tuple("abcde"), pipeline=None,
-        vocabulary=5, **parts,
-    )  # fmt: skip
-
-
-def tagger(num_classes, vocabulary, length):
-    return torch.nn.Sequential(torch.nn.Embedding(vocabulary, 4), torch.nn.Linear(4, num_classes))
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -372,61 +315,3 @@ def test_what_is_not_there_is_refused_in_one_line(given, message, runs, tmp_path
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_a_client_without_samples_of_its_own(tmp_path):
-    own = {"client_val_fraction": 0.0, "client_test_fraction": 0.0}
-    data = {"name": f"{__name__}:users", "partition": "natural", "num_clients": 3}
-    store = fedsim.run(config("fedavg", data=data | own), tmp_path / "run")
-    frame = fedsim.predict(store.path)
-    assert frame["client_id"].unique().tolist() == [0, 1]
-    with pytest.raises(
-        ConfigError, match=r"--client 2: owns no test samples; the clients .*: 0, 1"
-    ):
-        fedsim.predict(store.path, client=2)
-
-
-def users(folder):
-    """Three users, of whom the last has no test images."""
-    site = np.arange(300) % 3
-    site[220:] = site[220:] % 2
-    return replace(digits(folder), site=site, site_names=tuple("abc"), sites_are_users=True)
-
-
-def test_runs_and_files_that_cannot_be_used(runs, tmp_path):
-    file = tmp_path / "p.csv"
-    no_run = command(tmp_path, "--out", file)
-    assert no_run.stderr == f"error: {tmp_path}: holds no run (no config.yaml)\n"
-    assert (
-        "(no config.yaml); name one of the runs"
-        in command(runs["fedavg"].path.parent, "--out", file).stderr
-    )
-    part = shutil.copytree(runs["fedavg"].path, tmp_path / "part")
-    (part / "summary.csv").unlink()
-    unfinished = command(part, "--out", file)
-    assert "the run is not finished; 'fedsim resume" in unfinished.stderr
-    file.write_text("mine")
-    there = command(runs["fedavg"].path, "--out", file)
-    assert there.stderr == f"error: --out {file}: is already there\n"
-    nowhere = command(runs["fedavg"].path, "--out", tmp_path / "no" / "p.csv")
-    assert f"there is no directory {tmp_path / 'no'}" in nowhere.stderr
-    assert {d.exit_code for d in (no_run, unfinished, there, nowhere)} == {2}
-    assert file.read_text() == "mine"
-
-
-@pytest.mark.slow
-def test_what_one_may_not_expect_is_said(runs, common, tmp_path, caplog):
-    with caplog.at_level("INFO", "fedsim"):
-        fedsim.predict(runs["fedavg"].path, client=1)
-        absent = set(range(6)) - set(common.clients["client_id"])
-        fedsim.predict(common.path, client=min(absent))
-    assert "fedavg has one model for all clients; client 1 has no other" in caplog.text
-    assert f"client {min(absent)} never trained: its model is the global one" in caplog.text
-    settings = config("fedbn", evaluation={"personal": "cohort_after"})
-    store = fedsim.run(settings, tmp_path / "run")
-    caplog.clear()
-    fedsim.predict(store.path)
-    assert (
-        "evaluation.personal=cohort_after: the tables of the run score other models" in caplog.text
-    )

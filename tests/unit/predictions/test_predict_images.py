@@ -74,13 +74,6 @@ def test_they_get_what_predict_says_of_the_same_images_with_labels(
     np.testing.assert_allclose([list(map(float, row[2:])) for row in rows[1:]], expected, rtol=1e-5)
 
 
-def test_single_files_stand_in_the_order_given(runs, scans, tmp_path):
-    files = [scans / "b.png", scans / "\u00e4 1.JPG", scans / "b.png"]
-    done = predict(runs / "fedavg", "--images", *files, "--out", tmp_path / "o.csv")
-    assert done.exit_code == 0, done.output
-    assert pd.read_csv(tmp_path / "o.csv")["file"].tolist() == list(map(str, files[:2]))
-
-
 def test_what_cannot_be_predicted_is_refused(runs, scans, tmp_path):
     out = ("--out", tmp_path / "o.csv")
     run = runs / "fedavg"
@@ -127,19 +120,6 @@ def test_a_network_for_grey_images_takes_the_luma_of_colours(tmp_path):
     assert done.exit_code == 0, done.output
     found = pd.read_csv(tmp_path / "o.csv").iloc[:, 2:].to_numpy()
     np.testing.assert_array_equal(found[0], found[1])
-
-
-def test_a_client_is_also_called_by_its_name(runs, scans, tmp_path):
-    run, tables = runs / "fedbn", []
-    for client in (1, "hospital b", "Hospital B", "client 1", "hospital c"):
-        done = predict(run, "--images", scans, "--client", client, "--out", tmp_path / f"{client}")
-        assert done.exit_code == 0, done.output
-        if client != "client 1":
-            assert f"client {client}'s model" in done.stdout
-        tables.append((tmp_path / f"{client}").read_bytes())
-    assert tables[:4] == tables[:1] * 4 != tables[4:] * 4
-    first, second = (fedsim.load_model(run, client=c).state_dict() for c in (1, "hospital b"))
-    assert all(first[name].equal(second[name]) for name in first)
 
 
 def test_python_predicts_images_too(runs, scans, tmp_path):

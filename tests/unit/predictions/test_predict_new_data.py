@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -81,13 +80,6 @@ def test_words_that_the_run_does_not_know_are_one(run, texts, tmp_path):
     assert found[6] == found[7]
 
 
-def test_the_vocabulary_of_a_run_is_a_list_of_its_words(run, texts):
-    words = json.loads((run.path / "vocabulary.json").read_bytes())
-    assert sorted(words) == sorted(
-        {word for own in texts.values() for text in own for word in text.split()}
-    )
-
-
 def test_a_run_on_the_words_of_another_place_needs_its_own_texts_no_more(texts, tmp_path):
     store = fedsim.run(settings(tweets(tmp_path / "data", texts)), tmp_path / "run")
     wanted = fedsim.predict(store.path, split="all")
@@ -111,28 +103,6 @@ def test_a_damaged_vocabulary_is_refused(content, run, texts, tmp_path):
     new = tweets(tmp_path / "new", {"u1": texts["u1"]})
     with pytest.raises(ConfigError, match=r"vocabulary\.json: damaged: "):
         fedsim.predict(broken, data_dir=new)
-
-
-def own_words(folder: Path) -> Dataset:
-    """A loader of texts that brings the vocabulary of its folder."""
-    words = tuple(Path(folder, "words").read_text().split())
-    x = np.random.default_rng(3).integers(0, len(words), (30, 4)).astype(np.int32)
-    return Dataset(
-        name="own", x=x, y=x[:, 0].astype(np.int64) % 2, class_names=("even", "odd"),
-        train=np.arange(20), val=np.arange(0), test=np.arange(20, 30), pipeline=None,
-        site=np.arange(30) % 2, site_names=("a", "b"), vocabulary=len(words), words=words,
-        sites_are_users=True,
-    )  # fmt: skip
-
-
-def test_a_loader_of_ones_own_has_to_bring_the_same_words(tmp_path):
-    for name, words in (("data", "a b c d"), ("same", "a b c d"), ("new", "b a c d")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "words").write_text(words)
-    store = fedsim.run(settings(tmp_path / "data", f"{__name__}:own_words"), tmp_path / "run")
-    assert len(fedsim.predict(store.path, data_dir=tmp_path / "same")) == 30
-    with pytest.raises(DataError, match=r"new: the vocabulary is not that of the run"):
-        fedsim.predict(store.path, data_dir=tmp_path / "new")
 
 
 # Classes
@@ -184,12 +154,6 @@ def test_classes_in_another_order_are_found_by_name(measured, tmp_path):
     assert frame["label_name"].tolist() == ["high", "low", "middle"] * 20
     assert frame["label"].tolist() == [2, 0, 1] * 20
     assert (frame["label"] == frame["prediction"]).mean() > 0.7
-
-
-def test_new_data_need_not_have_every_class(measured, tmp_path):
-    frame = fedsim.predict(measured.path, data_dir=on_features(tmp_path, "high low"))
-    assert frame["label"].tolist() == [2, 0] * 30
-    assert "probability_2" in frame
 
 
 def test_a_class_that_the_run_does_not_know_is_refused(measured, tmp_path):

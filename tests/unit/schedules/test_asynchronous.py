@@ -13,13 +13,12 @@ import pytest
 import fedsim
 from fedsim.algorithms.base import Algorithm, one_each
 from fedsim.client.trainer import LocalRule, Uplink
-from fedsim.config.resolve import resolve
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError
 from fedsim.core.rng import generator
 from fedsim.core.types import RoundContext
 from fedsim.schedules.asynchronous import Buffered
-from fedsim.schedules.base import Roster, draw_cohort
+from fedsim.schedules.base import Roster
 from fedsim.server import Average, Server
 from fedsim.server.staleness import StalenessWeights
 from fedsim.systems.clock import Clock, LocalSchedule, Series
@@ -164,22 +163,6 @@ def test_a_compressed_update_arrives_earlier_by_hand():
     assert times == pytest.approx([3.0, 2.1], rel=1e-12)
 
 
-@pytest.mark.parametrize("size", [2, 5])
-def test_where_nobody_trains_any_more_the_cohort_is_drawn(size):
-    clients = roster([50] * 9, held_out=(1, 6))
-    for ctx, plan in plans(Buffered(size, size), clients, 4):
-        assert [t.client for t in plan.tasks] == draw_cohort(ctx, size, (1, 6))
-        assert {t.version for t in plan.tasks} == {ctx.round}
-        assert plan.seconds == 2.0
-
-
-def test_clients_that_are_not_available_are_not_waited_for():
-    found = arrivals(Buffered(2, 2), roster([100] * 3, availability=[1, 0, 1]), 3)
-    assert [[c for c, _ in tasks] for _, tasks in found] == [[0, 2]] * 3
-    nobody = arrivals(Buffered(1, 2), roster([100] * 3, availability=[0, 0, 0]), 2)
-    assert nobody == [(0.0, []), (0.0, [])]
-
-
 @pytest.mark.parametrize("sizes", [(3, 6), (1, 5), (4, 4), (6, 2), (None, None), (10, 10)])
 def test_it_keeps_the_contract_of_schedules(sizes):
     check_schedule(lambda: Buffered(*sizes))
@@ -306,23 +289,25 @@ def odd_clients_diverge():
     return Algorithm(local=OddClientsDiverge(), server=Server(Average()))
 
 
-@pytest.mark.parametrize("key", ["buffer", "concurrency"])
-def test_more_than_there_are_clients_is_refused(key):
-    with pytest.raises(ConfigError, match=rf"async.{key}: 9 given; .* there are 8 that may train"):
-        prepare(given(**{key: 9}))
-
-
-def test_a_trace_without_a_time_is_refused(tmp_path):
-    trace = tmp_path / "trace.csv"
-    trace.write_text("client_id,availability\n" + "".join(f"{c},1\n" for c in range(8)))
-    with pytest.raises(ConfigError, match=r"clock.trace: has no column that takes time"):
-        prepare(given(clock={"mode": "async", "trace": str(trace)}))
-
-
-@pytest.mark.parametrize("method", ["fediir", "fedpac", "pfedla", "matched_mean"])
-def test_methods_that_take_one_start_are_refused(method):
-    with pytest.raises(ConfigError, match=r"clock.mode=async, or .* cannot be combined with"):
-        prepare(given(method, "cnn"))
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"clock": {"mode": "async"}}, "clock.mode: async given, but nothing takes time"),
+        ({"clock": SPEEDS | {"deadline": 3}}, "clock.deadline: 3 given; with clock.mode=async"),
+        ({"async": {"buffer": 3}}, "async.buffer: has no effect with clock.mode=sync"),
+        ({"async": {"bufer": 3}}, "async.bufer: unknown key"),
+        ({"clock": SPEEDS, "async": {"buffer": 0}}, "async.buffer: 0 given"),
+        ({"clock": SPEEDS, "async": {"mixing": 1.5}}, "async.mixing: 1.5 given"),
+        ({"clock": SPEEDS, "async": {"slope": 2}}, "async.slope: has no effect with async.stal"),
+        (
+            {"clock": SPEEDS, "train": {"schedule": f"{__name__}:Buffered"}},
+            "train.schedule: .* but clock.mode=async is a schedule, too",
+        ),
+    ],
+)
+def test_a_bad_setting_names_its_key(sections, said):
+    with pytest.raises(ConfigError, match=said):
+        RunConfig(**sections)
 
 
 @pytest.mark.parametrize(
@@ -334,10 +319,3 @@ def test_methods_that_need_exact_updates_are_refused(method, asynchrony):
     with pytest.raises(ConfigError, match=rf"async\.(staleness|mixing).* combined with.*{method}"):
         prepare(given(method, **asynchrony))
     prepare(given(method, staleness="constant"))
-
-
-def test_the_section_in_python():
-    plain = RunConfig(clock=SPEEDS, async_=fedsim.AsyncConfig(buffer=3))
-    assert plain.asynchrony == fedsim.AsyncConfig(buffer=3)
-    assert plain == RunConfig(clock=SPEEDS, **{"async": {"buffer": 3}})
-    assert resolve({}).asynchrony == fedsim.AsyncConfig()

@@ -17,8 +17,6 @@ from fedsim.schedules.base import (
     RoundPlan,
     Synchronous,
     draw_cohort,
-    lr_at,
-    schedule_of,
 )
 from fedsim.systems.clock import Clock
 from fedsim.testing.rounds import config, results
@@ -52,11 +50,6 @@ def test_a_synchronous_round_is_the_drawn_cohort_on_the_newest_model():
         assert {task.version for task in found.tasks} == {t}
         assert list(found.participation) == drawn
         assert found == RoundPlan(tasks=found.tasks, participation=found.participation)
-
-
-def test_another_purpose_draws_another_cohort():
-    seen = roster().draw(context(), 4), roster().draw(context(), 4, "candidates")
-    assert seen[0] == draw_cohort(context(), 4) != seen[1]
 
 
 def test_clients_that_are_held_out_are_never_drawn():
@@ -99,22 +92,6 @@ def test_samples_that_are_pooled_are_one_task_of_all_clients_of_the_round():
     (one,) = setup.roster.plan(drawn[:1], ctx).tasks
     assert one.owners == (drawn[0],), "one client's samples are pooled too: it has no state"
     assert setup.roster.plan([], ctx).tasks == ()
-
-
-def test_the_roster_of_a_run():
-    setup = prepare(config("fedavg", "mlp", train={"lr_schedule": "cosine"}))
-    ours = setup.roster
-    assert list(ours.sizes) == [len(own) for own in setup.partition.train]
-    assert (ours.cohort_size, ours.clock) == (2, setup.clock)
-    assert [ours.lr(t) for t in range(3)] == [lr_at(setup.config, t) for t in range(3)]
-
-
-def test_a_task_by_its_fields():
-    (task,) = tasks([3], context(4))
-    assert (task.version, task.key, task.clients, task.title) == (4, 4, (3,), "round 5")
-    other = replace(task, stream=17, owners=(3, 5))
-    assert (other.version, other.key, other.clients) == (4, 17, (3, 5))
-    assert hash(other) != hash(task) == hash(replace(task))
 
 
 # schedules of the user's own
@@ -228,12 +205,6 @@ def test_a_schedule_may_ask_for_losses_and_its_bytes_and_seconds_count(tmp_path)
     assert (ours["uplink_bytes"] - theirs["uplink_bytes"]).tolist() == [64] * 3
     assert ours["simulated_seconds"].tolist() == [5.0] * 3
     assert store.read("clients").groupby("round").size().tolist() == [2] * 3
-
-
-def test_the_schedule_of_a_configuration():
-    assert schedule_of(config("fedavg", "mlp")) == Synchronous()
-    assert schedule_of(with_schedule("everybody")) == Everybody()
-    assert prepare(with_schedule("largest")).schedule == Largest()
 
 
 @pytest.mark.parametrize(

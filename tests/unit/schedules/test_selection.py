@@ -7,6 +7,7 @@ import pytest
 
 import fedsim
 from fedsim.algorithms.base import one_each
+from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.types import ClientUpdate, RoundContext
 from fedsim.schedules.base import Roster
@@ -15,7 +16,6 @@ from fedsim.systems.clock import Clock, LocalSchedule
 from fedsim.systems.distributions import constant
 from fedsim.testing import check_schedule
 from fedsim.testing.rounds import config, results
-from fedsim.training.assemble import prepare
 
 
 def context(round=0, clients=6):
@@ -155,13 +155,6 @@ def test_a_bad_list_names_file_and_row(tmp_path, rows, said):
         fixed(str(table), 2, range(6))
 
 
-def test_a_listed_client_trains():
-    with pytest.raises(ConfigError, match=r"train.clients: 9 given; .* 6, the last is 5"):
-        fixed("1,9", 2, range(6))
-    with pytest.raises(DataError, match="there is no such file"):
-        fixed("nothing.csv", 2, range(6))
-
-
 @pytest.mark.integration
 def test_the_lists_are_the_cohorts_of_a_run(tmp_path):
     table = tmp_path / "cohorts.csv"
@@ -198,13 +191,25 @@ def test_as_many_candidates_as_clients_of_the_cohort_all_train(tmp_path):
     assert "train.selection" not in stores["uniform"].summary
 
 
-@pytest.mark.parametrize("candidates", [1, 9])
-def test_candidates_are_at_least_the_cohort_and_at_most_all(candidates):
-    with pytest.raises(ConfigError, match=r"train.candidates: . given; must be from .* 2 .* 8"):
-        prepare(with_selection("power_of_choice", candidates=candidates))
-
-
-@pytest.mark.parametrize("selection", ["power_of_choice", "oort"])
-def test_pooled_training_has_no_losses_of_clients(selection):
-    with pytest.raises(ConfigError, match="power_of_choice or oort cannot be combined with pooled"):
-        prepare(config("centralized", "mlp", train={"selection": selection}))
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"train": {"selection": "best"}}, "train.selection: 'best' given"),
+        ({"train": {"selection": "fixed"}}, "train.selection: fixed given; give train.clients"),
+        ({"train": {"clients": "0,3"}}, "train.clients: 0,3 given; only train.selection=fixed"),
+        ({"train": {"clients": []}}, "train.clients: must be ids of clients"),
+        ({"train": {"clients": "0,a"}}, "train.clients: '0,a' given; must be ids of clients"),
+        ({"train": {"candidates": 4}}, "train.candidates: 4 given; only train.selection=power"),
+        (
+            {"train": {"selection": "size"}, "clock": {"mode": "async", "upload_mb_s": 1}},
+            "train.selection: size given, but clock.mode=async selects the clients",
+        ),
+        (
+            {"train": {"selection": "size", "schedule": "a:b"}},
+            "train.selection: size given, but train.schedule=a:b selects the clients",
+        ),
+    ],
+)
+def test_a_bad_setting_names_its_key(sections, said):
+    with pytest.raises(ConfigError, match=said):
+        RunConfig(**sections)

@@ -9,20 +9,15 @@ import logging
 import os
 import resource
 import signal
-import stat
-import subprocess
-import sys
 import threading
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from fedsim.core import files
 from fedsim.core.errors import StoreError
-from fedsim.core.types import Layout, Slot
 from fedsim.server.base import RuleState
 from fedsim.storage import checkpoint, tensors
 from fedsim.storage.checkpoint import (
@@ -32,11 +27,9 @@ from fedsim.storage.checkpoint import (
     ServerState,
     decode_record,
     encode_record,
-    layout_hash,
 )
 from fedsim.storage.client_states import ClientStates, ClientStateStore
 from fedsim.storage.restore import restore
-from tests.commands import clean_environment
 
 ARRAYS = {
     "scalar": np.array(1.5, np.float32),
@@ -117,62 +110,6 @@ def test_arrays_come_back_to_the_bit(tmp_path):
         assert same(official[name], found[name]), name
 
 
-def test_some_arrays_are_read_without_the_others(tmp_path, monkeypatch):
-    path, loaded = tmp_path / "a.safetensors", []
-
-    class Watched:
-        def __init__(self, *args, **options):
-            self.file = safe_open(*args, **options)
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            pass
-
-        def keys(self):
-            return self.file.keys()
-
-        def get_tensor(self, name):
-            loaded.append(name)
-            return self.file.get_tensor(name)
-
-    tensors.save(path, {"1/w": np.ones(3), "11/w": np.zeros(3), "1/v": np.ones(0)})
-    monkeypatch.setattr(tensors, "safe_open", Watched)
-    found = tensors.load(path, "1/")
-    assert set(found) == {"w", "v"}
-    assert same(found["w"], np.ones(3))
-    assert set(loaded) == {"1/w", "1/v"}
-
-
-@pytest.mark.slow
-def test_writing_takes_no_memory_for_another_copy(tmp_path):
-    code = """if True:
-        import re, sys, numpy as np
-        from pathlib import Path
-        from fedsim.storage import tensors
-        def peak():  # ru_maxrss would be that of the parent
-            return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
-        tensors.save(Path(sys.argv[1]), {"warm": np.ones(9)})
-        arrays = {"w": np.ones(50_000_000, np.float32), "s": np.ones((3, 5))[:, ::2]}
-        before = peak()
-        tensors.save(Path(sys.argv[1]), arrays)
-        print(peak() - before)
-    """
-    path = tmp_path / "a.safetensors"
-    done = subprocess.run(
-        [sys.executable, "-c", code, path], capture_output=True, text=True, env=clean_environment()
-    )
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) < 50_000, "KiB more than the 200 MB of the array"
-
-
-def test_what_the_format_has_no_type_for_is_refused(tmp_path):
-    with pytest.raises(StoreError, match=r"a\.safetensors: cannot be written \(.*complex128"):
-        tensors.save(tmp_path / "a.safetensors", {"z": np.array([1j])})
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_file_that_ends_too_early_is_damaged_or_gone(tmp_path):
     path = tmp_path / "a.safetensors"
     tensors.save(path, ARRAYS)
@@ -203,28 +140,6 @@ def test_a_write_that_fails_leaves_what_was_there(write, tmp_path):
     assert path.read_bytes() == b"old"
 
 
-def test_files_have_the_usual_permissions(tmp_path):
-    (tmp_path / "usual").write_bytes(b"")
-    files.write(tmp_path / "a", b"")
-    tensors.save(tmp_path / "b", ARRAYS)
-    assert len({stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}) == 1
-
-
-def test_a_file_system_that_cannot_flush_folders(tmp_path, monkeypatch):
-    def fsync(descriptor):
-        raise OSError(number, os.strerror(number))
-
-    files.write(tmp_path / "file", b"old")
-    monkeypatch.setattr(files.os, "fsync", fsync)
-    for number in (errno.EINVAL, errno.ENOTSUP):
-        files.sync(tmp_path)
-        with pytest.raises(OSError, match=os.strerror(number)):
-            files.sync(tmp_path / "file")
-    number = errno.EIO
-    with pytest.raises(OSError, match="Input/output error"):
-        files.sync(tmp_path)
-
-
 # records
 
 
@@ -234,23 +149,6 @@ def test_a_record_is_damaged_by_any_flipped_bit():
     for i in range(len(text) - 1):  # the last one is a line end
         with pytest.raises(ValueError, match=r"it is damaged|its checksum is wrong"):
             decode_record(text[:i] + bytes([text[i] ^ 1]) + text[i + 1 :])
-
-
-@pytest.mark.parametrize("text", [b"", b"[]", b"3", b"{}", b'{"checkpoint":[],"sha256":""}'])
-def test_what_is_no_record(text):
-    with pytest.raises(ValueError, match=r"damaged|checksum"):
-        decode_record(text)
-
-
-def test_the_layout_hash_sees_names_shapes_and_roles():
-    def layout(name="a", shape=(2, 3), role="param"):
-        return Layout((Slot(name=name, shape=shape, start=0, stop=6, role=role),))
-
-    hashes = {
-        layout_hash(one)
-        for one in (layout(), layout("b"), layout(shape=(3, 2)), layout(role="stat"), layout())
-    }
-    assert len(hashes) == 4
 
 
 # what a checkpoint holds
@@ -314,27 +212,6 @@ def test_the_last_ones_are_kept_and_nothing_else_is_deleted(tmp_path):
     for record in here:  # every file that a kept one needs is there
         content = json.loads((tmp_path / "checkpoints" / record).read_text())["checkpoint"]
         assert {*content["segments"], *content["arrays"]} <= set(names(tmp_path))
-
-
-@pytest.mark.slow
-def test_files_of_states_stay_below_about_twice_what_lives(tmp_path):
-    rng = np.random.default_rng(0)
-    newest = {}
-    with checkpoints(tmp_path) as target:
-        for number in range(1, 120):
-            cohort = rng.choice(60, 6, replace=False).tolist()
-            changes = {c: {"w": np.full(500, 1000 * number + c)} for c in cohort}
-            newest |= changes
-            advance(target, number, changes)
-            target.wait()
-            sizes = [p.stat().st_size for p in (tmp_path / "checkpoints").glob("clients-*")]
-            # two checkpoints are kept, so that what the older one alone needs is there too
-            assert sum(sizes) < 2.7 * 4000 * len(newest) + 40_000
-    found, progress, _ = back(tmp_path)
-    assert {c: int(own["w"][0]) for c, own in progress.state.clients.items()} == {
-        c: int(own["w"][0]) for c, own in newest.items()
-    }
-    found.__exit__()
 
 
 def test_milestones_stay_beside_the_newest(tmp_path):
@@ -552,27 +429,3 @@ def test_a_disk_that_fails_to_read_is_a_damaged_checkpoint(tmp_path, monkeypatch
     assert progress.rounds == 1
     assert told[0].endswith("round-000002.safetensors: cannot be read (Input/output error)")
     found.__exit__()
-
-
-def test_an_older_record_that_cannot_be_read_does_not_matter(tmp_path):
-    with checkpoints(tmp_path) as target:
-        for number in (1, 2):
-            advance(target, number)
-            target.wait()
-    older = tmp_path / "checkpoints" / "round-000001.json"
-    older.unlink()
-    older.mkdir()
-    found, progress, told = back(tmp_path)
-    assert (progress.rounds, told) == (2, [])
-    found.__exit__()
-
-
-def test_checkpoints_in_a_folder_that_cannot_be_read_are_not_none(tmp_path, monkeypatch):
-    (tmp_path / "checkpoints").mkdir()
-
-    def iterdir(self):
-        raise PermissionError(errno.EACCES, "Permission denied", str(self))
-
-    monkeypatch.setattr("pathlib.Path.iterdir", iterdir)
-    with pytest.raises(StoreError, match=r"checkpoints: cannot be read \(Permission denied\)"):
-        back(tmp_path)

@@ -11,7 +11,6 @@ import pytest
 from fedsim.core.errors import StoreError
 from fedsim.storage import client_states, tensors
 from fedsim.storage.client_states import ClientStates, ClientStateStore, num_bytes, owned
-from fedsim.training import evaluate
 
 
 def own(number, size=10):
@@ -59,18 +58,6 @@ def test_changed_states_hide_stored_ones(tmp_path):
     store.put(states.changed)
     assert set(store) == {2, 3}
     assert dict(ClientStates(store)) == dict(states)
-
-
-def test_an_error_on_the_way_to_a_state_is_not_a_client_without_one():
-    class Broken(dict):
-        def __getitem__(self, client):
-            raise KeyError("a defect")
-
-    states = ClientStates(Broken({1: own(1)}))
-    assert states.get(2) is None
-    assert states.get(2, {}) == {}
-    with pytest.raises(KeyError, match="a defect"):
-        states.get(1, {})
 
 
 def test_new_states_are_taken_all_or_none(tmp_path, monkeypatch):
@@ -161,46 +148,6 @@ def test_of_written_files_the_newest_states_come_into_memory(tmp_path):
     assert other[7]["w"][0] == 7
     with pytest.raises(StoreError):
         other[6]  # of those in memory the one changed longest ago
-
-
-def test_a_state_without_values_needs_no_room(tmp_path):
-    store = ClientStateStore(tmp_path, 0)
-    store.put({1: {"w": np.zeros(0)}, 2: own(2)})
-    write(store, "a")
-    store.put({1: {"w": np.zeros((0, 4))}, 2: own(3)})
-    write(store, "b")
-    assert store.evict()
-    assert store[1]["w"].shape == (0, 4)
-    assert store[2]["w"][0] == 3
-
-
-def test_views_do_not_keep_what_they_are_views_of():
-    big = np.arange(1000.0)
-    assert owned(big) is big
-    small = owned(big[:3])
-    assert small.flags.owndata
-    assert small.tolist() == [0, 1, 2]
-
-
-def test_models_are_evaluated_some_at_a_time(monkeypatch):
-    shared = np.zeros(25)  # 200 bytes; each own state 80
-    monkeypatch.setattr(evaluate, "MEMORY", 200 + 3 * 80)
-    loaded = []
-
-    def candidate(client):
-        def load():
-            loaded.append(client)
-            return shared, own(client)
-
-        return evaluate.Candidate(client, load)
-
-    parts = evaluate.batches({c: candidate(c) for c in range(8)})
-    assert list(next(parts)) == [0, 1, 2]
-    assert loaded == [0, 1, 2, 3]  # the others when their turn comes
-    assert [list(some) for some in parts] == [[3, 4, 5], [6, 7]]
-    monkeypatch.setattr(evaluate, "MEMORY", 1)
-    one = evaluate.batches({c: candidate(c) for c in range(3)})
-    assert [list(some) for some in one] == [[0], [1], [2]]
 
 
 def test_a_file_is_searched_for_its_clients_once(tmp_path, monkeypatch):

@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-import datetime
-import errno
-import hashlib
+import dataclasses
 import os
 import platform
 import re
 import subprocess
 import sys
-import tracemalloc
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 
+import fedsim
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, StoreError
-from fedsim.core.rows import TABLES, RoundRow
-from fedsim.metrics.scores import Metrics
-from fedsim.storage import run_dir as module
+from fedsim.core.rows import TABLES
 from fedsim.storage.run_dir import (
     RunWriter,
     cell,
     check_free,
-    csv_text,
     default_path,
 )
 from tests.commands import clean_environment
+from tests.unit.cli.test_runs import write_run
 
 
 def row(table, values):
@@ -64,14 +59,6 @@ PUBLISHED = {
 def test_columns_are_the_published_ones_and_more_only_at_the_end(table):
     assert ",".join(TABLES[table].columns()).startswith(PUBLISHED[table])
     assert len(set(TABLES[table].columns())) == len(TABLES[table].columns())
-
-
-def test_every_metric_of_a_part_is_a_column():
-    for part in ("val", "test"):
-        columns = Metrics(loss=0.5, accuracy=0.75).columns(part)
-        row = RoundRow(round=1, lr=0.1, cohort_size=1, dropped=0, **columns)
-        assert (row[f"{part}_loss"], row[f"{part}_accuracy"]) == (0.5, 0.75)
-        assert {name for name in RoundRow.columns() if name.startswith(part)} == set(columns)
 
 
 def test_columns_that_came_later():
@@ -155,62 +142,6 @@ def test_the_lock_of_another_process_names_it_until_it_is_killed(tmp_path):
     assert (tmp_path / files.LOCK_FILE).read_text() == ""
 
 
-def test_a_file_system_without_locks_is_used_with_a_warning(tmp_path, monkeypatch, caplog):
-    def flock(descriptor, how):
-        raise OSError(numbers.pop(0), "no")
-
-    monkeypatch.setattr("fcntl.flock", flock)
-    numbers = [*files.NO_LOCKS, errno.EIO]
-    while len(numbers) > 1:
-        with files.lock(tmp_path):
-            pass
-        (record,) = caplog.records
-        assert (record.name, record.levelname) == ("fedsim", "WARNING")
-        assert f"{tmp_path}/.lock: no locks on this file system" in caplog.text
-        caplog.clear()
-    with pytest.raises(StoreError, match=r"\.lock: cannot be written \(no\)"), files.lock(tmp_path):
-        pass
-
-
-def test_a_lock_on_a_full_disk_is_a_clear_error(tmp_path, monkeypatch):
-    def write(descriptor, data):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(files.os, "write", write)
-        error = r"\.lock: cannot be written \(No space left"
-        with pytest.raises(StoreError, match=error), files.lock(tmp_path):
-            pass
-    with files.lock(tmp_path):
-        pass
-
-
-@pytest.mark.slow
-@pytest.mark.integration
-def test_fedsim_is_imported_where_python_lacks_unix_modules():
-    code = "import sys; sys.modules |= dict.fromkeys(('fcntl', 'resource', 'pwd', 'grp'));"
-    code += "import fedsim, fedsim.cli, fedsim.training.driver"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=clean_environment()
-    )
-    assert done.returncode == 0, done.stderr
-
-
-def test_what_cannot_be_removed_or_measured_is_named(tmp_path, monkeypatch):
-    def fails(self, **_):
-        raise OSError(errno.EIO, "Input/output error")
-
-    (tmp_path / ".writing-x").write_text("")
-    with monkeypatch.context() as patch:
-        patch.setattr("pathlib.Path.unlink", fails)
-        with pytest.raises(StoreError, match=rf"{tmp_path}: cannot be written \(Input/output er"):
-            RunWriter(tmp_path).remove_unfinished()
-
-    monkeypatch.setattr("os.scandir", fails)
-    with pytest.raises(StoreError, match=rf"{tmp_path}: cannot be read \(Input/output error\)"):
-        RunWriter(tmp_path).table_sizes()
-
-
 @pytest.mark.parametrize(
     ("length", "left"), [(0, None), (30, "round,phase,seconds,bytes\n1,a,"), (99, None)]
 )
@@ -224,30 +155,6 @@ def test_a_table_is_cut_to_a_length_or_to_its_last_whole_row(length, left, tmp_p
     assert not (tmp_path / "errors.csv").exists()
     assert ((tmp_path / "timings.csv").read_text() if left else None) == left
     assert (tmp_path / "timings.csv").exists() == bool(left)
-
-
-@pytest.mark.slow
-def test_a_long_table_is_not_read_as_a_whole_to_go_on_with_it(tmp_path):
-    text = b"round,lr\n" + b"".join(b"%d,0.1%s\n" % (i, b"0" * 200) for i in range(1, 60_000))
-    (tmp_path / "rounds.csv").write_bytes(text)
-    tracemalloc.start()
-    found = RunWriter(tmp_path).table_digests()["rounds"]
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert found == {"size": len(text), "sha256": hashlib.sha256(text).hexdigest()}
-    assert peak < len(text) / 2
-
-
-def test_a_path_below_a_file_cannot_be_created(tmp_path):
-    (tmp_path / "file").write_text("mine")
-    with pytest.raises(StoreError, match=r"--out .*file/run: cannot be created \(Not a directory"):
-        RunWriter.create(tmp_path / "file" / "run")
-
-
-def test_a_table_that_cannot_be_written_is_named(tmp_path):
-    (tmp_path / "timings.csv").mkdir()
-    with pytest.raises(StoreError, match=r"timings\.csv: cannot be written \(Is a directory\)"):
-        RunWriter(tmp_path).append("timings", [row("timings", {"round": 1})])
 
 
 def test_the_bytes_of_a_table(tmp_path):
@@ -268,21 +175,6 @@ def test_the_bytes_of_a_table(tmp_path):
         b"1,,,,,,0.30000000000000004,\n"
         b"2,,dropped,,,0.5,,\n"
     )
-
-
-def test_an_empty_table_has_its_header(tmp_path):
-    RunWriter(tmp_path).append("errors", [])
-    assert (tmp_path / "errors.csv").read_bytes() == b"round,client_id,attempt,node,error\n"
-
-
-def test_a_text_of_many_rows_is_written_once(monkeypatch):
-    """A split has a row per sample, and few sites."""
-    seen = []
-    monkeypatch.setattr("fedsim.storage.tables.cell", lambda text: seen.append(text) or text)
-    site = np.array(["north", "south"], dtype=object)[np.arange(1000) % 2]
-    text = csv_text({"sample": np.arange(1000), "site": site})
-    assert text.splitlines()[:3] == ["sample,site", "0,north", "1,south"]
-    assert seen == ["north", "south"]
 
 
 def test_text_with_commas_and_line_ends_stays_one_cell(tmp_path):
@@ -366,15 +258,6 @@ def test_only_an_empty_cell_is_not_available(tmp_path):
     assert read["label"].isna().all()
 
 
-def test_rows_are_on_disk_when_append_returns(tmp_path):
-    run = RunWriter(tmp_path)
-    for n in (1, 2, 3):
-        run.append(
-            "timings", [row("timings", {"round": n, "phase": "total", "seconds": 0.5, "bytes": 0})]
-        )
-        assert len(RunWriter(tmp_path).read("timings")) == n
-
-
 def test_a_missing_table_is_named_with_those_that_are_there(tmp_path):
     run = RunWriter(tmp_path)
     with pytest.raises(StoreError, match=r"rounds\.csv does not exist; the run has no tables"):
@@ -385,26 +268,9 @@ def test_a_missing_table_is_named_with_those_that_are_there(tmp_path):
         run.read("rounds")
 
 
-def test_tables_are_data_frames(tmp_path):
-    run = RunWriter(tmp_path)
-    run.append(
-        "timings", [row("timings", {"round": 1, "phase": "train", "seconds": 0.25, "bytes": 8})]
-    )
-    table = run.read("timings")
-    assert isinstance(table, pd.DataFrame)
-    assert table.to_dict("list") == {
-        "round": [1], "phase": ["train"], "seconds": [0.25], "bytes": [8]
-    }  # fmt: skip
-
-
 def test_summary_has_the_columns_of_its_row(tmp_path):
     RunWriter(tmp_path).write_summary({"run_id": "x", "alpha": None, "fedld.keep": 0.8})
     assert (tmp_path / "summary.csv").read_bytes() == b"run_id,alpha,fedld.keep\nx,,0.8\n"
-
-
-def test_text_files_have_unix_line_ends_and_utf8(tmp_path):
-    RunWriter(tmp_path).write("config.yaml", "a: 1\nname: \u00e9\n")
-    assert (tmp_path / "config.yaml").read_bytes() == b"a: 1\nname: \xc3\xa9\n"
 
 
 def test_default_paths_are_new_and_take_nothing_from_the_global_generators():
@@ -416,20 +282,70 @@ def test_default_paths_are_new_and_take_nothing_from_the_global_generators():
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-def test_two_runs_of_one_second_differ(monkeypatch):
-    class Clock(datetime.datetime):
-        @classmethod
-        def now(cls, tz=None):
-            return cls(2024, 1, 2, 3, 4, 5)
-
-    monkeypatch.setattr(module.datetime, "datetime", Clock)
-    first, second = default_path("d", "a"), default_path("d", "a")
-    assert str(first).startswith("runs/d/a/20240102-030405-")
-    assert first != second
-
-
 def test_a_directory_whose_name_is_no_text_is_refused(tmp_path):
     """Its name could not be written to summary.csv, after the last round."""
     with pytest.raises(ConfigError, match=r"--out .*r\\udce9': is no UTF-8"):
         RunWriter.create(tmp_path / "r\udce9")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+def test_fedsim_is_imported_where_python_lacks_unix_modules():
+    code = "import sys; sys.modules |= dict.fromkeys(('fcntl', 'resource', 'pwd', 'grp'));"
+    code += "import fedsim, fedsim.cli, fedsim.training.driver"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=clean_environment()
+    )
+    assert done.returncode == 0, done.stderr
+
+
+# What ``fedsim.run`` returns: results to read, and nothing that writes
+
+
+def test_tables_of_a_run_without_an_end(tmp_path):
+    store = fedsim.RunStore(str(write_run(tmp_path / "a")))
+    assert store.path == tmp_path / "a"
+    assert store.rounds["test_accuracy"].tolist() == [0.25, 0.75, 0.5]
+    assert store.read("rounds").equals(store.rounds)
+    assert not store.finished
+    with pytest.raises(StoreError, match=r"summary\.csv does not exist; the run has rounds"):
+        _ = store.summary
+    with pytest.raises(StoreError, match=r"clients\.csv does not exist"):
+        _ = store.clients
+
+
+def test_it_reads_and_does_not_write(tmp_path):
+    store = fedsim.RunStore(write_run(tmp_path / "a", end=True))
+    public = {name for name in dir(store) if not name.startswith("_")}
+    assert public == {
+        "path", "finished", "summary", "rounds", "clients", "read", "read_environment",
+        "read_words",
+    }  # fmt: skip
+    assert issubclass(RunWriter, fedsim.RunStore)
+    before = {file: file.read_bytes() for file in store.path.iterdir()}
+    assert (store.summary["rounds"], repr(store), store._repr_html_()) is not None
+    assert {file: file.read_bytes() for file in store.path.iterdir()} == before
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        store.path = tmp_path
+
+
+def test_the_summary_is_a_dictionary_of_plain_values(tmp_path):
+    path = write_run(tmp_path / "a", end=True)
+    columns = "run,rounds,lr,collapsed,norm,best_round,site"
+    (path / "summary.csv").write_text(f"{columns}\na,3,0.1,False,none,,\n")
+    summary = fedsim.RunStore(path).summary
+    assert summary == {
+        "run": "a", "rounds": 3, "lr": 0.1, "collapsed": False, "norm": "none",
+        "best_round": None, "site": None,
+    }  # fmt: skip
+    assert {type(value) for value in summary.values()} == {str, int, float, bool, type(None)}
+
+
+def test_the_repr_says_what_the_run_is(tmp_path):
+    path = write_run(tmp_path / "a", end=True, algorithm="fedprox", seed=3)
+    assert repr(fedsim.RunStore(path)) == (
+        f"RunStore({str(path)!r}: method fedprox, data digits, seed 3, state finished, "
+        "rounds 3 of 5, final test accuracy 0.5000, best test accuracy 0.7500)"
+    )
+    assert "state damaged, problem" in repr(fedsim.RunStore(tmp_path / "none"))

@@ -5,14 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
-import yaml
 
 import fedsim
 from fedsim.core.errors import ConfigError, DivergedError
-from fedsim.core.types import Owned, Partition
+from fedsim.core.types import Owned
 from fedsim.engine.base import SAMPLES
 from fedsim.engine.serial import SerialExecutor
-from fedsim.metrics.scores import SampleScores
 from fedsim.metrics.splits import count, counts, drawn, indices
 from fedsim.storage.run_dir import RunWriter
 from fedsim.training import driver as runs
@@ -161,13 +159,6 @@ def test_a_decomposition_changes_nothing_else(tmp_path):
     assert not names & {"decomposition.csv", "loss_matrix.csv", "loss_matrix.npz"}
 
 
-def test_without_a_loss_matrix_there_is_the_decomposition_alone(tmp_path):
-    settings = config(evaluation={"loss_matrix": False})
-    store = fedsim.run(settings, tmp_path / "run")
-    assert len(store.read("decomposition")) == 2
-    assert not list(store.path.glob("loss_matrix*"))
-
-
 def test_a_cohort_of_one_has_no_shift_and_fedavg_no_aggregation_loss(tmp_path):
     settings = config(train={"sample_rate": 1 / 6})
     table = fedsim.run(settings, tmp_path / "run").read("decomposition")
@@ -222,32 +213,6 @@ def test_a_part_of_a_clients_data_is_drawn_once(split):
     assert count(spec, "test") == 80
 
 
-def test_seeds_clients_and_splits_draw_other_parts():
-    same = (np.arange(40), np.arange(40))
-    partition = Partition(train=same, val=same, test=same)
-    found = {
-        tuple(drawn(partition, seed, Owned(split, (0, 1), 6), client).tolist())
-        for seed in (0, 1)
-        for split in ("train", "val", "test")
-        for client in (0, 1)
-    }
-    assert len(found) == 12
-
-
-def test_samples_go_back_to_their_owners():
-    setup = prepare(config())
-    for most in (None, 2, 9):
-        part = Owned("train", (3, 1, 5), most)
-        index = indices(setup.spec, part)
-        samples = SampleScores(index.astype(np.float64), index % 2 == 0, np.ones_like(index))
-        for client, own in zip(
-            part.owners, samples.split(counts(setup.partition, part)), strict=True
-        ):
-            expected = drawn(setup.partition, 0, part, client)
-            np.testing.assert_array_equal(own.loss, expected)
-            np.testing.assert_array_equal(own.correct, expected % 2 == 0)
-
-
 def test_the_same_part_of_the_data_in_every_round(monkeypatch):
     asked = []
     evaluate = SerialExecutor.evaluate
@@ -290,17 +255,6 @@ def test_a_run_that_was_stopped_and_goes_on_has_the_same_tables(method, tmp_path
         store = runs.resume(run)
         for name in TABLES:
             assert (store.path / name).read_bytes() == expected[name], f"{name} after {after}"
-
-
-def test_updates_that_are_left_on_the_nodes_cannot_be_decomposed(tmp_path):
-    settings = config(engine={"kind": "ray", "aggregation_shards": 2})
-    with pytest.raises(
-        ConfigError,
-        match=r"^engine\.aggregation_shards=2 .* evaluation\.decompose_every=1 needs them whole; "
-        r"allowed with it are auto and 1$",
-    ):
-        fedsim.run(settings, tmp_path / "run")
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("split", ["val", "test"])
@@ -354,38 +308,3 @@ def test_the_loss_matrix_reads_back_as_it_was_written(tmp_path):
     assert arrays["5/losses"].tolist() == [[5.0, 5.125, 5.25], [6.0, 6.125, 6.25]]
     table = pd.read_csv(tmp_path / "loss_matrix.csv")
     assert table["loss"].tolist() == [row["loss"] for row in rows]
-
-
-@pytest.mark.slow
-def test_a_large_loss_matrix_is_read_without_a_warning(tmp_path):
-    """In pieces, as pandas would read it, the last ones have client ids alone."""
-    store, clients = RunWriter(tmp_path), range(400)
-    models = ["after", *map(str, clients)]
-    store.append(
-        "loss_matrix",
-        (
-            {"round": 1, "model": m, "owner": c, "loss": 1 / (c + 3)}
-            for m in models
-            for c in clients
-        ),
-    )
-    store.save_loss_matrix()
-    arrays = np.load(tmp_path / "loss_matrix.npz", allow_pickle=False)
-    assert arrays["1/models"].tolist() == models
-    assert arrays["1/losses"].shape == (401, 400)
-
-
-def test_the_settings_are_written_down(tmp_path):
-    settings = decomposing("fedavg", "test", "population", decompose_max_samples=4)
-    store = fedsim.run(settings, tmp_path / "run")
-    written = yaml.safe_load((store.path / "config.yaml").read_text())["evaluation"]
-    assert written["decompose_split"] == "test"
-    assert written["decompose_max_samples"] == 4
-    summary = store.read("summary").iloc[0]
-    assert summary["evaluation.decompose_scope"] == "population"
-
-
-def test_a_loss_matrix_without_a_decomposition_is_refused():
-    for key, value in {"loss_matrix": True, "decompose_split": "test"}.items():
-        with pytest.raises(ConfigError, match=rf"evaluation.{key}: .*set evaluation.decompose_e"):
-            fedsim.RunConfig(evaluation={key: value})

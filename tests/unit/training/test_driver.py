@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import json
 from dataclasses import dataclass, replace
@@ -20,7 +19,6 @@ from fedsim.config.resolve import load_config
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, DivergedError, WorkerError
 from fedsim.core.types import Dataset, Pipeline, RoundContext
-from fedsim.data import splits
 from fedsim.engine.base import SCORES
 from fedsim.engine.serial import SerialExecutor
 from fedsim.engine.worker import Worker
@@ -29,8 +27,6 @@ from fedsim.models.vision import SplitModel
 from fedsim.schedules.base import draw_cohort, lr_at
 from fedsim.server.base import RuleState, ServerStep
 from fedsim.storage.checkpoint import ServerState
-from fedsim.storage.run_dir import csv_text
-from fedsim.training import evaluate
 from fedsim.training.assemble import prepare
 from fedsim.training.round import _moved, run_round
 from fedsim.training.rows import RoundLog
@@ -155,21 +151,6 @@ def test_a_cohort_is_sorted_and_distinct():
     assert draw_cohort(context(clients=1), 1) == [0]
 
 
-def test_cohorts_hang_on_seed_and_round_alone():
-    first = draw_cohort(context(3), 7)
-    assert draw_cohort(context(3, rounds=99, lr=7.0), 7) == first
-    drawn = {tuple(draw_cohort(context(t, seed=s), 7)) for t in range(5) for s in range(5)}
-    assert len(drawn) == 25
-
-
-def test_every_client_is_drawn_equally_often():
-    counts = np.zeros(20)
-    for t in range(2000):
-        counts[draw_cohort(context(t), 5)] += 1
-    # 500 expected, standard deviation 19.4
-    assert np.abs(counts - 500).max() < 80
-
-
 @pytest.mark.slow
 def test_every_method_of_a_seed_has_the_same_cohorts_on_digits(tmp_path):
     cohorts = {}
@@ -206,14 +187,6 @@ def test_schedules_by_hand(tmp_path):
     )
     three = config(train=train | {"lr_schedule": "warmup_round", "local_epochs": 3})
     assert [lr_at(three, t) for t in range(4)] == pytest.approx([0.0, 0.12, 0.2, 0.2])
-
-
-def test_the_rate_is_written_down_and_used(tmp_path):
-    train = {"lr": 0.2, "lr_schedule": "warmup_round", "weight_decay": 0.1}
-    rounds = fedsim.run(config(train=train), tmp_path / "run").read("rounds")
-    np.testing.assert_allclose(rounds["lr"], [0.0, 0.04, 0.08])
-    assert rounds["update_norm"][0] == 0.0
-    assert rounds["update_norm"][1] > 0
 
 
 # a round
@@ -342,15 +315,6 @@ def test_divergence_names_round_client_and_tensor(tmp_path, what, named):
     assert not (tmp_path / "run" / "summary.csv").exists()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("model", "lr"), [("mlp", 1e6), ("mlp", 1e30), ("logistic", 1e25)])
-def test_an_absurd_learning_rate_is_divergence_without_warnings(tmp_path, model, lr):
-    # every warning is an error here
-    settings = config(model={"name": model}, train={"lr": lr, "local_epochs": 20, "batch_size": 1})
-    with pytest.raises(DivergedError, match=r"round [123], client \d: .* is NaN or infinite"):
-        fedsim.run(settings, tmp_path / "run")
-
-
 @pytest.mark.parametrize("what", ["loss", "update", "upload", "state"])
 def test_a_dropped_client_leaves_the_round(tmp_path, what):
     client = cohort_of(config(), 1)[1]
@@ -372,23 +336,6 @@ def test_a_dropped_client_leaves_the_round(tmp_path, what):
     assert (error["round"], error["client_id"], error["attempt"]) == (2, client, 1)
     assert f"round 2, client {client}:" in error["error"]
     assert clients["client_id"].tolist() == [c for t in range(3) for c in cohort_of(settings, t)]
-
-
-def test_survivors_are_averaged_among_themselves():
-    settings = failing("update", [cohort_of(config(), 0)[0]], round=0)
-    setup, ctx = (
-        prepare(settings),
-        RoundContext(round=0, num_rounds=3, num_clients=8, lr=0.05, seed=0),
-    )
-    alive = cohort_of(settings, 0)[1:]
-    worker = Worker(setup.spec, torch.device("cpu"))
-    _, deltas = run(worker, alive, ctx, setup.initial)
-    n = np.array([len(setup.partition.train[c]) for c in alive], dtype=np.float64)
-    executor = SerialExecutor(setup.spec)
-    after = run_round(setup, executor, ServerState(params=setup.initial), ctx, RoundLog(1))
-    executor.close()
-    expected = setup.initial + n / n.sum() @ deltas.astype(np.float64)
-    np.testing.assert_allclose(after.params, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_dropped_client_keeps_the_state_it_had():
@@ -460,19 +407,6 @@ def test_evaluation_every_so_many_rounds_and_after_the_last(tmp_path):
     )
 
 
-@pytest.mark.slow
-def test_recall_weighted_by_support_is_the_accuracy(tmp_path):
-    for method in ("fedavg", "fedbn"):
-        store = fedsim.run(config(method, model={"name": "cnn"}), tmp_path / method)
-        classes = store.read("classes")
-        assert classes["round"].unique().tolist() == [1, 2, 3]
-        for t, rows in classes.groupby("round"):
-            assert rows["label"].tolist() == [0, 1, 2]
-            assert rows["support"].sum() == 60
-            accuracy = store.read("rounds")["test_accuracy"][t - 1]
-            assert np.average(rows["recall"], weights=rows["support"]) == pytest.approx(accuracy)
-
-
 def test_a_validation_part_fills_its_columns_and_chooses_the_best(tmp_path):
     store = fedsim.run(config(data={"val_fraction": 0.2}, train={"rounds": 6}), tmp_path / "run")
     rounds, summary = store.read("rounds"), store.read("summary").iloc[0]
@@ -530,12 +464,6 @@ def test_whose_models_count_for_personalised_methods(method, mode):
     executor.close()
 
 
-def test_methods_with_one_model_have_no_evaluations_of_clients(tmp_path):
-    store = fedsim.run(config(evaluation={"personal": "cohort_after"}), tmp_path / "run")
-    assert not (store.path / "evaluations.csv").exists()
-    assert contents(store) == contents(fedsim.run(config(), tmp_path / "other"))
-
-
 # the run directory
 
 
@@ -553,42 +481,6 @@ def test_a_run_and_its_config_file_repeat_it_byte_for_byte(tmp_path, method):
     pd.testing.assert_frame_equal(
         *(store.read("summary").drop(columns=differ) for store in (first, third))
     )
-
-
-def test_another_seed_is_another_run_on_the_same_partition(tmp_path):
-    one = contents(fedsim.run(config(seed=0), tmp_path / "one"))
-    two = contents(fedsim.run(config(seed=1), tmp_path / "two"))
-    assert one["partition.csv"] == two["partition.csv"]
-    assert one["clients.csv"] != two["clients.csv"]
-    assert one["model.safetensors"] != two["model.safetensors"]
-
-
-@pytest.mark.slow
-def test_every_option_survives_the_config_file(tmp_path):
-    settings = config(
-        "fedprox", server="fedgh", margin="sigma_damp", margin_threshold=1.5, seed=5,
-        fedprox={"mu": 0.25}, fedgh={"order": "ascending"}, train={"lr_schedule": "cosine"},
-    )  # fmt: skip
-    first = fedsim.run(settings, tmp_path / "first")
-    again = fedsim.run(load_config(file=first.path / "config.yaml"), tmp_path / "again")
-    assert contents(again) == contents(first)
-
-
-@pytest.mark.slow
-def test_a_run_by_site_can_be_repeated_from_its_config_file(tmp_path):
-    # The sites fix the number of clients, whatever data.num_clients says by default.
-    settings = RunConfig(
-        algorithm="fedavg",
-        data={"name": f"{__name__}:hospitals"},
-        model={"name": "logistic"},
-        train={"rounds": 2, "sample_rate": 0.5},
-        engine={"kind": "serial"},
-    )
-    first = fedsim.run(settings, tmp_path / "first")
-    names = first.read("partition").groupby("client_id")["name"].first().tolist()
-    assert sorted(names) == ["NA", "None", "north", "south"]
-    again = fedsim.run(load_config(file=first.path / "config.yaml"), tmp_path / "again")
-    assert contents(again) == contents(first)
 
 
 def test_files_of_a_run(tmp_path):
@@ -643,94 +535,18 @@ def test_the_contract_of_the_run_directory(tmp_path, shared_data, method):
     assert module.check(store.path, 3, 8, 4, False)[0] == []
 
 
-def test_what_is_not_empty_is_refused_before_anything_runs(tmp_path):
-    (tmp_path / "mine").write_text("mine")
-    with pytest.raises(ConfigError, match="exists and is not an empty directory"):
-        fedsim.run(config(model={"name": "nowhere:build"}), tmp_path)
-    assert [p.name for p in tmp_path.iterdir()] == ["mine"]
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"data": {"name": "nowhere:load"}}, "nowhere"),
         ({"model": {"name": "nowhere:build"}}, "nowhere"),
         ({"data": {"name": f"{__name__}:hospitals", "num_clients": 5}}, "4 clients"),
-        ({"model": {"name": f"{__name__}:plain_model"}, "algorithm": "fedpac"}, "fedpac trains"),
     ],
 )
 def test_what_cannot_start_writes_nothing(tmp_path, changes, message):
     with pytest.raises(ConfigError, match=message):
         fedsim.run(config(**changes), tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def plain_model(num_classes, in_channels, image_size):
-    size = in_channels * image_size**2
-    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(size, num_classes))
-
-
-def test_a_model_without_head_runs_with_methods_that_need_none(tmp_path):
-    store = fedsim.run(config(model={"name": f"{__name__}:plain_model"}), tmp_path / "run")
-    assert len(store.read("rounds")) == 3
-
-
-def test_alpha_is_that_of_dirichlet_partitions_alone():
-    assert prepare(config()).alpha == 1.0
-    assert prepare(config(data={"partition": "iid"})).alpha is None
-
-
-def test_the_round_log_times_and_tags():
-    log = RoundLog(4)
-    log.error(1, "lost", attempt=2)
-    with log.timed("train") as size:
-        size["bytes"] = 12
-    (timing,) = log.tables["timings"]
-    (error,) = log.tables["errors"]
-    assert dict(error) == {"round": 4, "client_id": 1, "attempt": 2, "node": "", "error": "lost"}
-    assert (timing["round"], timing["phase"], timing["bytes"]) == (4, "train", 12)
-    assert timing["seconds"] >= 0
-
-
-def test_the_same_state_with_other_parameters_is_another_model():
-    settings = config("fedbn", model={"name": "cnn"})
-    setup = prepare(settings)
-    executor = SerialExecutor(setup.spec)
-    other = setup.initial + np.float32(0.1)
-    vectors = {0: setup.initial, 1: other, 2: setup.initial}
-    models = {c: evaluate.Candidate(c, lambda v=v: (v, {})) for c, v in vectors.items()}
-    scores = evaluate._scores(setup, executor, models)["test"].clients
-    assert scores[0].loss != scores[1].loss
-    assert scores[0].loss == scores[2].loss
-    executor.close()
-
-
-@pytest.mark.parametrize(
-    ("partition", "options", "other"),
-    [
-        ("shards", {"shards_per_client": 1}, {"shards_per_client": 3}),
-        ("dirichlet_per_client", {"prior": "uniform"}, {"prior": "frequencies"}),
-        ("dirichlet_per_client", {"order": "round_robin"}, {"order": "sequential"}),
-    ],
-)
-def test_options_of_a_partition_reach_it(partition, options, other):
-    drawn = [prepare(config(data={"partition": partition, **o})) for o in (options, other)]
-    first, second = (setup.partition.train for setup in drawn)
-    assert any(
-        not np.array_equal(np.sort(a), np.sort(b)) for a, b in zip(first, second, strict=True)
-    )
-
-
-@pytest.mark.slow
-def test_the_hash_of_a_weights_file_is_written_down(tmp_path):
-    first = fedsim.run(config(model={"name": "cnn"}, train={"rounds": 1}), tmp_path / "first")
-    weights = first.path / "model.safetensors"
-    second = fedsim.run(
-        config(model={"name": "cnn", "weights": str(weights)}, train={"rounds": 1}),
-        tmp_path / "second",
-    )
-    known = json.loads((second.path / "env.json").read_text())
-    assert known["weights_sha256"] == hashlib.sha256(weights.read_bytes()).hexdigest()
 
 
 def frozen_backbone(num_classes, in_channels, image_size):
@@ -748,20 +564,6 @@ def test_what_a_model_freezes_stays_frozen(tmp_path):
     final = load_file(fedsim.run(settings, tmp_path / "run").path / "model.safetensors")
     same = {name for name in initial if np.array_equal(initial[name], final[name])}
     assert same == {"features.1.weight", "features.1.bias"}
-
-
-def test_a_csv_file_of_clients_means_the_partition_files(tmp_path):
-    first = config(data={"name": "digits", "num_clients": 4})
-    setup = prepare(first)
-    file = tmp_path / "split.CSV"
-    file.write_text(csv_text(splits.columns(setup.dataset, setup.partition)))
-    given = {"name": "digits", "partition_file": str(file), "num_clients": 4}
-    again = prepare(config(data=given))
-    assert again.config.data.partition == "files"
-    for a, b in zip(setup.partition.train, again.partition.train, strict=True):
-        np.testing.assert_array_equal(a, b)
-    with pytest.raises(ConfigError, match=r"data\.partition_file .* goes with data\.partition"):
-        prepare(config(data=given | {"partition": "iid"}))
 
 
 def test_a_step_that_a_rule_keeps_is_not_overwritten():

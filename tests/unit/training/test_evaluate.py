@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -15,7 +16,7 @@ from fedsim.config.run import RunConfig
 from fedsim.engine.base import OUTPUTS
 from fedsim.engine.worker import Worker
 from fedsim.training.assemble import prepare
-from tests.decomposing import config, digits, rounds
+from tests.decomposing import config, digits, merged, rounds, sample_losses
 
 pytestmark = pytest.mark.integration
 
@@ -127,3 +128,211 @@ def blank(folder):
     """The small digits without anything to see."""
     data = digits(folder)
     return replace(data, x=np.zeros_like(data.x))
+
+
+# Data whose test images belong to clients: each model meets its owner's, and all are pooled
+
+
+SITES = 4
+
+
+def hospitals(folder):
+    """The small digits at four sites of unequal size; site 3 has a fifth of the test images."""
+    data = digits(folder)
+    site = np.arange(len(data.y)) % 5 % SITES
+    return replace(data, site=site, site_names=tuple("abcd"))
+
+
+def validated_hospitals(folder):
+    """The same with a common validation part."""
+    data = hospitals(folder)
+    return replace(data, train=data.train[40:], val=data.train[:40])
+
+
+def owned(method, loader="hospitals", **sections):
+    """All four sites in each of two rounds."""
+    data = {"name": f"{__name__}:{loader}", "partition": "by_site", "num_clients": SITES}
+    data |= {"client_val_fraction": 0.0, "client_test_fraction": 0.0}
+    evaluation = {"decompose_every": 0, "loss_matrix": False} | sections.pop("evaluation", {})
+    return config(method, data=data, train={"sample_rate": 1.0}, evaluation=evaluation, **sections)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedavg", "fedpac", "fedbn"])
+def test_the_test_columns_are_pooled_over_the_clients(method):
+    settings = owned(method)
+    setup = prepare(settings)
+    for done in rounds(settings):
+        (row,) = done.tables["rounds"]
+        losses, right = [], []
+        for client, index in enumerate(setup.partition.test):
+            own = done.after.clients.get(client) or {}
+            found = sample_losses(setup, merged(setup, done.after.params, own), index)
+            losses.append(found[0])
+            right.append(found[1])
+        assert row["test_accuracy"] == np.concatenate(right).mean()
+        assert row["test_loss"] == pytest.approx(np.concatenate(losses).mean(), abs=1e-6)
+        mean = np.mean([hits.mean() for hits in right])
+        assert row["client_test_accuracy"] == pytest.approx(mean, abs=1e-12)
+        assert row["client_test_accuracy"] != row["test_accuracy"]
+        support = {c["label"]: c["support"] for c in done.tables["classes"]}
+        assert support == dict(enumerate(np.bincount(setup.dataset.y[setup.dataset.test]).tolist()))
+        clients = [r for r in done.tables.get("evaluations", []) if r.get("client_id") is not None]
+        if method == "fedavg":
+            assert clients == []
+        else:
+            assert [(r["client_id"], r["num_samples"]) for r in clients] == [
+                (c, len(index)) for c, index in enumerate(setup.partition.test)
+            ]
+            assert [r["accuracy"] for r in clients] == [hits.mean() for hits in right]
+        groups = {r["group"]: r for r in done.tables["evaluations"] if r.get("group")}
+        positions = np.concatenate(setup.partition.test)
+        for name, group in setup.dataset.groups.items():
+            inside = np.isin(positions, group)
+            assert groups[name]["num_samples"] == inside.sum()
+            assert groups[name]["accuracy"] == np.concatenate(right)[inside].mean()
+
+
+def test_a_common_validation_part_is_scored_beside_the_clients_test_images():
+    settings = owned("fedavg", "validated_hospitals")
+    setup = prepare(settings)
+    assert setup.tests_are_owned
+    for done in rounds(settings):
+        (row,) = done.tables["rounds"]
+        for part, index in (("val", np.arange(40)), ("test", setup.dataset.test)):
+            losses, right = sample_losses(setup, done.after.params, index)
+            assert row[f"{part}_accuracy"] == right.mean()
+            assert row[f"{part}_loss"] == pytest.approx(losses.mean(), abs=1e-6)
+
+
+@pytest.mark.parametrize("personal", ["cohort_before", "cohort_after"])
+def test_the_cohorts_own_models_meet_the_cohorts_test_images(personal, tmp_path):
+    settings = owned("fedpac", evaluation={"personal": personal})
+    settings = settings.model_copy(
+        update={"train": settings.train.model_copy(update={"sample_rate": 0.5})}
+    )
+    store = fedsim.run(settings, tmp_path / "run")
+    setup, seen = prepare(settings), store.read("evaluations").query("split == 'test'")
+    cohorts = store.read("clients").groupby("round")["client_id"].apply(list)
+    rows = seen[seen["client_id"].notna()]
+    assert rows.groupby("round")["client_id"].apply(lambda c: sorted(map(int, c))).tolist() == [
+        sorted(cohort) for cohort in cohorts
+    ]
+    classes = store.read("classes")
+    for number, cohort in cohorts.items():
+        support = classes["support"][classes["round"] == number].sum()
+        assert support == sum(len(setup.partition.test[c]) for c in cohort)
+
+
+# Clients' own scores, and those of groups of test images: rows of evaluations.csv
+
+
+OFF = {"decompose_every": 0, "loss_matrix": False}
+METHODS = ("fedavg", "fedld", "fedpac", "fedbn")
+
+
+def scoring(method="fedavg", **evaluation):
+    return config(method, evaluation=OFF | {"clients_every": 1} | evaluation)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_each_client_is_scored_on_each_part_of_its_own(method):
+    """By its own model in personalised methods, else by the global one."""
+    settings = scoring(method)
+    setup = prepare(settings)
+    clients = range(setup.partition.num_clients)
+    for done in rounds(settings):
+        rows = [r for r in done.tables["evaluations"] if r["split"].startswith("own_")]
+        found = {(r["split"], r["client_id"]): r for r in rows}
+        splits = ("own_train", "own_val", "own_test")
+        assert list(found) == [(split, c) for split in splits for c in clients]
+        assert not any(r["group"] for r in rows)
+        for (split, client), row in found.items():
+            own = done.after.clients.get(client) or {}
+            model = merged(setup, done.after.params, own)
+            index = getattr(setup.partition, split.removeprefix("own_"))[client]
+            losses, right = sample_losses(setup, model, index)
+            assert row["num_samples"] == len(index)
+            assert row["loss"] == pytest.approx(losses.mean(), abs=1e-6)
+            assert row["accuracy"] == right.mean()
+        accuracies = [found["own_test", c]["accuracy"] for c in clients]
+        (row,) = done.tables["rounds"]
+        assert row["client_test_accuracy"] == math.fsum(accuracies) / len(clients)
+
+
+def test_clients_that_never_took_part_have_the_global_model(tmp_path):
+    """And those that did have others: in fedpac the heads differ."""
+    settings = scoring("fedpac")
+    setup = prepare(settings)
+    (first, _) = rounds(settings)
+    never = [c for c in range(6) if c not in first.cohort]
+    (row,) = [
+        r
+        for r in first.tables["evaluations"]
+        if r["split"] == "own_train" and r["client_id"] == never[0]
+    ]
+    index = setup.partition.train[never[0]]
+    plain = sample_losses(setup, first.after.params, index)[0].mean()
+    assert row["loss"] == pytest.approx(plain, abs=1e-6)
+    taught = first.cohort[0]
+    own = merged(setup, first.after.params, first.after.clients[taught])
+    assert not np.array_equal(own, first.after.params)
+
+
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+def test_the_weighted_mean_is_the_global_loss_on_the_union(split, tmp_path):
+    settings = scoring(
+        "fedld", decompose_every=1, decompose_split=split, decompose_scope="population"
+    )
+    store = fedsim.run(settings, tmp_path / "run")
+    table = store.read("evaluations").query(f"split == 'own_{split}'")
+    weighted = (table["loss"] * table["num_samples"]).groupby(table["round"]).sum()
+    union = weighted / table.groupby("round")["num_samples"].sum()
+    globally = store.read("decomposition").set_index("round")["global_loss"]
+    np.testing.assert_allclose(union, globally, rtol=1e-6)
+
+
+def test_rounds_that_are_due_and_the_last_one(tmp_path):
+    settings = scoring(clients_every=2, every=5)
+    settings = settings.model_copy(
+        update={"train": settings.train.model_copy(update={"rounds": 5})}
+    )
+    store = fedsim.run(settings, tmp_path / "run")
+    table = store.read("evaluations").query("split == 'own_test'")
+    assert sorted(set(table["round"])) == [2, 4, 5]
+    rows = store.read("rounds")
+    assert rows["client_test_accuracy"].notna().tolist() == [False, True, False, True, True]
+    assert rows["test_accuracy"].notna().tolist() == [False] * 4 + [True]
+    means = table.groupby("round")["accuracy"].mean()
+    shown = rows.set_index("round")["client_test_accuracy"].dropna()
+    np.testing.assert_allclose(shown, means, rtol=1e-14)
+    phases = store.read("timings").query("phase == 'evaluate'")["round"].tolist()
+    assert phases == [2, 4, 5]
+
+
+# groups of test images
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_groups_of_test_images_have_rows_of_their_own(method):
+    """In personalised methods the unweighted mean over all clients' models."""
+    settings = config(method, evaluation=OFF)
+    setup, data = prepare(settings), digits(None)
+    for done in rounds(settings):
+        rows = [r for r in done.tables["evaluations"] if r.get("group")]
+        assert [(r["group"], r["split"], r["num_samples"]) for r in rows] == [
+            ("first", "test", 30),
+            ("every third", "test", 27),
+        ]
+        assert all(r["client_id"] is None for r in rows)
+        models = [
+            merged(setup, done.after.params, done.after.clients.get(c) or {})
+            for c in (range(6) if setup.personalised else [0])
+        ]
+        for row in rows:
+            outcomes = [sample_losses(setup, m, data.groups[row["group"]]) for m in models]
+            loss = np.mean([losses.mean() for losses, _ in outcomes])
+            assert row["loss"] == pytest.approx(loss, abs=1e-6)
+            right = np.mean([correct.mean() for _, correct in outcomes])
+            assert row["accuracy"] == pytest.approx(right, rel=1e-12)

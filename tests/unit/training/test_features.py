@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -14,10 +13,8 @@ from torch import nn
 
 import fedsim
 from fedsim import models
-from fedsim.core.errors import WorkerError
-from fedsim.data import cache as packs
 from fedsim.models.vision import SplitModel
-from fedsim.training import assemble, features
+from fedsim.training import assemble
 from fedsim.training.assemble import prepare
 from fedsim.training.features import with_features
 from tests import decomposing
@@ -94,24 +91,6 @@ refusing, smooth = perceptron(Refusing()), perceptron()
 # A sweep, whose runs have them in common
 
 
-@pytest.mark.slow
-@pytest.mark.integration
-def test_runs_of_a_sweep_are_those_alone(tmp_path, monkeypatch):
-    tried, of_one = [], features._try
-    monkeypatch.setattr(features, "_try", lambda *given: tried.append(1) or of_one(*given))
-    rates = [0.1, 0.2]
-    settings = config("cnn", "head").model_dump(exclude_unset=True)
-    sections = {name: settings[name] for name in ("data", "model", "train", "engine")}
-    grid = {"algorithm": ["fedavg", "fedld"], "train.lr": rates}
-    runs = fedsim.sweep({**sections, "grid": grid}, tmp_path / "sweep", parallel=1).runs
-    assert len(runs) == 4
-    assert len(tried) == 1
-    for method, rate in itertools.product(grid["algorithm"], rates):
-        alone = fedsim.run(config("cnn", "head", method, train={"lr": rate}))
-        path = tmp_path / "sweep" / f"algorithm={method},train.lr={rate}"
-        assert {name: (path / name).read_bytes() for name in FILES} == contents(alone)
-
-
 # What the features are
 
 
@@ -173,26 +152,6 @@ def test_other_networks_see_the_samples(name, trainable, method, folder):
     assert not folder.exists()
 
 
-def test_a_network_that_fails_is_named():
-    spec = spec_of(f"{__name__}:refusing")
-    with pytest.raises(
-        WorkerError, match=r"^model\.name=.*:refusing: features: .*two only \(.*\)$"
-    ):
-        with_features(spec)
-
-
-def test_the_random_generators_and_the_threads_stay_as_they_are():
-    spec = spec_of(f"{__name__}:drawing")
-    torch.set_num_threads(2)
-    try:
-        before = torch.get_rng_state()
-        with_features(spec)
-        assert torch.equal(torch.get_rng_state(), before)
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(1)
-
-
 # The file
 
 
@@ -215,13 +174,6 @@ def test_a_file_for_whatever_decides_the_features(folder, monkeypatch):
     monkeypatch.setitem(globals(), "smooth", perceptron(activation=nn.GELU))  # other code
     with_features(spec)
     assert files() == 5
-
-
-def test_features_are_read_where_they_are_there_already(monkeypatch):
-    spec = spec_of()
-    first = with_features(spec).dataset.x
-    monkeypatch.setattr(packs, "_pack", None)  # cannot be called
-    assert np.array_equal(with_features(spec).dataset.x, first)
 
 
 def test_a_damaged_file_is_made_anew_and_said_so(folder, caplog):

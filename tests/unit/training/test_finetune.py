@@ -11,14 +11,13 @@ from torch.nn import functional
 
 import fedsim
 from fedsim import models
-from fedsim.core.errors import ConfigError, DivergedError, WorkerError
+from fedsim.core.errors import DivergedError, WorkerError
 from fedsim.core.layout import FlatModel
 from fedsim.core.rng import torch_generator
 from fedsim.core.types import RoundContext, Training
 from fedsim.engine.worker import Worker
 from fedsim.testing.rounds import config, results
 from fedsim.training import driver, finetune
-from fedsim.training.assemble import prepare
 from tests.algorithms.training import dataset, worker
 from tests.stopping import Stop, Stopper
 from tests.tasks import run, tasks
@@ -96,16 +95,6 @@ def test_before_is_the_final_model_and_after_is_better_on_own_data(runs, name):
 
 
 @pytest.mark.integration
-def test_the_rounds_are_those_of_a_run_without_it(runs, tmp_path):
-    plain = fedsim.run(settings(epochs=0), tmp_path / "plain")
-    assert results(plain) == results(runs["fedavg"])
-    assert not (plain.path / "final_clients.csv").exists()
-    assert not [
-        key for key in plain.summary if key.startswith(("finetuned", "own_test", "heldout"))
-    ]
-
-
-@pytest.mark.integration
 def test_summary_has_mean_and_spread(runs):
     store = runs["fedavg"]
     table, row = store.read("final_clients"), store.summary
@@ -177,9 +166,3 @@ def test_a_client_that_diverges(tmp_path, monkeypatch, policy):
     table = store.read("final_clients")
     assert table["client_id"][table["finetuned_loss"].isna()].tolist() == [2]
     assert store.read("errors")["client_id"].tolist() == [2]
-
-
-def test_it_needs_an_own_test_part():
-    wanted = "^evaluation.finetune_epochs 2 given; the clients own no test part to be scored on"
-    with pytest.raises(ConfigError, match=wanted):
-        prepare(settings(data={"client_test_fraction": 0.0}))

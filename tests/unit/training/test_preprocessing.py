@@ -16,10 +16,9 @@ from fedsim import models
 from fedsim.cli import main
 from fedsim.config.resolve import resolve, with_normalization
 from fedsim.config.run import RunConfig
-from fedsim.core.errors import ConfigError
 from fedsim.core.normalization import Normalization
 from fedsim.models import libraries
-from fedsim.training import export, loading
+from fedsim.training import export
 from tests.decomposing import digits
 
 NAME = "torchvision:mobilenet_v3_small"
@@ -43,14 +42,6 @@ def test_the_text_says_what_it_is(text):
     assert RunConfig(data={"normalization": text}).data.normalization == text
 
 
-@pytest.mark.parametrize(
-    "text", ["", "0.5", "0.5/0", "0.5,0.5/1", "a/b", "0.5/nan", "1/1/0", "1/1/x"]
-)
-def test_another_text_is_refused_by_its_key(text):
-    with pytest.raises(ConfigError, match=r"data\.normalization.* must be dataset, or MEAN/STD"):
-        RunConfig(data={"normalization": text})
-
-
 @pytest.mark.slow
 def test_grey_images_get_the_means_over_the_channels():
     grey = digits(None)
@@ -60,16 +51,6 @@ def test_grey_images_get_the_means_over_the_channels():
     assert Normalization.parse("0.5/0.25").applied(colour).pipeline.std == (0.25,) * 3
     with pytest.raises(ValueError, match="2 channels, and the images have 3"):
         Normalization.parse("1,2/1,1").applied(colour)
-
-
-def test_published_preprocessing_is_read_without_a_download():
-    assert str(libraries.preprocessing(NAME)) == f"{IMAGENET}/224"
-    assert libraries.preprocessing("torchvision:no_such") is None
-    assert libraries.preprocessing("resnet18") is None
-    pytest.importorskip("timm", reason="needs timm, which the extra 'models' brings")
-    vit = libraries.preprocessing("timm:vit_tiny_patch16_224")
-    assert str(vit) == "0.5,0.5,0.5/0.5,0.5,0.5/224"
-    assert libraries.preprocessing("timm:no_such") is None
 
 
 @pytest.mark.parametrize(
@@ -88,23 +69,6 @@ def test_it_is_that_of_the_pretraining_unless_something_else_is_said(data, model
     resolved = with_normalization(config(data, **model))
     assert resolved.data.normalization == wanted
     assert with_normalization(resolved) == resolved
-
-
-def test_small_images_are_stored_as_they_are_and_fitted_on_the_device():
-    given = with_normalization(config())
-    dataset = loading.read(given)
-    assert dataset.x.shape[2:] == (8, 8)
-    assert dataset.pipeline.size == 224
-    enlarged = loading.read(config({"image_size": 12, "normalization": IMAGENET}))
-    assert enlarged.x.shape[2:] == (12, 12)
-
-
-def flat(values):
-    return {
-        (f"{key}.{leaf}" if leaf else key): value
-        for key, section in values.items()
-        for leaf, value in (section.items() if isinstance(section, dict) else [("", section)])
-    }
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from dataclasses import dataclass
 
@@ -162,14 +161,6 @@ def test_a_client_that_is_late_is_left_out_at_the_deadline(tmp_path):
     assert error["error"].startswith("late: needs ")
 
 
-def test_rounds_without_any_client_are_warned_of(tmp_path, caplog):
-    for name, pace, warned in (("none", "0,1,1,1", 1), ("some", "0,1000,1,1", 0)):
-        caplog.clear()
-        (tmp_path / name).mkdir()
-        everybody(tmp_path / name, pace, "1,1,1,1", clock={"deadline": 20})
-        assert caplog.text.count("no client took part in any round") == warned
-
-
 def test_a_client_that_is_late_does_the_steps_that_fit(tmp_path):
     # 100 samples a step at 10 per second: one step in 20 s less the milliseconds on the way
     partial = {"deadline": 20, "late": "partial"}
@@ -216,23 +207,6 @@ def test_if_nobody_answers_the_model_is_kept(tmp_path):
     assert len(store.read("errors")) == 9
 
 
-def test_the_cohorts_are_those_without_a_clock(tmp_path):
-    there = run(tmp_path / "there").read("clients")
-    store = run(tmp_path / "some", clock={"availability": "uniform(0.2, 0.9)"})
-    clients = store.read("clients")
-    assert clients["client_id"].tolist() == there["client_id"].tolist()
-    missing = clients[clients["status"] == "dropped"]
-    assert 0 < len(missing) < len(clients)
-    errors = store.read("errors")
-    assert errors["client_id"].tolist() == missing["client_id"].tolist()
-    assert errors["error"].str.startswith("not available").all()
-
-
-def test_a_clock_that_loses_nobody_and_takes_no_time_changes_nothing(tmp_path):
-    whole = contents(run(tmp_path / "whole"))
-    assert contents(run(tmp_path / "one", clock={"availability": 1.0})) == whole
-
-
 # the run directory
 
 CLOCK = {
@@ -252,18 +226,6 @@ def test_a_run_with_a_clock_that_goes_on_has_the_same_bytes(tmp_path):
     assert contents(store) == contents(wanted)
     again = fedsim.run(load_config(file=wanted.path / "config.yaml"), tmp_path / "again")
     assert contents(again) == contents(wanted)
-
-
-def test_the_contract_of_the_run_directory(tmp_path, shared_data):
-    path = shared_data.parent / "tools" / "check_contract.py"
-    if not path.is_file():
-        pytest.skip(f"needs {path}, which is not here")
-    spec = importlib.util.spec_from_file_location("check_contract", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    for name, clock in (("plain", {}), ("clock", CLOCK), ("nobody", {"availability": 1e-9})):
-        store = run(tmp_path / name, clock=clock, evaluation={"target_accuracy": 0.2})
-        assert module.check(store.path, 3, 6, 3, False)[0] == [], name
 
 
 def test_the_target_in_a_run(tmp_path):

@@ -143,24 +143,6 @@ def test_hyperparameters_of_the_methods_in_use_are_columns(tmp_path):
     }
 
 
-def test_the_default_method_has_every_hyperparameter(tmp_path):
-    row, _ = summary(tmp_path, [0.1])
-    names = ("margin", "margin_weight", "keep", "norm", "scope", "blocks", "weights", "orientation")
-    own = [key for key in row if "." in key and key.partition(".")[0] not in SECTIONS]
-    assert own == [f"fedld.{name}" for name in names]
-
-
-def test_settings_that_a_result_depends_on_are_columns(tmp_path):
-    row, _ = summary(tmp_path, [0.1], train={"lr": 0.2}, fedprox={"mu": 0.3})
-    assert (row["train.lr"], row["model.norm"], row["data.partition"]) == (0.2, "batch", None)
-    assert not {"data.dir", "fedprox.mu", "engine.actors"} & set(row)
-
-
-def test_a_partition_without_alpha_has_none(tmp_path):
-    _, store = summary(tmp_path, [0.1], alpha=None)
-    assert store.read("summary")["alpha"].isna().all()
-
-
 def test_costs_and_the_target_are_the_last_columns_and_empty_without_either(tmp_path):
     row, store = summary(tmp_path, [0.1, 0.9])
     assert list(row)[-len(LAST) :] == LAST
@@ -267,18 +249,6 @@ def test_collapse_is_balanced_accuracy_at_most_that_of_chance(tmp_path, rows, co
         assert final_predictions(store.read("classes")).describe(["a", "b", "c"]).startswith(words)
     elif collapsed is None and rows:
         assert final_predictions(store.read("classes")) is None
-
-
-def test_a_collapse_is_that_of_the_last_evaluation(tmp_path):
-    begun = classes((0, 60, 1.0, 0.6), (1, 40, 0.0, 0.0))["classes.csv"]
-    table = begun + "2,0,60,0.9,0.9\n2,1,40,0.8,0.9\n"
-    row, _ = summary(tmp_path, [0.6, 0.8], tables={"classes.csv": table})
-    assert row["collapsed"] is False
-
-
-def test_a_clock_is_a_setting(tmp_path):
-    row, _ = summary(tmp_path, [0.1], clock={"availability": "uniform(0.5, 1)"})
-    assert (row["clock.availability"], row["clock.late"]) == ("uniform(0.5, 1)", "drop")
 
 
 def test_the_data_are_named_by_their_digest_unless_the_settings_decide_them(tmp_path):

@@ -9,11 +9,8 @@ import pytest
 import torch
 
 import fedsim
-from fedsim.core.errors import ConfigError, ContractError, DivergedError
-from fedsim.core.types import Pipeline
-from fedsim.data.transforms import Transforms, Unchanged, transforms
 from fedsim.metrics import outputs
-from fedsim.metrics.outputs import concatenated, samples_of, scores_of, split, token_scores
+from fedsim.metrics.outputs import samples_of, scores_of, token_scores
 from fedsim.metrics.scores import (
     SampleScores,
     group_score,
@@ -23,7 +20,7 @@ from fedsim.metrics.scores import (
     score,
     score_tokens,
 )
-from fedsim.metrics.splits import clients_with, num_labels
+from fedsim.metrics.splits import clients_with
 from fedsim.training.assemble import prepare
 from tests import texts
 from tests.decomposing import merged, rounds
@@ -67,11 +64,6 @@ def test_tokens_by_hand():
     assert token_scores(logits, labels, never_right=(1,)).loss.tolist() == got.loss.tolist()
 
 
-def test_a_tie_goes_to_the_lowest_class():
-    logits = torch.zeros(1, 2, 3)
-    assert token_scores(logits, torch.tensor([[0, 1]])).correct.tolist() == [1]
-
-
 def test_one_token_is_a_sample_with_one_label():
     logits, labels = drawn(n=40, tokens=1)
     got = token_scores(logits, labels, (2,))
@@ -94,20 +86,6 @@ def test_the_means_are_over_the_labels_that_count(rows, monkeypatch):
     assert got.accuracy == flat.accuracy
 
 
-@pytest.mark.parametrize("shape", [(2, 3), (2, 4, 5), (3, 3, 5)])
-def test_logits_that_do_not_fit_the_tokens(shape):
-    with pytest.raises(ContractError, match=r"labels \(n, T\), got .* and \(2, 3\)"):
-        token_scores(torch.zeros(shape), torch.zeros(2, 3, dtype=torch.int64))
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_logits_of_tokens_that_are_not_finite_are_refused(value):
-    logits, labels = drawn()
-    logits[3, 0, 1] = value
-    with pytest.raises(DivergedError, match=r"the logits of 1 of 5 evaluated samples are NaN"):
-        token_scores(logits, labels)
-
-
 def test_classes_that_are_never_right():
     # predictions 0, 1, 1; labels 0, 1, 0: without class 1 only the first counts
     logits = np.array([[2, 0], [0, 1], [0, 1]], dtype=np.float32)
@@ -126,18 +104,6 @@ def test_samples_count_as_much_as_their_labels():
     assert (got.num_samples, got.loss, got.accuracy) == (2, 2.0, 0.5)
 
 
-def test_outputs_are_cut_and_joined_alike():
-    logits, labels = drawn()
-    scores, plain = token_scores(logits, labels), logits[:, 0].numpy()
-    first, none, rest = split(scores, [2, 0, 3])
-    assert (first.weight.tolist(), none.weight.tolist()) == (scores.weight[:2].tolist(), [])
-    for name, column in vars(scores).items():
-        np.testing.assert_array_equal(getattr(concatenated([first, none, rest]), name), column)
-    parts = split(plain, [2, 0, 3])
-    assert [len(part) for part in parts] == [2, 0, 3]
-    np.testing.assert_array_equal(concatenated(parts), plain)
-
-
 def test_the_mean_over_models_of_texts():
     a, b = (score_tokens(token_scores(drawn(seed=seed)[0], drawn()[1])) for seed in (1, 2))
     got = mean_scores([a, b])
@@ -147,20 +113,6 @@ def test_the_mean_over_models_of_texts():
 
 
 # What a model sees
-
-
-def test_features_and_tokens_are_seen_as_they_are():
-    plain = transforms(None, torch.device("cpu"))
-    assert isinstance(plain, Unchanged)
-    tokens, features = torch.tensor([[3, 1]], dtype=torch.int32), torch.tensor([[0.25, -7.5]])
-    for see in (plain.train, plain.test):
-        assert see(tokens).tolist() == [[3, 1]]
-        assert see(tokens).dtype == torch.int64
-        assert see(features).tolist() == [[0.25, -7.5]]
-        assert see(features).dtype == torch.float32
-    assert isinstance(
-        transforms(Pipeline(size=8, mean=(0.5,), std=(0.5,)), torch.device("cpu")), Transforms
-    )
 
 
 @pytest.mark.parametrize(
@@ -176,22 +128,7 @@ def test_the_sizes_of_a_model_are_those_of_its_data(data, expected):
     assert (m.num_classes, m.in_channels, m.image_size, m.inputs, m.per_token) == expected
 
 
-def test_methods_that_need_features_want_one_label_a_sample():
-    assert prepare(texts.config("moods", "fedpac")).personalised
-    with pytest.raises(ConfigError, match=r"fedpac .* has a label for every token"):
-        prepare(texts.config("phrases", "fedpac"))
-
-
 # Runs
-
-
-def test_users_without_test_samples():
-    setup = prepare(texts.config())
-    assert setup.partition.names == tuple(f"user {i}" for i in texts.USERS)
-    assert setup.tests_are_owned
-    assert clients_with(setup.partition, "test") == (0, 1, 3, 4)
-    assert clients_with(setup.partition, "train") == texts.USERS
-    assert clients_with(setup.partition, "val") == ()
 
 
 @pytest.mark.integration
@@ -261,15 +198,6 @@ def test_a_decomposition_weighs_owners_by_their_tokens(scope):
     assert seen, "a cohort with somebody who counts in nothing"
 
 
-def test_labels_of_a_part():
-    setup = prepare(texts.config())
-    data = setup.dataset
-    assert num_labels(data, data.test) == sum(
-        label >= 0 for i in data.test.tolist() for label in data.y[i].tolist()
-    )
-    assert num_labels(prepare(texts.config("moods")).dataset, np.arange(7)) == 7
-
-
 @pytest.mark.integration
 def test_a_cohort_of_whom_nobody_has_test_samples(tmp_path):
     """Their models have nothing to be tested on; the columns of that round are empty."""
@@ -295,29 +223,6 @@ def test_texts_and_features_with_one_label_have_all_scores(data, tmp_path):
     assert table["client_test_accuracy"].notna().all()
     assert store.read("classes")["label"].tolist() == [0, 1, 2] * 6
     assert table["train_loss"].iloc[-1] < table["train_loss"].iloc[0]
-
-
-@pytest.mark.parametrize(("data", "classes"), [("phrases", ["text"]), ("numbers", ["0", "1", "2"])])
-def test_a_picture_of_texts_and_features_has_no_images(data, classes, tmp_path, monkeypatch):
-    from fedsim.cli.partition import save_picture
-    from fedsim.cli.report import analysis
-
-    drawn = []
-    monkeypatch.setattr(
-        analysis("figures.style"), "save", lambda figure, file: drawn.append(figure)
-    )
-    setup = prepare(texts.config(data))
-    save_picture(setup.dataset, setup.partition, "title", "note", tmp_path / "x.png")
-    ((bubbles,),) = [figure.axes for figure in drawn]
-    assert [tick.get_text() for tick in bubbles.get_yticklabels()] == classes
-    assert not bubbles.images
-
-
-def test_the_bare_loop_of_the_benchmarks_takes_images_alone():
-    from benchmarks.bare import job_of
-
-    with pytest.raises(ContractError, match="small texts has tokens"):
-        job_of(prepare(texts.config()), "fedavg", 1, 1)
 
 
 def test_scores_of_samples_are_those_that_a_worker_gave():
