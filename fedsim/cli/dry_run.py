@@ -1,8 +1,7 @@
-"""``--dry-run``: what runs will take, before they begin."""
+"""``--dry-run``: what several runs will take."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -15,7 +14,6 @@ from fedsim.core.terminal import echo
 
 if TYPE_CHECKING:
     from fedsim.config.run import RunConfig
-    from fedsim.studies.estimate import Estimate
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -24,15 +22,15 @@ def dry_run_options(function: F) -> F:
     """``--dry-run``, ``--no-measure`` and ``--gpu-price``."""
     price = several_option(
         "--gpu-price",
-        type=click.FloatRange(min=0),
+        type=click.FloatRange(min=0, max=1e9),
         metavar="PRICE",
         help="With --dry-run: price of one GPU for one hour, in any currency, to show the cost.",
     )
     measured = several_option(
         "--measure/--no-measure",
         default=None,
-        help="With --dry-run: whether to train a few rounds of each kind of run to estimate the "
-        "time.  [default: measure]",
+        help="With --dry-run: whether to train the first rounds of each kind of run to estimate "
+        "the time.  [default: measure]",
     )
     dry = several_option(
         "--dry-run",
@@ -43,12 +41,10 @@ def dry_run_options(function: F) -> F:
 
 
 def check_dry_run(dry_run: bool, measure: bool | None, gpu_price: float | None) -> None:
-    """Refuses options of ``--dry-run`` without it, and a price without end, by a ConfigError."""
+    """Refuses options of ``--dry-run`` without it by a ConfigError."""
     if not dry_run and (measure is not None or gpu_price is not None):
         flag = "--gpu-price" if measure is None else "--measure" if measure else "--no-measure"
         raise ConfigError(f"{flag}: has no effect without --dry-run")
-    if gpu_price is not None and not math.isfinite(gpu_price):
-        raise ConfigError(f"--gpu-price: {gpu_price:g} given; must be a finite number from 0")
 
 
 def show_estimate(
@@ -75,50 +71,35 @@ def show_estimate(
     from fedsim.engine.devices import trains_on_gpu
     from fedsim.studies.estimate import estimate
 
-    found = estimate(configs, parallel, measure=measure)
+    total = estimate(configs, parallel, measure=measure)
     rows = []
-    for shape in found.shapes:
-        least, most = min(shape.rounds), max(shape.rounds)
+    for kind in total.kinds:
+        first, rounds = kind.runs[0], sorted(run.train.rounds for run in kind.runs)
         row = {
-            "runs": str(shape),
-            "number": str(len(shape.rounds)),
-            "rounds": str(most) if least == most else f"{least} to {most}",
+            "runs": str(kind),
+            "number": str(len(rounds)),
+            "rounds": " to ".join(map(str, dict.fromkeys([rounds[0], rounds[-1]]))),
         }
-        if shape.measured is not None:
-            row["s per round"] = f"{shape.measured.train + shape.measured.other:.2g}"
-            row["s per evaluation"] = f"{shape.measured.evaluate:.2g}"
-            row["time of a run"] = duration(shape.measured.seconds(shape.config))
-        engine = shape.config.engine
-        if trains_on_gpu(engine):
-            row |= gpu_rows(shape.config, engine.gpus_per_client or 1.0)
+        if kind.measured is not None:
+            row["s per round"] = f"{kind.measured.round:.2g}"
+            row["s per evaluation"] = f"{kind.measured.evaluation:.2g}"
+            row["time of a run"] = duration(kind.measured.seconds(first))
+        if trains_on_gpu(first.engine):
+            row |= gpu_rows(first, first.engine.gpus_per_client or 1.0)
         rows.append(row)
     echo()
     show(rows)
-    for shape in found.shapes:
-        shortened = {} if shape.measured is None else shape.measured.shortened
-        for key, (done, wanted) in shortened.items():
-            scaled = "not scaled" if key.endswith("iterations") else "scaled"
-            echo(
-                f"{shape}: measured with {key}={done} in place of {wanted:,}, its time is {scaled}"
-            )
+    at_once = f", {total.at_once} at once" if total.at_once > 1 else ""
+    together = {"runs": f"{counted(len(configs), 'run')}{at_once}", "time": "not measured"}
+    if total.seconds is not None and total.disk is not None:
+        together |= {"time": duration(total.seconds), "disk": size(total.disk)}
+    together["memory"] = f"{size(total.memory)}, and the data"
+    if total.seconds is not None and (total.gpus or gpu_price is not None):
+        hours = total.seconds / 3600 * total.gpus
+        cost = "" if gpu_price is None else f", {hours * gpu_price:.2f} in all"
+        together["GPU hours"] = f"{hours:.2f} ({counted(int(total.gpus), 'GPU')}){cost}"
     echo()
-    show([{"": name, "estimate": text} for name, text in totals(found, len(configs), gpu_price)])
-
-
-def totals(found: Estimate, runs: int, gpu_price: float | None) -> list[tuple[str, str]]:
-    """Name and value of what all runs take together."""
-    from fedsim.display.board import duration
-
-    at_once = f", {found.at_once} at once" if found.at_once > 1 else ""
-    rows = [("runs", f"{counted(runs, 'run')}{at_once}")]
-    rows.append(("time", "not measured" if found.seconds is None else duration(found.seconds)))
-    rows.append(("disk", size(found.disk)))
-    rows.append(("memory", f"{size(found.memory)}, and the data"))
-    if found.gpu_hours is not None and (found.gpus or gpu_price is not None):
-        hours = f"{found.gpu_hours:.2f} ({counted(int(found.gpus), 'GPU')})"
-        cost = "" if gpu_price is None else f", {found.gpu_hours * gpu_price:.2f} in all"
-        rows.append(("GPU hours", hours + cost))
-    return rows
+    show([{"": name, "estimate": text} for name, text in together.items()])
 
 
 def size(count: float) -> str:

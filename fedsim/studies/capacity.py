@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from fedsim.core.types import ModelSpec
     from fedsim.engine.ray.groups import Need
-    from fedsim.studies.processes import Processes
 
 Parallel = Literal["auto"] | int
 """How many runs at once; auto: as many as fit."""
@@ -39,7 +38,7 @@ than its actors gain: 18 short runs took 62 s instead of 43 s on two cores."""
 
 
 def with_engine(
-    config: RunConfig, given: Sequence[Settings], runs: int, parallel: Parallel = "auto"
+    config: RunConfig, layers: Sequence[Settings], runs: int, parallel: Parallel = "auto"
 ) -> RunConfig:
     """The configuration of one of several runs, with the serial engine where that is the default.
 
@@ -50,11 +49,11 @@ def with_engine(
 
     Args:
         config: of the run.
-        given: the settings from which it was made.
+        layers: the settings from which it was made.
         runs: the number of runs.
         parallel: how many runs at once.
     """
-    asks = any(f"engine.{leaf}" in layer for layer in given for leaf in ("kind", *OF_RAY))
+    asks = any(f"engine.{leaf}" in layer for layer in layers for leaf in ("kind", *OF_RAY))
     gpus = config.engine.gpus_per_client
     cohort = cohort_size(config.data.num_clients, config.train.sample_rate)
     few = cores() > FEW_CORES if parallel == 1 else runs < max(2, min(cores(), cohort))
@@ -66,45 +65,42 @@ def with_engine(
 def make_drivers(
     configs: Sequence[RunConfig],
     parallel: Parallel,
-    sessions: ExitStack,
+    stack: ExitStack,
     callbacks: Callable[[], Sequence[Callback]] = tuple,
-    ahead: Processes | None = None,
 ) -> Drivers:
-    """Starts the drivers for some runs; the stack closes them.
+    """Starts what does some runs; the stack closes it.
 
     One run at a time is executed in this process; several at once in processes on this machine.
 
     Args:
         configs: of all runs that are known.
         parallel: how many runs at once.
-        sessions: closes the drivers, and Ray where they use it.
+        stack: closes the drivers, and Ray where they use it.
         callbacks: makes the callbacks of a run that is executed in this process.
-        ahead: the processes of :func:`start_ahead`.
 
     Raises:
         ConfigError: ``parallel`` is a number, and fewer runs fit.
     """
-    sessions.enter_context(reuse.across_runs())  # for runs in this process
+    stack.enter_context(reuse.across_runs())  # for runs in this process
     on_ray = [config.engine for config in configs if config.engine.kind == "ray"]
     if on_ray and (parallel == 1 or len(configs) == 1):
         from fedsim.engine.ray.pool import Session
 
-        return Here(sessions.enter_context(Session(on_ray[0])), callbacks)
+        return Here(stack.enter_context(Session(on_ray[0])), callbacks)
+    shared = None
     if on_ray:
-        from fedsim.studies.on_ray import ProcessesOnRay
+        from fedsim.engine.ray.groups import shared_ray
 
-        need_of = _needs()
-        drivers = ProcessesOnRay(on_ray[0], [need_of(c) for c in configs], need_of, parallel)
-        sessions.callback(drivers.close)
-        return drivers
-    count = by_cores(configs, parallel)
-    if count == 1:
-        local_runs(configs, parallel)  # refuses more than one
+        needs = [_need(config) for config in _different(configs)]
+        shared = stack.enter_context(shared_ray(on_ray[0], needs, len(configs), parallel))
+    count = local_runs(configs, parallel) if shared is None else shared.count
+    if shared is None and count == 1:
         return Here(None, callbacks)
-    if ahead is None:
-        ahead = _start(count, sessions)
-    ahead.resize(local_runs(configs, parallel))
-    return ahead
+    from fedsim.studies.processes import Processes
+
+    processes = Processes(count, shared)
+    stack.callback(processes.close)
+    return processes
 
 
 def introduction(work: str, drivers: Drivers, configs: Sequence[RunConfig]) -> str:
@@ -125,67 +121,42 @@ def introduction(work: str, drivers: Drivers, configs: Sequence[RunConfig]) -> s
     return f"{work}{at_once}{place} ({kinds} engine)"
 
 
-def start_ahead(
-    configs: Sequence[RunConfig], parallel: Parallel, sessions: ExitStack
-) -> Processes | None:
-    """Processes that import torch while the runs are still being checked; the stack closes them.
-
-    None where the runs do not need several processes, by the first configurations of the sweep.
-    """
-    count = by_cores(configs, parallel)
-    on_ray = any(config.engine.kind == "ray" for config in configs)
-    return None if count == 1 or on_ray else _start(count, sessions)
-
-
-def _start(count: int, sessions: ExitStack) -> Processes:
-    from fedsim.studies.processes import Processes
-
-    processes = Processes(count)
-    sessions.callback(processes.close)
-    return processes
-
-
-def by_cores(configs: Sequence[RunConfig], parallel: Parallel) -> int:
-    """How many of the runs this machine has cores for, at most ``parallel``."""
-    if parallel == 1 or len(configs) <= 1:
-        return 1
-    if parallel == "auto" and any(config.engine.kind != "serial" for config in configs):
-        return 1  # how many cores a user's own engine takes is not known
-    asked = len(configs) if parallel == "auto" else min(parallel, len(configs))
-    return max(1, min(asked, cores() // max(config.train.threads for config in configs)))
-
-
 def local_runs(configs: Sequence[RunConfig], parallel: Parallel) -> int:
     """How many runs, each in one process, fit on this machine at once; at most all of them.
 
     Raises:
         ConfigError: ``parallel`` is a number, and fewer fit; the message says how many do.
     """
-    fits = by_cores(configs, parallel)
-    asked = min(1 if parallel == "auto" else parallel, len(configs))
-    if max(fits, asked) <= 1:
+    if parallel == 1 or len(configs) <= 1:
+        return 1
+    if parallel == "auto" and any(config.engine.kind != "serial" for config in configs):
+        return 1  # how many cores a user's own engine takes is not known
+    most = len(configs) if parallel == "auto" else min(parallel, len(configs))
+    threads = max(config.train.threads for config in configs)
+    fits = max(1, min(most, cores() // threads))
+    if fits == 1 and parallel == "auto":
         return 1
     need, free = max(map(memory_of, _different(configs))), available_memory()
     fits = max(1, int(min(free / need, fits)))
-    if asked > fits:
-        threads = max(config.train.threads for config in configs)
-        each = counted(threads, "thread")
+    if parallel != "auto" and most > fits:
         memory = f"about {need / GIB:.2f} GiB of {free / GIB:.1f} GiB free"
         raise ConfigError(
             f"--parallel {parallel}: so many runs do not fit on this machine, {fits} "
-            f"do{'es' * (fits == 1)} ({cores()} cores, a run takes {each} and {memory})"
+            f"do{'es' * (fits == 1)} ({cores()} cores, a run takes {counted(threads, 'thread')} "
+            f"and {memory})"
         )
     return fits
 
 
 def _different(configs: Sequence[RunConfig]) -> list[RunConfig]:
-    """One configuration of each kind; runs of a kind need the same memory."""
-    return list({_kind(config): config for config in configs}.values())
+    """One configuration of each kind; runs of a kind need the same."""
 
+    def kind(c: RunConfig) -> tuple[object, ...]:
+        clients = c.data.num_clients, c.train.sample_rate, _pooled(c)
+        parts = c.model.model_dump_json(), c.engine.model_dump_json()
+        return c.data.name, c.data.dir, c.data.image_size, *parts, *clients
 
-def _kind(c: RunConfig) -> tuple[object, ...]:
-    clients = c.data.num_clients, c.train.sample_rate, _pooled(c)
-    return c.data.name, c.data.image_size, c.model.model_dump_json(), clients
+    return list({kind(config): config for config in configs}.values())
 
 
 def _pooled(config: RunConfig) -> bool:
@@ -198,36 +169,24 @@ def _pooled(config: RunConfig) -> bool:
         return False
 
 
-def _needs() -> Callable[[RunConfig], Need]:
-    """A function that computes what a run needs on Ray, once for each kind of run."""
+def _need(config: RunConfig) -> Need:
+    """What a run needs on Ray."""
     from fedsim.engine.ray.groups import Need
 
-    sizes: dict[tuple[object, ...], tuple[int, int]] = {}
-    owned: dict[str, int] = {}
+    clients = config.data.num_clients
+    if config.engine.actors == "per-client" and not config.decides_num_clients:
+        from fedsim.training.loading import load
 
-    def need_of(config: RunConfig) -> Need:
-        clients = config.data.num_clients
-        if config.engine.actors == "per-client" and not config.decides_num_clients:
-            from fedsim.training.loading import load
-
-            data = config.data.model_dump_json()
-            if data not in owned:
-                owned[data] = load(config)[1].num_clients
-            clients = owned[data]
-        kind = _kind(config)
-        if kind not in sizes:
-            sizes[kind] = model_bytes(config)
-        vector, frozen = sizes[kind]
-        return Need(
-            engine=config.engine,
-            num_clients=clients,
-            cohort_size=cohort_size(clients, config.train.sample_rate),
-            model_bytes=vector,
-            frozen_bytes=frozen,
-            pooled=_pooled(config),
-        )
-
-    return need_of
+        clients = load(config)[1].num_clients
+    vector, frozen = model_bytes(config)
+    return Need(
+        engine=config.engine,
+        num_clients=clients,
+        cohort_size=cohort_size(clients, config.train.sample_rate),
+        model_bytes=vector,
+        frozen_bytes=frozen,
+        pooled=_pooled(config),
+    )
 
 
 def memory_of(config: RunConfig) -> float:
