@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
 from fedsim.cli.options import several_option
 from fedsim.core.errors import ConfigError
+from fedsim.core.machine import num_gpus
 from fedsim.core.plurals import counted
 from fedsim.core.terminal import echo
 
 if TYPE_CHECKING:
     from fedsim.config.run import RunConfig
+    from fedsim.config.sections import EngineConfig
+    from fedsim.engine.ray.pool import Session
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -56,10 +61,12 @@ def show_estimate(
 ) -> None:
     """Prints what runs will take.
 
+    With Ray the runs are taken one after the other, each on all that it may use: an upper bound.
+
     Args:
         configs: of all runs, at least one.
         parallel: how many at once.
-        measure: whether rounds may be trained.
+        measure: whether rounds may be trained; without, there is no time.
         gpu_price: of a GPU for an hour, None: no cost is shown.
 
     Raises:
@@ -69,37 +76,70 @@ def show_estimate(
     from fedsim.display.board import duration
     from fedsim.display.tables import show
     from fedsim.engine.devices import trains_on_gpu
-    from fedsim.studies.estimate import estimate
+    from fedsim.studies import estimate
+    from fedsim.studies.capacity import local_runs, memory_of
 
-    total = estimate(configs, parallel, measure=measure)
-    rows = []
-    for kind in total.kinds:
-        first, rounds = kind.runs[0], sorted(run.train.rounds for run in kind.runs)
-        row = {
-            "runs": str(kind),
-            "number": str(len(rounds)),
-            "rounds": " to ".join(map(str, dict.fromkeys([rounds[0], rounds[-1]]))),
-        }
-        if kind.measured is not None:
-            row["s per round"] = f"{kind.measured.round:.2g}"
-            row["s per evaluation"] = f"{kind.measured.evaluation:.2g}"
-            row["time of a run"] = duration(kind.measured.seconds(first))
-        if trains_on_gpu(first.engine):
-            row |= gpu_rows(first, first.engine.gpus_per_client or 1.0)
-        rows.append(row)
+    imports = time.process_time()  # of this process so far: what each process of a sweep will take
+    kinds = estimate.by_kind(configs)
+    at_once = 1 if _ray(configs) else local_runs(configs, parallel)
+    rows, took, disk = [], [], 0.0
+    with _session(configs if measure else ()) as (session, gpus):
+        for runs in kinds:
+            first, rounds = runs[0], sorted(run.train.rounds for run in runs)
+            row = {
+                "runs": _name(first),
+                "number": str(len(runs)),
+                "rounds": " to ".join(map(str, dict.fromkeys([rounds[0], rounds[-1]]))),
+            }
+            if measure:
+                ray = session if first.engine.kind == "ray" else None
+                measured = estimate.measure(first, ray)
+                row["s per round"] = f"{measured.round:.2g}"
+                row["s per evaluation"] = f"{measured.evaluation:.2g}"
+                row["time of a run"] = duration(measured.seconds(first))
+                took += [measured.seconds(run) for run in runs]
+                disk += sum(map(measured.disk, runs))
+            if trains_on_gpu(first.engine):
+                row |= gpu_rows(first, first.engine.gpus_per_client or 1.0)
+            rows.append(row)
     echo()
     show(rows)
-    at_once = f", {total.at_once} at once" if total.at_once > 1 else ""
-    together = {"runs": f"{counted(len(configs), 'run')}{at_once}", "time": "not measured"}
-    if total.seconds is not None and total.disk is not None:
-        together |= {"time": duration(total.seconds), "disk": size(total.disk)}
-    together["memory"] = f"{size(total.memory)}, and the data"
-    if total.seconds is not None and (total.gpus or gpu_price is not None):
-        hours = total.seconds / 3600 * total.gpus
-        cost = "" if gpu_price is None else f", {hours * gpu_price:.2f} in all"
-        together["GPU hours"] = f"{hours:.2f} ({counted(int(total.gpus), 'GPU')}){cost}"
+    side_by_side = f", {at_once} at once" if at_once > 1 else ""
+    total = {"runs": f"{counted(len(configs), 'run')}{side_by_side}", "time": "not measured"}
+    if took:
+        seconds = imports + estimate.makespan(took, at_once)
+        total |= {"time": duration(seconds), "disk": size(disk)}
+        if gpus or gpu_price is not None:
+            hours = seconds / 3600 * gpus
+            cost = "" if gpu_price is None else f", {hours * gpu_price:.2f} in all"
+            total["GPU hours"] = f"{hours:.2f} ({counted(int(gpus), 'GPU')}){cost}"
+    memory = at_once * max(memory_of(runs[0]) for runs in kinds)
+    total["memory"] = f"{size(memory)}, and the data"
     echo()
-    show([{"": name, "estimate": text} for name, text in together.items()])
+    show([{"": name, "estimate": text} for name, text in total.items()])
+
+
+def _ray(configs: Sequence[RunConfig]) -> list[EngineConfig]:
+    return [config.engine for config in configs if config.engine.kind == "ray"]
+
+
+@contextmanager
+def _session(configs: Sequence[RunConfig]) -> Iterator[tuple[Session | None, float]]:
+    """Ray, if a run needs it, and the GPUs of its machines, or of this one."""
+    on_ray = _ray(configs)
+    if not on_ray:
+        yield None, float(num_gpus())
+        return
+    from fedsim.engine.ray.cluster import machines
+    from fedsim.engine.ray.pool import Session
+
+    with Session(on_ray[0]) as session:
+        yield session, sum(node.gpus for node in machines())
+
+
+def _name(c: RunConfig) -> str:
+    method = f"{c.algorithm} + {c.server}" if c.server else c.algorithm
+    return f"{method}, {c.data.name}, {c.model_name}, batch {c.train.batch_size}"
 
 
 def size(count: float) -> str:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import reprlib
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -92,26 +92,11 @@ class Axis:
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """The content of one file.
+    """The content of one file; the keys are described above.
 
-    Args:
-        settings: of all runs.
-        about: a description.
-        preset: the name of the one that it is over.
-        grid: the axes of a sweep; of a search the training seeds of every trial.
-        search: what is searched, for every method.
-        methods: of a study.
-        partitions: of a study; one without a name where the file has none.
-        search_of: by method what is searched for it alone.
-        trials: of each search; None: :data:`TRIALS`, or all combinations of a grid.
-        seeds: training seeds of the comparison; a number of them, not yet known, is an int.
-        by: the metric by which is chosen.
-        sampler: of the trials.
-        sampler_seed: of the sampler.
-        pruner: of the trials.
-        confirm: how many of the best trials are trained again.
-        baseline: the method that the others are compared with.
-        origins: by key, other than settings, where it was given.
+    ``search`` is for every method, ``search_of`` for one alone. ``trials`` None: :data:`TRIALS`, or
+    all combinations of a grid. ``seeds`` as a number: not yet known which. ``origins`` says where
+    a key was given that is no setting.
     """
 
     settings: Settings = field(default_factory=dict)
@@ -222,14 +207,6 @@ def check_names(names: Sequence[str], where: str) -> None:
                 "case and blanks"
             )
         seen[spelling] = name
-
-
-def _number(text: str) -> object:
-    """The number that a text is, so that ``1`` and ``1.0`` are the same; else the text."""
-    for kind in (int, float):
-        with suppress(ValueError):
-            return kind(text)
-    return text
 
 
 class Reader:
@@ -408,12 +385,11 @@ class Reader:
         if not isinstance(node, yaml.SequenceNode) or not node.value:
             raise ConfigError(f"{self.origin(node, f'grid.{name}')}: must be a list of values")
         values = tuple(self.axis_value(name, entry) for entry in node.value)
-        where, seen = self.origin(node, f"grid.{name}"), set[object]()
-        for value in values:
-            content = value.label if value.named else _number(value.label)
-            if content in seen:
-                raise ConfigError(f"{where}: {value.label} is given twice")
-            seen.add(content)
+        where = self.origin(node, f"grid.{name}")
+        contents = [(v.named, v.label if v.named else v.settings[name].value) for v in values]
+        for place, content in enumerate(contents):
+            if content in contents[:place]:
+                raise ConfigError(f"{where}: {values[place].label} is given twice")
         check_names([value.label for value in values if value.named], where)
         return Axis(name, values)
 

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 STUDY, TRIALS, TABLE = "study.json", "trials.jsonl", "trials.csv"
 State = Literal["complete", "pruned", "failed"]
 STATES: tuple[State, ...] = ("complete", "pruned", "failed")
-KEYS = {"by", "sampler", "sampler_seed", "pruner", "seeds", "search", "settings", "ahead", "trials"}
-"""Of study.json."""
+KEYS = {"by", "seeds", "trials"}
+"""Of study.json, without which it is not that of a search."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,70 +75,14 @@ def best(trials: Sequence[Trial], by: str) -> list[Trial]:
     return sorted(complete, key=lambda trial: (sign * (trial.value or 0.0), trial.number))
 
 
-def append(folder: Path, trial: Trial) -> None:
-    """Adds a trial to trials.jsonl and flushes it to the disk.
+def write(folder: Path, keys: Sequence[str], trials: Sequence[Trial]) -> None:
+    """Writes trials.jsonl, then trials.csv with a column per searched key.
 
     Raises:
-        StoreError: the file cannot be written.
+        StoreError: a file cannot be written.
     """
-    with files.writing(folder / TRIALS) as path:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(trial)) + "\n")
-        files.sync(path)
-
-
-def read(folder: Path) -> list[Trial]:
-    """The trials in trials.jsonl, by number; none where there is no such file.
-
-    A last line that is being written, or was when the process was killed, is passed over.
-
-    Raises:
-        StoreError: the file cannot be read.
-        DataError: a line is not what was written.
-    """
-    trials: dict[int, Trial] = {}
-    for number, line in enumerate(_whole(_data(folder)).splitlines(), 1):
-        try:
-            values = parse_json(line)
-            values.pop("sha256", None)  # of earlier versions
-            values["reports"] = {int(k): float(v) for k, v in values["reports"].items()}
-            trial = Trial(**values)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise DataError(
-                f"{folder / TRIALS}, line {number}: is no trial ({one_line(error)}); put back what "
-                "was written, or remove the line: its trial is then done again"
-            ) from error
-        trials[trial.number] = trial
-    return [trials[number] for number in sorted(trials)]
-
-
-def cut(folder: Path) -> None:
-    """Cuts off what :func:`read` passes over; only for who holds the lock of the search.
-
-    Raises:
-        StoreError: the file cannot be read or written.
-    """
-    data = _data(folder)
-    if _whole(data) != data:
-        files.write(folder / TRIALS, _whole(data))
-
-
-def _data(folder: Path) -> bytes:
-    with files.reading(folder / TRIALS) as path:
-        return path.read_bytes() if os.path.lexists(path) else b""
-
-
-def _whole(data: bytes) -> bytes:
-    """The lines that have an end."""
-    return data[: data.rfind(b"\n") + 1]
-
-
-def write_table(folder: Path, keys: Sequence[str], trials: Sequence[Trial]) -> None:
-    """Writes trials.csv: trial, state, value, a column per searched key, and the runs' directory.
-
-    Raises:
-        StoreError: the file cannot be written.
-    """
+    lines = "".join(json.dumps(asdict(trial)) + "\n" for trial in trials)
+    files.write(folder / TRIALS, lines.encode())
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["trial", "state", "value", *keys, "run"])
@@ -147,6 +91,30 @@ def write_table(folder: Path, keys: Sequence[str], trials: Sequence[Trial]) -> N
         head = [cell(value) for value in (trial.number, trial.state, trial.value)]
         writer.writerow([*head, *values, trial.folder])
     files.write(folder / TABLE, text.getvalue().encode())
+
+
+def read(folder: Path) -> list[Trial]:
+    """The trials in trials.jsonl, by number; none where there is no such file.
+
+    Raises:
+        StoreError: the file cannot be read.
+        DataError: a line is not what was written.
+    """
+    with files.reading(folder / TRIALS) as path:
+        lines = path.read_bytes().splitlines() if path.exists() else []
+    trials = []
+    for number, line in enumerate(lines, 1):
+        try:
+            values = parse_json(line)
+            values.pop("sha256", None)  # of earlier versions
+            values["reports"] = {int(k): float(v) for k, v in values["reports"].items()}
+            trials.append(Trial(**values))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise DataError(
+                f"{path}, line {number}: is no trial ({one_line(error)}); put back what "
+                "was written, or remove the line: its trial is then done again"
+            ) from error
+    return sorted(trials, key=lambda trial: trial.number)
 
 
 def cell_of(value: Scalar) -> str:

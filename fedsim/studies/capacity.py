@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Literal
 
 from fedsim.config.experiments import Settings
@@ -18,11 +16,9 @@ from fedsim.core.plurals import counted
 from fedsim.core.types import GIB
 from fedsim.studies.parallel import Drivers, Here
 from fedsim.training.callbacks import Callback
+from fedsim.training.sizes import model_bytes
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from fedsim.core.types import ModelSpec
     from fedsim.engine.ray.groups import Need
 
 Parallel = Literal["auto"] | int
@@ -200,137 +196,3 @@ def memory_of(config: RunConfig) -> float:
     updates = 1 if _pooled(config) else cohort
     vector, frozen = model_bytes(config)
     return PROCESS + frozen + (model_copies(config.engine.client_batch) + updates) * vector
-
-
-def model_bytes(config: RunConfig) -> tuple[int, int]:
-    """Bytes of the model's vector and of its frozen tensors; nothing is read or downloaded.
-
-    The sizes are those in the catalogue of data sets or, for other data, three channels and ten
-    classes, and 224 pixels for networks of libraries. 0 for a model of text or of the user's, and
-    where it cannot be built.
-    """
-    from fedsim.core.layout import float_tensors, frozen_names
-
-    spec = _likely_spec(config)
-    try:
-        model = None if spec is None else _shapes(spec, config.seed)
-    except ConfigError:  # the run will say why
-        model = None
-    if model is None:
-        return 0, 0
-    sizes, out = float_tensors(model), frozen_names(model)
-    frozen = sum(sizes[name].nbytes for name in out)
-    return sum(t.nbytes for t in sizes.values()) - frozen, frozen
-
-
-def gpu_need(config: RunConfig, room: float = math.inf) -> int | None:
-    """Bytes of GPU memory that an actor needs, with the sizes of :func:`model_bytes`.
-
-    Without the samples, whose number only the data say. None for a model of text or of the user's,
-    and where it cannot be built or traced.
-
-    Args:
-        config: of a run whose clients train on GPUs.
-        room: bytes up to which the updates of a call stay there.
-    """
-    from fedsim.engine.footprint import need_of
-
-    spec = _likely_spec(config)
-    try:
-        model = None if spec is None else _shapes(spec, config.seed)
-    except ConfigError:  # the run will say why
-        model = None
-    if spec is None or model is None:
-        return None
-    cohort = cohort_size(config.data.num_clients, config.train.sample_rate)
-    return need_of(
-        model,
-        spec,
-        config.training,
-        config.evaluation.batch_size,
-        clients=min(_likely_block(config, spec), cohort),
-        cohort=cohort,
-        room=room,
-    )
-
-
-def _likely_block(config: RunConfig, spec: ModelSpec) -> int:
-    """The clients of a block on a GPU, with full batches: what the data decide is not known yet."""
-    import torch
-
-    from fedsim import models
-    from fedsim.core.layout import FlatModel
-    from fedsim.training import setup, stacking
-
-    asked = config.engine.client_batch
-    if asked != "auto":
-        return int(asked)
-    with suppress(ConfigError):  # clients that cannot be stacked train one by one
-        stacking.check(config, setup.algorithm_of(config), "engine.client_batch")
-        flat = FlatModel(models.build(spec, config.seed), torch.device("cpu"))
-        return stacking.automatic(spec, flat, config.train.batch_size, stacking.GPU)
-    return 1
-
-
-def _likely_spec(config: RunConfig) -> ModelSpec | None:
-    """The model with the sizes of :func:`model_bytes`, None where these cannot be guessed."""
-    from fedsim import data
-    from fedsim.models.libraries import library_of
-
-    info = data.find(config.data.name)
-    name, known = config.model_name, info.image_size if info else 0
-    of_library = library_of(name) is not None
-    pixels = config.data.image_size or known or (224 if of_library else 0)
-    if not pixels or (":" in name and not of_library):
-        return None
-    spec = config.model_spec(
-        num_classes=(info.num_classes if info else 0) or 10,
-        in_channels=(info.channels if info else 0) or 3,
-        image_size=pixels,
-    )
-    return spec.without_weights
-
-
-def _shapes(spec: ModelSpec, seed: int) -> nn.Module:
-    """The model without values, unless it computes with them when it is built.
-
-    Raises:
-        ConfigError: there is no such model.
-    """
-    import torch
-
-    from fedsim import models
-
-    with suppress(ConfigError), torch.device("meta"):
-        return models.build(spec, seed)
-    return models.build(spec, seed)
-
-
-def check_trainable(configs: Iterable[RunConfig]) -> None:
-    """Refuses a ``model.trainable`` that the run's model does not have.
-
-    Only for data sets whose channels and classes are in the catalogue, and models of fedsim or of
-    libraries; what depends on other sizes, or on a model of the user's, is found when a run begins.
-
-    Raises:
-        ConfigError: names the setting.
-    """
-    different: dict[ModelSpec, int] = {}
-    for config in configs:
-        spec = _likely_spec(config) if config.model.trainable != "all" else None
-        if spec is not None and _has_known_sizes(config):
-            different.setdefault(spec, config.seed)
-    for spec, seed in different.items():
-        try:
-            _shapes(replace(spec, trainable="all"), seed)
-        except ConfigError:  # the run will say why
-            continue
-        _shapes(spec, seed)
-
-
-def _has_known_sizes(config: RunConfig) -> bool:
-    """Whether the channels and classes of the data are known before they are read."""
-    from fedsim import data
-
-    info = data.find(config.data.name)
-    return info is not None and bool(info.channels and info.num_classes)

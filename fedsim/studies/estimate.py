@@ -1,4 +1,4 @@
-"""Estimates what runs will take: time, disk and memory, from the first rounds of each kind of run.
+"""What runs will take, from the first rounds of one run of each kind.
 
 Runs are of one kind if nothing differs that decides how long a round takes: seeds and learning
 rates do not, the method, the data set, the model, the clients and the batch do.
@@ -13,15 +13,12 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import FedsimError
-from fedsim.core.machine import num_gpus
-from fedsim.studies.capacity import Parallel, local_runs, memory_of
 from fedsim.training.callbacks import Callback, Rows
 
 logger = logging.getLogger("fedsim")
@@ -47,120 +44,40 @@ class Measured:
 
     Args:
         first: seconds of its start, first round and end.
-        round: seconds of a later round, without what is not done in each.
+        round: seconds of a later round, without its evaluation.
         evaluation: seconds of an evaluation.
-        decomposition: seconds of a decomposition.
-        disk: bytes of files that do not grow.
+        fixed: bytes of files that do not grow.
         per_round: bytes that a round adds.
     """
 
     first: float
     round: float
-    evaluation: float = 0.0
-    decomposition: float = 0.0
-    disk: float = 0.0
-    per_round: float = 0.0
+    evaluation: float
+    fixed: float
+    per_round: float
 
     def seconds(self, config: RunConfig) -> float:
         """Of the whole run, without early stopping."""
-        later, evaluation = config.train.rounds - 1, config.evaluation
-        every = evaluation.decompose_every
-        return (
-            self.first
-            + later * self.round
-            + later / evaluation.every * self.evaluation
-            + (later / every * self.decomposition if every else 0)
-        )
+        later = config.train.rounds - 1
+        return self.first + later * (self.round + self.evaluation / config.evaluation.every)
+
+    def disk(self, config: RunConfig) -> float:
+        """Bytes of the run directory."""
+        return self.fixed + config.train.rounds * self.per_round
 
 
-@dataclass(frozen=True, kw_only=True)
-class Kind:
-    """The runs of one kind, and what was measured of the first of them."""
-
-    runs: Sequence[RunConfig]
-    measured: Measured | None
-
-    def __str__(self) -> str:
-        c = self.runs[0]
-        method = f"{c.algorithm} + {c.server}" if c.server else c.algorithm
-        return f"{method}, {c.data.name}, {c.model_name}, batch {c.train.batch_size}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Estimate:
-    """What some runs will take.
-
-    Args:
-        kinds: of the runs.
-        at_once: runs executed at the same time.
-        seconds: wall-clock time of all runs; None where nothing was measured.
-        disk: bytes of all run directories; None where nothing was measured.
-        memory: bytes of the processes of the runs at the same time, without the data.
-        gpus: of the machines that do the work.
-    """
-
-    kinds: Sequence[Kind]
-    at_once: int
-    seconds: float | None
-    disk: float | None
-    memory: float
-    gpus: float
-
-
-def estimate(configs: Sequence[RunConfig], parallel: Parallel, *, measure: bool = True) -> Estimate:
-    """Estimates what runs will take.
-
-    With Ray the runs are taken one after the other, each on all that it may use: an upper bound.
-
-    Args:
-        configs: of all runs, at least one.
-        parallel: how many runs at once.
-        measure: whether a few rounds of each kind are trained; without, there is no time.
-
-    Raises:
-        FedsimError: a run cannot be started, or its first rounds failed.
-    """
-    imports = time.process_time()  # of this process so far: what each process of a sweep will take
-    by_kind: dict[str, list[RunConfig]] = {}
+def by_kind(configs: Sequence[RunConfig]) -> list[list[RunConfig]]:
+    """The runs of each kind."""
+    kinds: dict[str, list[RunConfig]] = {}
     for config in configs:
-        by_kind.setdefault(_kind_of(config), []).append(config)
-    on_ray = [c.engine for c in configs if c.engine.kind == "ray"]
-    at_once = 1 if on_ray else local_runs(configs, parallel)
-    gpus = float(num_gpus())
-    with ExitStack() as stack:
-        session: Any = None
-        if on_ray and measure:
-            from fedsim.engine.ray.cluster import machines
-            from fedsim.engine.ray.pool import Session
-
-            session = stack.enter_context(Session(on_ray[0]))
-            gpus = sum(node.gpus for node in machines())
-        kinds = [
-            Kind(runs=runs, measured=_measured(runs[0], session) if measure else None)
-            for runs in by_kind.values()
-        ]
-    pairs = [(kind.measured, run) for kind in kinds for run in kind.runs if kind.measured]
-    took = [measured.seconds(run) for measured, run in pairs]
-    disk = [measured.disk + run.train.rounds * measured.per_round for measured, run in pairs]
-    return Estimate(
-        kinds=kinds,
-        at_once=at_once,
-        seconds=imports + _makespan(took, at_once) if measure else None,
-        disk=sum(disk) if measure else None,
-        memory=at_once * max(memory_of(kind.runs[0]) for kind in kinds),
-        gpus=gpus,
-    )
-
-
-def _kind_of(config: RunConfig) -> str:
-    """A text that runs of one kind share."""
-    values = config.model_dump(mode="json")
-    for section, keys in FREE.items():
-        values[section] = {k: v for k, v in values[section].items() if k not in keys}
-    shaping = ("kind", "client_batch", "precision", "deterministic")
-    engine = {key: values["engine"][key] for key in shaping}
-    free = dict.fromkeys(("label", "seed", "hyperparameters"))
-    return json.dumps(values | free | {"engine": engine})
+        values = config.model_dump(mode="json")
+        for section, keys in FREE.items():
+            values[section] = {k: v for k, v in values[section].items() if k not in keys}
+        shaping = ("kind", "client_batch", "precision", "deterministic")
+        values["engine"] = {key: values["engine"][key] for key in shaping}
+        free = dict.fromkeys(("label", "seed", "hyperparameters"))
+        kinds.setdefault(json.dumps(values | free), []).append(config)
+    return list(kinds.values())
 
 
 class _Clock(Callback):
@@ -182,7 +99,7 @@ class _Clock(Callback):
         return "stop" if enough else None
 
 
-def _measured(config: RunConfig, session: Any) -> Measured:
+def measure(config: RunConfig, session: Any = None) -> Measured:
     """Trains the first rounds of a run in a temporary folder; each is evaluated.
 
     Raises:
@@ -190,42 +107,36 @@ def _measured(config: RunConfig, session: Any) -> Measured:
     """
     from fedsim.training import driver
 
-    every = {"every": 1, "decompose_every": min(config.evaluation.decompose_every, 1)}
-    config = config.model_copy(update={"evaluation": config.evaluation.model_copy(update=every)})
+    evaluation = config.evaluation.model_copy(update={"every": 1})
     clock, level = _Clock(), logger.level
     with tempfile.TemporaryDirectory(prefix="fedsim-") as folder:
         logger.setLevel(logging.WARNING)  # what the run says is said again when it is done
         try:
-            ray = session if config.engine.kind == "ray" else None
-            store = driver.run(config, Path(folder, "run"), [clock], ray)
+            config = config.model_copy(update={"evaluation": evaluation})
+            store = driver.run(config, Path(folder, "run"), [clock], session)
         except FedsimError as error:
             error.add_note("--no-measure lists the runs without training any")
             raise
         finally:
             logger.setLevel(level)
         end = time.perf_counter()
-        tables = [f for f in store.path.glob("*.csv") if f.read_text("utf-8").startswith("round,")]
+        tables = [f for f in store.path.glob("*.csv") if f.read_bytes().startswith(b"round,")]
         growing = sum(file.stat().st_size for file in tables)
         size = sum(f.stat().st_size for f in store.path.rglob("*") if f.is_file())
     later = clock.rounds[1:] or clock.rounds
-    mean = {phase: sum(r[phase] for r in later) / len(later) for phase in PHASES}
+    total, evaluated = (sum(r[p] for r in later) / len(later) for p in ("total", "evaluate"))
     return Measured(
         first=end - clock.begun - sum(r["total"] for r in clock.rounds[1:]),
-        round=mean["total"] - mean["evaluate"] - mean["decompose"],
-        evaluation=mean["evaluate"],
-        decomposition=mean["decompose"],
-        disk=size - growing,
+        round=total - evaluated,
+        evaluation=evaluated,
+        fixed=size - growing,
         per_round=growing / len(clock.rounds),
     )
 
 
-PHASES = ("total", "evaluate", "decompose")
-"""Of timings.csv, which are looked at."""
-
-
-def _makespan(seconds: Sequence[float], slots: int) -> float:
-    """How long runs take on some slots, the longest first, as a sweep does them."""
-    ends = [0.0] * slots
+def makespan(seconds: Sequence[float], at_once: int) -> float:
+    """How long runs take, so many at once, the longest first."""
+    ends = [0.0] * at_once
     for each in sorted(seconds, reverse=True):
-        heapq.heappush(ends, heapq.heappop(ends) + each * (CONTENTION if slots > 1 else 1.0))
+        heapq.heappush(ends, heapq.heappop(ends) + each * (CONTENTION if at_once > 1 else 1.0))
     return max(ends)

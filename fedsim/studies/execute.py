@@ -140,7 +140,7 @@ class Work:
         for plan, folder in self.searches(out):
             check_out(plan, folder)
         if self.grid:
-            sweeps.check_out(self.grid, out)
+            sweeps.check_out(out)
 
     def runs(self, tunings: Sequence[Tuning], out: Path) -> Sequence[SweepRun]:
         """The runs after the searches; of a study, its files are written first."""
@@ -218,6 +218,9 @@ def run(work: Work, out: Path, how: How) -> Ended:
         examples = work.configs if tunings else _left(work, later)
         configs = list(islice(cycle(examples), len(trials) + len(later)))
         drivers = capacity.make_drivers(configs, work.parallel, stack, how.displays)
+        if tunings and not trials:
+            count = sum(len(tuning.ended) for tuning in tunings)
+            logger.info("%s done already", counted(count, "trial"))
         if configs:
             text = _introduction(work, len(trials), len(later))
             logger.info(capacity.introduction(text, drivers, configs))
@@ -231,7 +234,6 @@ def run(work: Work, out: Path, how: How) -> Ended:
         missing = sweeps.missing(runs, folder, accept_changed_code=accept)
         if isinstance(shown, board.Board):
             metric = work.search.proposer.by if work.search else "test_accuracy"
-            shown.took |= sweeps.seconds_of_groups(runs, folder)
             shown.now([run.name for run in missing], metric, lines=work.search is None)
         ended.table, ended.failed = sweeps.run_all(
             runs, missing, folder, drivers, shown, how.trackers, accept_changed_code=accept

@@ -22,9 +22,9 @@ from fedsim.core.settings import Scalar
 from fedsim.storage import trials
 from fedsim.storage.run_dir import check_outside_runs
 from fedsim.storage.trials import Trial
-from fedsim.studies.capacity import Parallel, check_trainable, with_engine
+from fedsim.studies.capacity import Parallel, with_engine
 from fedsim.studies.proposals import Proposer
-from fedsim.studies.sweep import check_stackable, varied_axes
+from fedsim.studies.sweep import varied_axes
 from fedsim.training import loading
 from fedsim.training.resume import FREE, decisive
 
@@ -39,35 +39,25 @@ FIXED = ("by", "sampler", "sampler_seed", "pruner", "seeds", "search")
 """Keys of study.json, beside the settings, that stay the same when a search continues."""
 
 
-@dataclass(frozen=True)
-class Held:
-    """Keys that a search holds fixed, since the validation part does not show what they cost.
-
-    Args:
-        reason: what they decide.
-        besides: keys of the section that may be searched.
-    """
-
-    reason: str
-    besides: tuple[str, ...] = ()
-
-
-DATA = Held("decides which data are trained on and scored", ("augment",))
-WHO, PRIVACY = Held("decides how many clients take part"), "decides how much privacy is spent"
-HELD: Mapping[str, Held] = {
-    "data": DATA,
-    "evaluation": Held("decides how models are scored"),
-    "clock": Held("decides how fast clients are and which of them answer"),
-    "attack": Held("decides what malicious clients do"),
-    "compress": Held("decides how much clients send", ("error_feedback",)),
-    "dp": Held(
-        PRIVACY, ("clip", "quantile", "clip_lr", "count_noise", "clip_control", "max_samples")
-    ),
+HELD = {
+    "data": "decides which data are trained on and scored",
+    "evaluation": "decides how models are scored",
+    "clock": "decides how fast clients are and which of them answer",
+    "attack": "decides what malicious clients do",
+    "compress": "decides how much clients send",
+    "dp": "decides how much privacy is spent",
     **dict.fromkeys(
-        ("train.sample_rate", "train.cohort", "train.clients", "async.concurrency"), WHO
+        ("train.sample_rate", "train.cohort", "train.clients", "async.concurrency"),
+        "decides how many clients take part",
     ),
 }
-"""By section or key what is not searched."""
+"""What is not searched, by section or key, since the validation part does not show what it costs.
+"""
+SEARCHED = {
+    *("data.augment", "compress.error_feedback", "dp.clip", "dp.quantile", "dp.clip_lr"),
+    *("dp.count_noise", "dp.clip_control", "dp.max_samples"),
+}
+"""Keys of these sections that may be searched."""
 SPENT = {
     "user": ("train.rounds",),
     "example": ("train.rounds", "train.batch_size", "train.local_epochs", "train.local_steps"),
@@ -173,14 +163,11 @@ def make_plan(
     )
     if base.data.val_fraction == 0 and not len(loading.load(base)[0].val):
         raise ConfigError(f"data.val_fraction 0: {NO_VALIDATION}")
-    examples, layers = plan.examples, ({**settings, **searched}, overrides)
+    examples = plan.examples
     for key, reason in unused(searched, examples).items():
         if key in space:
             raise ConfigError(f"{reason}; nothing to search")
     warn_unused({**settings, **searched, **overrides}, examples)
-    for example in examples:
-        check_stackable(example, layers)
-    check_trainable(examples)
     return plan
 
 
@@ -194,10 +181,9 @@ def check_searched(wanted: Settings, settings: Settings) -> None:
     Raises:
         ConfigError: such a key; names where it was given, and the reason.
     """
-    used = {k: settings[k].value for k in ("data.name", "data.partition") if k in settings}
+    names = {settings[k].value for k in ("data.name", "data.partition") if k in settings}
     level = settings["dp.level"].value if "dp.level" in settings else None
     for key, given in wanted.items():
-        section, _, leaf = key.rpartition(".")
         if key == "seed":
             raise ConfigError(
                 f"{given.origin}: seeds are not searched; 'grid: {{seed: [0, 1, 2]}}' gives the "
@@ -205,14 +191,14 @@ def check_searched(wanted: Settings, settings: Settings) -> None:
             )
         if key in FREE:
             raise ConfigError(f"{given.origin}: {key} changes no result; nothing to search")
-        held = HELD.get(key) or HELD.get(section.removesuffix(".columns"))
-        if data.find(section) is not None or section in used.values():
-            held = DATA
-        if key in SPENT.get(str(level), ()):
-            held = Held(f"with dp.level={level} {PRIVACY}")
-        if held is not None and leaf not in held.besides:
+        section = key.rpartition(".")[0].removesuffix(".columns")
+        if data.find(section) is not None or section in names:
+            section = "data"
+        reason = HELD["dp"] if key in SPENT.get(str(level), ()) else HELD.get(key)
+        reason = reason or (None if key in SEARCHED else HELD.get(section))
+        if reason is not None:
             raise ConfigError(
-                f"{given.origin}: {key} is not searched: it {held.reason}, which must be the same "
+                f"{given.origin}: {key} is not searched: it {reason}, which must be the same "
                 "in all trials; give its value outside of the search"
             )
 
@@ -275,7 +261,7 @@ def check_out(plan: SearchPlan, out: Path) -> int | None:
             )
         return None
     before, now = (
-        {**{key: study.get(key) for key in FIXED}, **study["settings"]}
+        {**{key: study.get(key) for key in FIXED}, **study.get("settings", {})}
         for study in (begun, _study_of(plan))
     )
     for key, value in now.items():  # the order of the searched keys counts as well
@@ -284,7 +270,7 @@ def check_out(plan: SearchPlan, out: Path) -> int | None:
                 f"{out}: its search was begun with {key} {before.get(key)}, not {value}; give "
                 "another --out or move it away"
             )
-    return int(begun["ahead"])
+    return int(begun.get("ahead", 1))
 
 
 def write_study(plan: SearchPlan, out: Path, most_at_once: int) -> None:

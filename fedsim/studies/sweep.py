@@ -6,13 +6,11 @@ is made of an incomplete one, :func:`fedsim.studies.parallel.execute` says.
 
 from __future__ import annotations
 
-import csv
 import itertools
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence, Set
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,11 +20,10 @@ from fedsim.config import experiments, presets
 from fedsim.config.experiments import MOST_RUNS, Axis, AxisValue, Experiment, Setting, Settings
 from fedsim.config.resolve import resolve, warn_unused
 from fedsim.config.run import RunConfig
-from fedsim.core import files
 from fedsim.core.errors import ConfigError
 from fedsim.storage import directories
 from fedsim.storage.run_dir import check_outside_runs
-from fedsim.studies.capacity import Parallel, check_trainable, with_engine
+from fedsim.studies.capacity import Parallel, with_engine
 from fedsim.studies.parallel import Drivers, Follower, control
 from fedsim.training.events import Event, Failed, Job
 from fedsim.training.provenance import Comparison
@@ -93,13 +90,13 @@ def expand(
     runs that the same drivers do.
 
     Raises:
-        ConfigError: a configuration that cannot be used, tensors to train that its model does not
-            have, a search, a flag that contradicts rows of the grid, two combinations that are the
-            same run, runs that need different Rays, or more than :data:`MOST_RUNS`.
+        ConfigError: a configuration that cannot be used, a search, a flag that contradicts rows of
+            the grid, two combinations that are the same run, runs that need different Rays, or more
+            than :data:`MOST_RUNS`.
     """
     if experiment.search:
         origin = next(iter(experiment.search.values())).origin
-        raise ConfigError(f"{origin}: a search has no runs of a grid")
+        raise ConfigError(f"{origin}: a search is run by 'fedsim tune'")
     grid = varied_axes(experiment, overrides)
     count = math.prod(len(axis.values) for axis in grid)
     if count > MOST_RUNS:
@@ -110,7 +107,6 @@ def expand(
         named: Settings = {} if label is None else {"label": Setting(label, "grid")}
         layers = [experiment.settings, named, *(value.settings for value in values), overrides]
         config = with_engine(resolve(*layers), layers, count + others, parallel)
-        check_stackable(config, layers)
         runs.append(_run(grid, values, config))
     for name, times in Counter(run.name for run in runs).items():
         if times > 1:
@@ -120,7 +116,6 @@ def expand(
             raise ConfigError(f"grid: the runs differ in engine.{leaf}; one Ray serves a sweep")
     varied = [setting for axis in grid for v in axis.values for setting in v.settings.items()]
     warn_unused({**experiment.settings, **dict(varied), **overrides}, [r.config for r in runs])
-    check_trainable(run.config for run in runs)
     return runs
 
 
@@ -166,27 +161,6 @@ def _tells_methods(axis: Axis) -> bool:
     return sections.isdisjoint(OF_EXPERIMENTS) and not any(map(data.find, sections))
 
 
-def check_stackable(config: RunConfig, layers: Sequence[Settings]) -> None:
-    """Refuses an ``engine.client_batch`` above 1 for clients that cannot be stacked.
-
-    What only the data or a model of the user's decide is found when the run begins.
-
-    Args:
-        config: of a run.
-        layers: the settings it is made of; a later layer wins.
-
-    Raises:
-        ConfigError: they cannot; names where the number was given.
-    """
-    if config.engine.client_batch in (1, "auto"):
-        return
-    from fedsim.training import setup, stacking  # import torch
-
-    key = "engine.client_batch"
-    origin = [layer[key].origin for layer in layers if key in layer][-1]
-    stacking.check(config, setup.algorithm_of(config), origin)
-
-
 def varied_axes(experiment: Experiment, overrides: Settings) -> tuple[Axis, ...]:
     """The axes that no flag replaces."""
     return tuple(axis for axis in experiment.grid if not _replaced(axis, overrides))
@@ -204,16 +178,11 @@ def _replaced(axis: Axis, overrides: Settings) -> bool:
     return False
 
 
-def check_out(runs: Sequence[SweepRun], out: Path) -> None:
-    """Refuses a directory in which the sweep would overwrite what is not its own.
-
-    Its own are tables whose rows are runs of the grid, or runs that lie in ``out``: the grid may
-    have changed since, and a flag such as ``--seed 0`` changes the names.
+def check_out(out: Path) -> None:
+    """Refuses a directory that is no place for a sweep.
 
     Raises:
-        ConfigError: ``out`` is no directory, a run, live or not, or inside one, or its summary.csv
-            or aggregate.csv is not that of a sweep there.
-        StoreError: it cannot be read.
+        ConfigError: ``out`` is no directory, a run, live or not, or inside one.
     """
     check_outside_runs(out)
     if out.exists() and not out.is_dir():
@@ -223,22 +192,9 @@ def check_out(runs: Sequence[SweepRun], out: Path) -> None:
             raise ConfigError(
                 f"--out {out}: is a run directory (it holds {name}); a sweep needs its own"
             )
-    if (out / files.LOCK_FILE).exists():
-        with files.lock(out):  # refused where a run that has just begun holds it
-            pass
-    names = {run.name for run in runs} | {file.parent.name for file in out.glob("*/config.yaml")}
-    groups = {run.group for run in runs}
-    groups |= {group_of(name, seeds) for name in names for seeds in (SEEDS, SEEDS[:1])}
-    for name, column, rows in (
-        ("summary.csv", "run", names),
-        ("aggregate.csv", "configuration", groups),
-    ):
-        with files.reading(out / name) as path:
-            if path.exists() and not _lists_only(path, column, rows):
-                raise ConfigError(
-                    f"{path}: is not the table of a sweep in this directory, and would be "
-                    "overwritten; give another --out or move it away"
-                )
+    for name in ("summary.csv", "aggregate.csv"):
+        if (out / name).exists() and not (out / directories.GRID).exists():
+            raise ConfigError(f"{out / name}: is not of a sweep, and would be overwritten")
 
 
 def group_of(name: str, seeds: Sequence[str] = SEEDS) -> str:
@@ -251,55 +207,27 @@ def _repeats(axis: Axis) -> bool:
     return all(set(value.settings) <= set(SEEDS) for value in axis.values)
 
 
-def _lists_only(path: Path, column: str, rows: Set[str]) -> bool:
-    """Whether the first column of a CSV file has this name, and no other values than these."""
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            cells = [row[0] for row in csv.reader(file) if row]
-    except (UnicodeDecodeError, csv.Error):
-        return False
-    return cells[:1] == [column] and set(cells[1:]) <= rows
-
-
 def missing(
     runs: Sequence[SweepRun], out: Path, *, accept_changed_code: bool = False
 ) -> list[SweepRun]:
-    """The runs that are not finished, those that take longest first; says which are.
+    """The runs that are not finished; says which are.
 
     With ``accept_changed_code`` finished runs of other code of the user's count.
 
     Raises:
-        ConfigError: a finished run in ``out`` has another configuration or other code, or ``out``
-            is not the sweep's, see :func:`check_out`.
+        ConfigError: a finished run in ``out`` has another configuration or other code.
         DataError: a finished run is one of other data, or the data cannot be read.
         StoreError: a directory cannot be read.
     """
-    check_out(runs, out)
     unfinished = [run for run in runs if not is_complete(run.config, out / run.name)]
     left = {run.name for run in unfinished}
     comparison = Comparison(accept=accept_changed_code)
-    for run in runs:
-        if run.name not in left:
-            comparison.check(run.config, [out / run.name])
-    comparison.record()
     for position, run in enumerate(runs, start=1):
         if run.name not in left:
+            comparison.check(run.config, [out / run.name])
             logger.info("[%d/%d] %s: finished before", position, len(runs), run.name)
-    took = seconds_of_groups(runs, out)
-    return sorted(unfinished, key=lambda run: -took.get(run.group, 0.0))
-
-
-def seconds_of_groups(runs: Iterable[SweepRun], out: Path) -> dict[str, float]:
-    """The mean duration of the finished runs of each group, as far as their tables say it."""
-    took: dict[str, list[float]] = {}
-    for run in runs:
-        with suppress(OSError, UnicodeDecodeError, csv.Error, KeyError, ValueError, StopIteration):
-            table = out / run.name / "summary.csv"
-            with table.open(encoding="utf-8", newline="") as file:
-                row = next(csv.DictReader(file))
-            seconds = float(row["total_seconds"])
-            took.setdefault(run.group, []).append(seconds)
-    return {group: sum(times) / len(times) for group, times in took.items()}
+    comparison.record()
+    return unfinished
 
 
 def run_all(

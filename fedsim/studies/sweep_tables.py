@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
-from itertools import zip_longest
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +10,9 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from fedsim.audit.recorded import Difference, distance
 from fedsim.core import files
 from fedsim.core.analysis import analysis
 from fedsim.storage.rows import metric_column
-from fedsim.studies.sweep import SEEDS, group_of
 from fedsim.training.summary import (
     CLIENT_COLUMNS,
     FINAL_CLIENTS,
@@ -59,67 +54,19 @@ def write(runs: Mapping[str, str], out: Path) -> pd.DataFrame:
     """
     if not runs:
         return pd.DataFrame()
-    tables = _tables(runs, out)
-    for name, frame in tables.items():
-        files.write(out / name, _text(frame).encode())
-    return tables[AGGREGATE]
+    frames = tables(runs, out)
+    for name, frame in frames.items():
+        files.write(out / name, text(frame).encode())
+    return frames[AGGREGATE]
 
 
-def difference(out: Path, finished: Collection[str], rounding: float = 0.0) -> Difference | None:
-    """The first place where the tables of a sweep are not those of its runs; None where none is.
-
-    Args:
-        out: the directory of the sweep; a folder without tables has none to compare.
-        finished: the names of its finished runs.
-        rounding: by which numbers may differ, relative to their size where that is above 1.
-
-    Raises:
-        FedsimError, OSError, KeyError, ValueError: a table cannot be read.
-    """
-    there = [name for name in (SUMMARY, AGGREGATE) if (out / name).exists()]
-    if len(there) != 2:
-        return (
-            Difference(AGGREGATE if SUMMARY in there else SUMMARY, "is missing") if there else None
-        )
-    runs, rows = (
-        pd.read_csv(out / name, dtype=str, keep_default_na=False)[column].tolist()
-        for name, column in ((SUMMARY, "run"), (AGGREGATE, "configuration"))
-    )
-    for name in Counter(finished) - Counter(runs):
-        return Difference(SUMMARY, f"leaves out the finished run {name}")
-    for name in Counter(runs) - Counter(finished):
-        what = "twice" if name in finished else "which is no finished run of the sweep"
-        return Difference(SUMMARY, f"names {name}, {what}")
-    grouped = ({name: group_of(name, seeds) for name in runs} for seeds in (SEEDS, SEEDS[:1]))
-    groups = next((each for each in grouped if set(each.values()) == set(rows)), None)
-    if groups is None:
-        return Difference(AGGREGATE, "its configurations are not those of the runs")
-    for name, frame in _tables(groups, out).items():
-        now, recorded = _text(frame), (out / name).read_text(encoding="utf-8")
-        lines = zip_longest(*(text.splitlines(keepends=True) for text in (now, recorded)))
-        for line, (ours, theirs) in enumerate(lines, 1):
-            if ours != theirs and not (rounding and _close(ours, theirs, rounding)):
-                return Difference(f"{name}, line {line}", "is not what the runs give")
-    return None
-
-
-def _close(ours: str | None, theirs: str | None, rounding: float) -> bool:
-    """Whether two lines of a table differ in the rounding of numbers alone."""
-    if ours is None or theirs is None:
-        return False
-    (a, b) = csv.reader([ours, theirs])
-    return len(a) == len(b) and all(
-        x == y or distance(x, y) <= rounding for x, y in zip(a, b, strict=True)
-    )
-
-
-def _tables(runs: Mapping[str, str], out: Path) -> dict[str, pd.DataFrame]:
+def tables(runs: Mapping[str, str], out: Path) -> dict[str, pd.DataFrame]:
     """Both tables by the name of their file, from name and group of the runs."""
     summary = summarise(runs, out)
     return {SUMMARY: summary, AGGREGATE: aggregate(summary, runs)}
 
 
-def _text(table: pd.DataFrame) -> str:
+def text(table: pd.DataFrame) -> str:
     """The content of a table's file."""
     return table.to_csv(index=False, lineterminator="\n")
 

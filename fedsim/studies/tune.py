@@ -217,7 +217,6 @@ class Tuning:
             self.out.mkdir(parents=True, exist_ok=True)
             self._begun = self.most_at_once
         write_study(self.plan, self.out, self.most_at_once)
-        trials.cut(self.out)
         confirmed = not self.left and (self.out / CONFIRMED).exists()  # best.yaml, on fresh seeds
         self._write([] if confirmed else best(self.ended, self.plan.proposer.by))
         self._drivers = drivers
@@ -324,7 +323,6 @@ class Tuning:
 
     def _add(self, trial: Trial) -> None:
         """Records a trial that has ended."""
-        trials.append(self.out, trial)
         self.trials[trial.number] = trial
         by = self.plan.proposer.by
         leader = best(self.ended, by)
@@ -344,8 +342,8 @@ class Tuning:
         )
 
     def _write(self, leader: Sequence[Trial]) -> None:
-        """Writes trials.csv and, if there is a first one of ``leader``, best.yaml."""
-        trials.write_table(self.out, list(self.plan.proposer.space), self.ended)
+        """Writes the trials and, if there is a first one of ``leader``, best.yaml."""
+        trials.write(self.out, list(self.plan.proposer.space), self.ended)
         for trial in leader[:1]:
             write_best(self.plan, self.out, trial, f"{self.plan.proposer.by} {trial.value!r}")
 

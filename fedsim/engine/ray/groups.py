@@ -167,7 +167,7 @@ def plan_runs(
     return count, Reservation(share, actors)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class SharedRay:
     """The Ray of several runs at once.
 
@@ -211,13 +211,7 @@ def shared_ray(
         nodes, here = reachable()
         count, reservation = plan_runs(needs, nodes, runs, parallel, here)
         register = shared.start_register()
-        yield SharedRay(
-            count=count,
-            reservation=reservation,
-            joining=joining(),
-            register=register,
-            head=head,
-        )
+        yield SharedRay(count, reservation, joining(), register, head)
     finally:
         head.close()
         if not head.reason:

@@ -8,8 +8,6 @@ import pty
 import re
 import subprocess
 import sys
-import types
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -54,7 +52,7 @@ def configs(count: int = 6, *sets: str) -> list[RunConfig]:
 
 
 def kinds(text: str, parallel: capacity.Parallel = "auto", *sets: str) -> set[str]:
-    runs = sweep.expand(experiments.parse(text, "g.yaml"), from_flags({}, sets), None, parallel)
+    runs = sweep.expand(experiments.parse(text, "g.yaml"), from_flags({}, sets), parallel)
     return {run.config.engine.kind for run in runs}
 
 
@@ -136,24 +134,6 @@ def test_too_many_runs_are_refused_with_the_number_that_fits(
     assert message in str(error.value)
 
 
-def test_processes_are_started_ahead_where_several_will_be_needed() -> None:
-    with ExitStack() as stack:
-        assert capacity.start_ahead(configs(6, "engine.kind=ray"), "auto", stack) is None
-        assert capacity.start_ahead(configs(6), 1, stack) is None
-        ahead = capacity.start_ahead(configs(6), 2, stack)
-        assert ahead is not None
-        first, second = (ahead.pid(slot) for slot in ahead.slots)
-        drivers = capacity.make_drivers(configs(3), 3, stack, ahead=ahead)
-        assert drivers is ahead
-        assert drivers.slots == (0, 1, 2)
-        ahead.resize(1)
-        assert [ahead.pid(slot) for slot in ahead.slots] == [first]
-        with pytest.raises(ProcessLookupError):
-            os.kill(second, 0)
-    with pytest.raises(ProcessLookupError):
-        os.kill(first, 0)
-
-
 def test_the_memory_of_a_run_grows_with_its_model_and_its_cohort() -> None:
     (small,) = configs(1)
     (large,) = configs(1, "data.name=cifar10", "model.name=resnet18", "data.dir=.")
@@ -176,7 +156,7 @@ def test_the_clients_of_pooled_data_have_one_update_and_need_no_more_memory_than
     assert capacity.memory_of(every) == PROCESS + 54 * vector
     kinds = capacity._different([every, pooled, every, pooled])
     assert kinds == [every, pooled]
-    needs = [capacity._needs()(config) for config in kinds]
+    needs = [capacity._need(config) for config in kinds]
     assert [need.driver for need in needs] == [capacity.memory_of(config) for config in kinds]
 
 
@@ -345,32 +325,3 @@ def read(terminal: int) -> bytes:
         return os.read(terminal, 1 << 16)
     except OSError:  # Linux: no process has the other side open
         return b""
-
-
-def test_the_seconds_of_groups_come_from_finished_runs(tmp_path: Path) -> None:
-    text = "grid: {algorithm: [fedavg, fedld], seed: [0, 1, 2]}\n"
-    runs = sweep.expand(experiments.parse(text, "g.yaml"), {})
-    tables = ("total_seconds\n2\n", "total_seconds\n4\n", "", "a\n1\n", "total_seconds\nx\n")
-    for run, table in zip(runs, tables, strict=False):
-        (tmp_path / run.name).mkdir()
-        (tmp_path / run.name / "summary.csv").write_text(table)
-    assert sweep.seconds_of_groups(runs, tmp_path) == {"algorithm=fedavg": 3.0}
-
-
-@pytest.mark.parametrize("data", ["mine:read", "hf:here"])
-def test_ranks_are_not_refused_for_data_of_unknown_sizes(
-    data: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mine = types.ModuleType("mine")
-    mine.read = lambda request: None  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "mine", mine)
-    sets = "data.image_size=8", "model.name=mlp", "model.trainable=lora(250)"
-    capacity.check_trainable(configs(1, f"data.name={data}", *sets))
-
-
-@pytest.mark.parametrize("sizes", [(8, 64), (64, 8)])
-def test_a_rank_is_refused_wherever_the_small_images_stand(sizes: tuple[int, int]) -> None:
-    sets = "data.name=cifar10", "model.name=mlp", "model.trainable=lora(250)"
-    runs = [run for size in sizes for run in configs(1, *sets, f"data.image_size={size}")]
-    with pytest.raises(ConfigError, match=r"lora\(250\): .* larger than"):
-        capacity.check_trainable(runs)

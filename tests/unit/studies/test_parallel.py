@@ -245,17 +245,17 @@ def test_a_run_that_was_stopped_is_resumed_to_its_end(tmp_path: Path) -> None:
     told: list[Event] = []
     orders = Orders()
     stops = [Asks(orders, "stop")]
-    assert parallel.execute(job(tmp_path), orders, told.append, None, stops) == Stopped()
+    assert parallel.execute(job(tmp_path), orders, told.append, callbacks=stops) == Stopped()
     assert [type(event) for event in told] == [Begun, Started, RoundEnded]
-    assert parallel.execute(job(tmp_path), orders, told.append, None) == Stopped()  # not begun
+    assert parallel.execute(job(tmp_path), orders, told.append) == Stopped()  # not begun
     assert (tmp_path / "run/rounds.csv").read_text().count("\n") == 2
 
-    done = parallel.execute(job(tmp_path), Orders(), told.append, None)
+    done = parallel.execute(job(tmp_path), Orders(), told.append)
     assert isinstance(done, Done)
     assert done.summary["rounds"] == 3
     assert told[3:5] == [Begun(resumed=True), Started(1, 3)]
     assert [e.row["round"] for e in told if isinstance(e, RoundEnded)] == [1, 2, 3]
-    assert parallel.execute(job(tmp_path), Orders(), told.append, None) == Done({}, before=True)
+    assert parallel.execute(job(tmp_path), Orders(), told.append) == Done({}, before=True)
     assert not list(tmp_path.glob("*interrupted*"))
 
 
@@ -263,7 +263,7 @@ def test_a_run_that_was_stopped_is_resumed_to_its_end(tmp_path: Path) -> None:
 def test_a_run_may_be_ended_in_order(tmp_path: Path) -> None:
     orders = Orders()
     asks = [Asks(orders, "end")]
-    done = parallel.execute(job(tmp_path), orders, lambda _: None, None, asks)
+    done = parallel.execute(job(tmp_path), orders, lambda _: None, callbacks=asks)
     assert isinstance(done, Done)
     assert done.summary["rounds"] == 1
 
@@ -281,7 +281,7 @@ def test_a_failure_is_one_line_with_its_notes(
         raise error
 
     monkeypatch.setattr(driver, "run", fail)
-    failed = parallel.execute(job(tmp_path), Orders(), lambda _: None, None)
+    failed = parallel.execute(job(tmp_path), Orders(), lambda _: None)
     assert isinstance(failed, Failed)
     assert failed.reason.startswith(reason)
     assert "\n" not in failed.reason
@@ -302,7 +302,7 @@ def test_only_failures_that_would_come_again_are_lasting(
     error: Exception, lasting: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(driver, "run", mock.Mock(side_effect=error))
-    failed = parallel.execute(job(tmp_path), Orders(), lambda _: None, None)
+    failed = parallel.execute(job(tmp_path), Orders(), lambda _: None)
     assert isinstance(failed, Failed)
     assert failed.lasting is lasting
 
@@ -324,7 +324,7 @@ def test_a_run_waits_for_the_process_that_holds_its_directory(
             leave()
 
     monkeypatch.setattr(parallel.time, "sleep", sleep)
-    done = parallel.execute(job(tmp_path), Orders(), lambda _: None, None)
+    done = parallel.execute(job(tmp_path), Orders(), lambda _: None)
     assert isinstance(done, Done)
     assert looks.call_count == 3
     waits = [r.getMessage() for r in caplog.records if "waiting for" in r.getMessage()]
@@ -336,14 +336,14 @@ def test_a_run_that_waits_may_be_stopped(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(parallel.time, "sleep", lambda _: setattr(orders, "stop", True))
     job(tmp_path).out.mkdir()
     with files.lock(job(tmp_path).out):
-        assert parallel.execute(job(tmp_path), orders, lambda _: None, None) == Stopped()
+        assert parallel.execute(job(tmp_path), orders, lambda _: None) == Stopped()
 
 
 def test_what_a_process_without_a_job_logs_belongs_to_no_run(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     idle = mock.Mock(at_work=False)
-    idle.told.return_value = [Logged(logging.WARNING, "a thread of its own")], False
+    idle.receive.return_value = [Logged(logging.WARNING, "a thread of its own")], False
     idle.pipe, other = Pipe()
     drivers = Processes(0)
     drivers._made = {0: idle}
@@ -360,7 +360,7 @@ def test_a_warning_is_reported_once_whichever_processes_and_runs_repeat_it() -> 
     for slot in (0, 1):
         busy = mock.Mock(at_work=True)
         warned = [Logged(logging.WARNING, text, once=True) for text in (*texts, *texts)]
-        busy.told.return_value = [*warned, Logged(logging.INFO, "5 clients")], False
+        busy.receive.return_value = [*warned, Logged(logging.INFO, "5 clients")], False
         busy.pipe, other = Pipe()
         other.send_bytes(b"")
         drivers._made[slot] = busy
