@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
@@ -17,8 +16,6 @@ from fedsim.core.terminal import echo
 
 if TYPE_CHECKING:
     from fedsim.config.run import RunConfig
-    from fedsim.config.sections import EngineConfig
-    from fedsim.engine.ray.pool import Session
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -81,27 +78,28 @@ def show_estimate(
 
     imports = time.process_time()  # of this process so far: what each process of a sweep will take
     kinds = estimate.by_kind(configs)
-    at_once = 1 if _ray(configs) else local_runs(configs, parallel)
+    addresses = {config.engine.address for config in configs if config.engine.kind == "ray"}
+    at_once = 1 if addresses else local_runs(configs, parallel)
     rows, took, disk = [], [], 0.0
-    with _session(configs if measure else ()) as (session, gpus):
-        for runs in kinds:
-            first, rounds = runs[0], sorted(run.train.rounds for run in runs)
-            row = {
-                "runs": _name(first),
-                "number": str(len(runs)),
-                "rounds": " to ".join(map(str, dict.fromkeys([rounds[0], rounds[-1]]))),
-            }
-            if measure:
-                ray = session if first.engine.kind == "ray" else None
-                measured = estimate.measure(first, ray)
-                row["s per round"] = f"{measured.round:.2g}"
-                row["s per evaluation"] = f"{measured.evaluation:.2g}"
-                row["time of a run"] = duration(measured.seconds(first))
-                took += [measured.seconds(run) for run in runs]
-                disk += sum(map(measured.disk, runs))
-            if trains_on_gpu(first.engine):
-                row |= gpu_rows(first, first.engine.gpus_per_client or 1.0)
-            rows.append(row)
+    for runs in kinds:
+        first, rounds = runs[0], sorted(run.train.rounds for run in runs)
+        method = f"{first.algorithm} + {first.server}" if first.server else first.algorithm
+        batch = f"batch {first.train.batch_size}"
+        row = {
+            "runs": f"{method}, {first.data.name}, {first.model_name}, {batch}",
+            "number": str(len(runs)),
+            "rounds": " to ".join(map(str, dict.fromkeys([rounds[0], rounds[-1]]))),
+        }
+        if measure:
+            measured = estimate.measure(first)
+            row["s per round"] = f"{measured.round:.2g}"
+            row["s per evaluation"] = f"{measured.evaluation:.2g}"
+            row["time of a run"] = duration(measured.seconds(first))
+            took += [measured.seconds(run) for run in runs]
+            disk += sum(map(measured.disk, runs))
+        if trains_on_gpu(first.engine):
+            row |= gpu_rows(first, first.engine.gpus_per_client or 1.0)
+        rows.append(row)
     echo()
     show(rows)
     side_by_side = f", {at_once} at once" if at_once > 1 else ""
@@ -109,37 +107,14 @@ def show_estimate(
     if took:
         seconds = imports + estimate.makespan(took, at_once)
         total |= {"time": duration(seconds), "disk": size(disk)}
+        gpus = 0 if addresses - {None} else num_gpus()  # those of a cluster are not counted
         if gpus or gpu_price is not None:
             hours = seconds / 3600 * gpus
             cost = "" if gpu_price is None else f", {hours * gpu_price:.2f} in all"
-            total["GPU hours"] = f"{hours:.2f} ({counted(int(gpus), 'GPU')}){cost}"
-    memory = at_once * max(memory_of(runs[0]) for runs in kinds)
-    total["memory"] = f"{size(memory)}, and the data"
+            total["GPU hours"] = f"{hours:.2f} ({counted(gpus, 'GPU')}){cost}"
+    total["memory"] = f"{size(at_once * max(memory_of(runs[0]) for runs in kinds))}, and the data"
     echo()
     show([{"": name, "estimate": text} for name, text in total.items()])
-
-
-def _ray(configs: Sequence[RunConfig]) -> list[EngineConfig]:
-    return [config.engine for config in configs if config.engine.kind == "ray"]
-
-
-@contextmanager
-def _session(configs: Sequence[RunConfig]) -> Iterator[tuple[Session | None, float]]:
-    """Ray, if a run needs it, and the GPUs of its machines, or of this one."""
-    on_ray = _ray(configs)
-    if not on_ray:
-        yield None, float(num_gpus())
-        return
-    from fedsim.engine.ray.cluster import machines
-    from fedsim.engine.ray.pool import Session
-
-    with Session(on_ray[0]) as session:
-        yield session, sum(node.gpus for node in machines())
-
-
-def _name(c: RunConfig) -> str:
-    method = f"{c.algorithm} + {c.server}" if c.server else c.algorithm
-    return f"{method}, {c.data.name}, {c.model_name}, batch {c.train.batch_size}"
 
 
 def size(count: float) -> str:

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import FedsimError
@@ -99,7 +99,7 @@ class _Clock(Callback):
         return "stop" if enough else None
 
 
-def measure(config: RunConfig, session: Any = None) -> Measured:
+def measure(config: RunConfig) -> Measured:
     """Trains the first rounds of a run in a temporary folder; each is evaluated.
 
     Raises:
@@ -113,7 +113,7 @@ def measure(config: RunConfig, session: Any = None) -> Measured:
         logger.setLevel(logging.WARNING)  # what the run says is said again when it is done
         try:
             config = config.model_copy(update={"evaluation": evaluation})
-            store = driver.run(config, Path(folder, "run"), [clock], session)
+            store = driver.run(config, Path(folder, "run"), [clock])
         except FedsimError as error:
             error.add_note("--no-measure lists the runs without training any")
             raise

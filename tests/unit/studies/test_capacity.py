@@ -61,22 +61,15 @@ def kinds(text: str, parallel: capacity.Parallel = "auto", *sets: str) -> set[st
     [
         ((), "serial"),
         (("engine.gpus_per_client=0",), "serial"),
-        (("engine.checkpoint_every=5", "engine.on_client_failure=drop"), "serial"),
         (("engine.kind=ray",), "ray"),
         (("engine.kind=serial",), "serial"),
         (("engine.actors=2",), "ray"),
-        (("engine.address=auto",), "ray"),
         (("engine.gpus_per_client=0.5",), "ray"),
         (("engine.cpus_per_client=2",), "ray"),
     ],
 )
 def test_the_engine_of_a_sweep(sets: tuple[str, ...], kind: str) -> None:
     assert kinds(GRID, "auto", *sets) == {kind}
-
-
-def test_an_engine_in_the_file_or_the_grid_is_honoured() -> None:
-    assert kinds("engine: {kind: ray}\n" + GRID) == {"ray"}
-    assert kinds("grid: {seed: [0, 1, 2, 3], engine.kind: [ray, serial]}\n") == {"ray", "serial"}
 
 
 def test_few_runs_one_at_a_time_and_gpus_are_left_to_ray(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +94,6 @@ def test_few_runs_one_at_a_time_and_gpus_are_left_to_ray(monkeypatch: pytest.Mon
         (3, (), 9, 3),
         (1, (), "auto", 1),
         (6, ("train.threads=2",), "auto", 2),
-        (6, ("train.threads=8",), "auto", 1),
         (6, ("engine.memory_per_client=6",), "auto", 2),
         (6, ("engine.memory_per_client=60",), "auto", 1),
         (6, ("engine.kind=mine:make",), "auto", 1),
@@ -160,15 +152,6 @@ def test_the_clients_of_pooled_data_have_one_update_and_need_no_more_memory_than
     assert [need.driver for need in needs] == [capacity.memory_of(config) for config in kinds]
 
 
-def test_a_network_that_computes_with_values_as_it_is_built_is_counted_too() -> None:
-    (config,) = configs(1, "data.name=cifar10", "model.name=torchvision:regnet_y_400mf")
-    vector, frozen = capacity.model_bytes(config)
-    assert vector == pytest.approx(
-        4 * (4_344_144 - 990 * 441), rel=0.01
-    )  # as published, 10 classes
-    assert frozen == 0
-
-
 RESNET18 = 4 * 11_689_512
 """Bytes of the published ResNet-18 (3 channels, 1,000 classes): its parameters."""
 
@@ -204,12 +187,6 @@ def test_what_is_no_number_of_runs_is_refused(value: str) -> None:
     done = CliRunner().invoke(main, ["sweep", "table3_small", "--parallel", value])
     assert done.exit_code == 2
     assert "must be auto or a whole number from 1" in done.stderr
-
-
-def test_durations() -> None:
-    assert [board.duration(s) for s in (0.4, 99.4, 99.5, 4500, 7190)] == [
-        "0 s", "99 s", "2 min", "1 h 15 min", "2 h 0 min",
-    ]  # fmt: skip
 
 
 def job(name: str) -> Job:
@@ -263,22 +240,6 @@ def test_a_board_in_a_pipe_is_a_line_for_each_run_that_ends(
         "[4/4] b1: finished before",
     ]
     assert shown.waiting == []
-
-
-def test_bars_show_the_runs_that_are_active(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = board.Bars(total=3, waiting=["a", "b", "c"], width=2)
-    try:
-        tell(shown, 0, "a", Begun(resumed=False), Started(0, 2), ended(1))
-        tell(shown, 1, "b", Begun(resumed=False))
-        texts = [(task.description, task.completed, task.total) for task in shown.bars.tasks]
-        assert texts == [("runs", 0, 3), ("a", 1, 2), ("b", 0, None)]
-        tell(shown, 0, "a", ended(2), Done({}))
-        tell(shown, 1, "b", Lost("gone"))
-        assert [task.description for task in shown.bars.tasks] == ["runs"]
-        assert shown.bars.tasks[0].completed == 1
-    finally:
-        shown.close()
-    assert capsys.readouterr().out.startswith("[1/3] a: 0 s"), "above the bars"
 
 
 ON_A_TERMINAL = """

@@ -70,7 +70,7 @@ def test_the_dry_run_of_a_run_and_of_a_sweep(
     monkeypatch.chdir(tmp_path)
     measured = Measured(first=36.0, round=36.0, evaluation=0.0, fixed=2e6, per_round=0.0)
     trained = []
-    monkeypatch.setattr(estimate, "measure", lambda c, _: trained.append(c.seed) or measured)
+    monkeypatch.setattr(estimate, "measure", lambda c: trained.append(c.seed) or measured)
     monkeypatch.setattr("fedsim.cli.dry_run.num_gpus", lambda: 2)
     monkeypatch.setattr("time.process_time", lambda: 0.0)
     done = CliRunner().invoke(

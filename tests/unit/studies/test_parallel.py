@@ -26,7 +26,7 @@ from fedsim.core.errors import (
     StoreError,
     WorkerError,
 )
-from fedsim.studies import parallel, processes
+from fedsim.studies import parallel
 from fedsim.studies.parallel import Drivers
 from fedsim.studies.processes import Processes
 from fedsim.training import driver
@@ -128,12 +128,6 @@ def test_every_slot_is_kept_at_work_and_every_event_told() -> None:
     assert drivers.closed == []  # they are warm for what follows
 
 
-def test_a_failure_is_told_once_and_the_others_go_on() -> None:
-    drivers, heard = Scripted(1, a=[Failed("NaN")], b=[DONE]), Heard()
-    control(drivers, heard, "ab")
-    assert [event for _, _, event in heard.events] == [Failed("NaN"), DONE]
-
-
 def test_a_lost_run_is_resumed_before_others_begin() -> None:
     drivers = Scripted(1, a=[round_of(1), Lost("gone"), DONE], b=[DONE])
     heard = Heard()
@@ -217,14 +211,6 @@ def test_a_driver_that_is_lost_while_stopping_is_not_made_again() -> None:
     assert [name for _, name in drivers.submitted] == ["a"]
 
 
-def test_a_signal_that_reaches_one_run_ends_the_sweep() -> None:
-    drivers = Scripted(2, a=[Stopped(signal.SIGTERM)], b=[round_of(1)], c=[DONE])
-    with pytest.raises(Interrupted) as interrupt:
-        control(drivers, Heard(), "abc")
-    assert interrupt.value.number == signal.SIGTERM
-    assert drivers.asked == [("stop", None)]
-
-
 def job(tmp_path: Path, *sets: str) -> Job:
     given = ("algorithm=fedavg", "train.rounds=3", "engine.kind=serial", *sets)
     return Job("run", resolve(from_flags({}, given)), tmp_path / "run")
@@ -257,15 +243,6 @@ def test_a_run_that_was_stopped_is_resumed_to_its_end(tmp_path: Path) -> None:
     assert [e.row["round"] for e in told if isinstance(e, RoundEnded)] == [1, 2, 3]
     assert parallel.execute(job(tmp_path), Orders(), told.append) == Done({}, before=True)
     assert not list(tmp_path.glob("*interrupted*"))
-
-
-@pytest.mark.integration
-def test_a_run_may_be_ended_in_order(tmp_path: Path) -> None:
-    orders = Orders()
-    asks = [Asks(orders, "end")]
-    done = parallel.execute(job(tmp_path), orders, lambda _: None, callbacks=asks)
-    assert isinstance(done, Done)
-    assert done.summary["rounds"] == 1
 
 
 @pytest.mark.parametrize(
@@ -331,29 +308,6 @@ def test_a_run_waits_for_the_process_that_holds_its_directory(
     assert waits == [f"waiting for pid {os.getpid()} on {platform.node()}, which still holds {out}"]
 
 
-def test_a_run_that_waits_may_be_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    orders = Orders()
-    monkeypatch.setattr(parallel.time, "sleep", lambda _: setattr(orders, "stop", True))
-    job(tmp_path).out.mkdir()
-    with files.lock(job(tmp_path).out):
-        assert parallel.execute(job(tmp_path), orders, lambda _: None) == Stopped()
-
-
-def test_what_a_process_without_a_job_logs_belongs_to_no_run(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    idle = mock.Mock(at_work=False)
-    idle.receive.return_value = [Logged(logging.WARNING, "a thread of its own")], False
-    idle.pipe, other = Pipe()
-    drivers = Processes(0)
-    drivers._made = {0: idle}
-    told: list[Event] = []
-    other.send_bytes(b"")
-    drivers.events(lambda _, event: told.append(event))
-    assert told == []
-    assert "a thread of its own" in caplog.text
-
-
 def test_a_warning_is_reported_once_whichever_processes_and_runs_repeat_it() -> None:
     drivers = Processes(0)
     texts = ["a.py:1: UserWarning: slow\n", "a.py:2: UserWarning: slow\n"]
@@ -369,14 +323,6 @@ def test_a_warning_is_reported_once_whichever_processes_and_runs_repeat_it() -> 
     drivers.events(lambda _, event: told.append(event.text))
     assert told[:2] == texts
     assert told[2:] == ["5 clients"] * 4
-
-
-def test_pythons_warnings_are_known_from_fedsims_log() -> None:
-    told: list[Event] = []
-    handler = processes._Forward(told.append)
-    for name in ("py.warnings", "fedsim"):
-        handler.emit(logging.LogRecord(name, logging.WARNING, "", 0, "text", (), None))
-    assert told == [Logged(30, "text", once=True), Logged(30, "text")]
 
 
 def test_processes_that_all_runs_need_end_the_loop(

@@ -114,21 +114,6 @@ def test_the_table_does_not_depend_on_which_run_is_faster(tmp_path: Path, pruner
         assert len(texts) == 1
 
 
-def test_a_search_with_drivers_for_more_runs_keeps_them_at_work(tmp_path: Path) -> None:
-    drivers = Planted(count=4, order=5)
-    most = 0
-    submit = drivers.submit
-
-    def counted(slot: int, job: object) -> None:
-        nonlocal most
-        submit(slot, job)  # type: ignore[arg-type]
-        most = max(most, len(drivers.active))
-
-    drivers.submit = counted  # type: ignore[method-assign]
-    searched(tmp_path, plan_of(), drivers, 16)
-    assert most == 4
-
-
 def test_a_pruned_trial_has_the_value_at_which_it_was_stopped(tmp_path: Path) -> None:
     plan = plan_of(SEEDS, pruner="asha")
     drivers = Planted(count=2)
@@ -211,13 +196,6 @@ def test_the_order_of_the_searched_keys_is_part_of_a_search(tmp_path: Path) -> N
         tune.Tuning(plan_of(head + "\n".join(reversed(keys))), tmp_path)
 
 
-def test_a_metric_that_no_run_has(tmp_path: Path) -> None:
-    found = searched(tmp_path, plan_of(by="val_auc"), Planted(), 2)
-    assert [t.state for t in found.ended] == ["failed", "failed"]
-    assert found.ended[0].error == "val_auc is empty or not finite"
-    assert not (tmp_path / "best.yaml").exists()
-
-
 def test_without_validation_part_there_is_no_search() -> None:
     with pytest.raises(
         ConfigError, match=r"no validation part to judge trials by: set data\.val_f"
@@ -255,12 +233,6 @@ def test_a_grid_without_end_is_counted_and_not_made() -> None:
     assert plan_of(text, sampler="grid", trials=3).count == 3
     with pytest.raises(ConfigError, match=r"trials: 1,000,000,000 trials of 1 run"):
         plan_of(text, sampler="grid")
-
-
-def test_seeds_count_among_the_runs_of_a_search() -> None:
-    assert plan_of(SEEDS, trials=5000).count == 5000
-    with pytest.raises(ConfigError, match=r"trials: 5,001 trials of 2 runs; .* at most 10,000"):
-        plan_of(SEEDS, trials=5001)
 
 
 def test_a_grid_over_real_numbers_is_refused() -> None:
@@ -301,12 +273,6 @@ def test_another_search_in_the_same_directory_is_refused(
         tune.Tuning(plan_of(text, *sets, **given), tmp_path)
 
 
-def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ConfigError, match=r"holds notes.txt and no search"):
-        tune.Tuning(plan_of(), tmp_path)
-
-
 def test_placement_may_change_when_a_search_goes_on(tmp_path: Path) -> None:
     searched(tmp_path, plan_of(FILE, "engine.kind=serial"), Planted(), 1)
     assert len(searched(tmp_path, plan_of(FILE, "engine.actors=2"), Planted(), 2).ended) == 2
@@ -318,11 +284,8 @@ def test_placement_may_change_when_a_search_goes_on(tmp_path: Path) -> None:
         ("seed: int(0, 3)", "seeds are not searched"),
         ("engine.actors: int(1, 3)", "changes no result"),
         ("data.seed: int(0, 3)", "decides which data"),
-        ("data.columns.label: choice(a, b)", "decides which data"),
-        ("synthetic.alpha: uniform(0, 1)", "decides which data"),
         ("mine:blobs.classes: int(2, 5)", "decides which data"),
         ("evaluation.every: int(1, 3)", "decides how models are scored"),
-        ("dp.delta: uniform(0.1, 0.2)", "decides how much privacy"),
         ("train.rounds: int(1, 3)", "decides how much privacy"),
     ],
 )
