@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from fedsim.engine.ray.ahead import SessionAhead
     from fedsim.engine.ray.pool import Session
     from fedsim.storage.run_dir import RunStore
-    from fedsim.studies.execute import Work
     from fedsim.studies.results import StudyStore, SweepStore
+    from fedsim.studies.study import Plan
     from fedsim.training.callbacks import Callback
 
 
@@ -163,9 +163,8 @@ def study(
     from fedsim.studies.results import StudyStore
 
     folder = _folder(out, "study", file)
-    work = _several(file, folder, "study", overrides, parallel, progress, accept_changed_code)
-    if work.study is not None:
-        execute.report(work.study, folder)
+    plan = _several(file, folder, "study", overrides, parallel, progress, accept_changed_code)
+    execute.report(plan, folder)
     return StudyStore(folder)
 
 
@@ -177,12 +176,13 @@ def _several(
     parallel: Literal["auto"] | int,
     progress: bool | None,
     accept_changed_code: bool,
-) -> Work:
+) -> Plan:
     """Does the runs of a file, a preset or the content of a file."""
     from fedsim.config import experiments
     from fedsim.config.experiments import Setting
     from fedsim.display.progress import displays
     from fedsim.studies import execute
+    from fedsim.studies import study as studies
     from fedsim.studies import sweep as sweeps
 
     if isinstance(experiment, Mapping):
@@ -194,14 +194,14 @@ def _several(
         raise ConfigError(f"{kind}: what is given is done by 'fedsim {loaded.kind}'")
     flags = {key: Setting(value, key) for key, value in (overrides or {}).items()}
     source = kind if isinstance(experiment, Mapping) else Path(experiment).name
-    work = execute.make(loaded, flags, parallel, source)
+    plan = studies.make(loaded, flags, parallel, source)
     how = execute.How(
         progress=progress,
         accept_changed_code=accept_changed_code,
-        displays=lambda: displays(progress) if work.grid else [],
+        displays=lambda: displays(progress) if plan.grid else [],
     )
-    execute.run(work, out, how).check()
-    return work
+    execute.run(plan, out, how).check()
+    return plan
 
 
 def _check_on_disk(out: Path | str | None) -> None:

@@ -113,7 +113,7 @@ def planned(studies: Path, block: str) -> list[Planned]:
         source = studies / block.removeprefix(TAILS) / "comparison.yaml"
         folder = folder if block.startswith(TAILS) else folder / "runs"
     runs = []
-    for run in sweep.expand(sweep.load(str(source)), {}):
+    for run in sweep.expand(sweep.load(str(source)), {}, build=False):
         config = run.config
         unit: Row = {"method": config.label, "data_seed": config.data.seed, "seed": config.seed}
         unit["alpha"] = config.data.alpha if config.data.partition == "dirichlet" else None

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from fedsim.config.experiments import Experiment, Settings
-    from fedsim.studies.execute import Ended, Work
-    from fedsim.studies.study import StudyPlan
+    from fedsim.studies.execute import Ended
+    from fedsim.studies.study import Plan
 
 Names = Mapping[str, Mapping[str, str]]
 MOST_RUNS = 10_000
@@ -83,15 +83,12 @@ def sweep(ctx: click.Context, /, **options: Any) -> None:
       fedsim sweep my_grid.yaml --parallel 4              four runs at once
 
     As many runs as fit are executed at once ('--parallel auto'); results do not depend on that.
-    Without a GPU, and unless an engine or a setting of Ray's is given, runs that fill the machine
-    use the serial engine: one process each. So do runs one at a time on at most 8 cores.
+    Without a GPU, runs that fill the machine use the serial engine unless another is given.
 
     Each run has its own directory in DIR; DIR/summary.csv has a row per run, DIR/aggregate.csv
-    mean, standard deviation and 95 % interval over the seeds. If 'data.seed' is in the grid as well
-    they are over the partitions, each with the mean over its seeds, as in 'fedsim table --unit
-    partition'. A run that fails does not stop the others. After an interruption or a failure the
-    same command continues: finished runs are skipped, unfinished ones resume from their newest
-    checkpoint.
+    mean, standard deviation and 95 % interval over the seeds, or over the partitions if 'data.seed'
+    is in the grid. A run that fails does not stop the others. After an interruption or a failure
+    the same command continues: unfinished runs resume from their newest checkpoint.
     """
     _do(ctx, **options)
 
@@ -159,12 +156,11 @@ def tune(ctx: click.Context, /, **options: Any) -> None:
       fedsim tune my_search.yaml --sampler grid --by val_loss --parallel 4
 
     A trial is a run for each training seed, those of 'grid: {seed: [0, 1, 2]}' or --seed. Its value
-    is the mean over them of the metric after the last evaluated round. The test part is not
-    used. A trial with a run that diverges counts as failed, and the search continues.
+    is the mean over them of the metric after the last evaluated round. The test part is not used.
 
-    DIR has trials.csv, best.yaml (for 'fedsim run --config' and 'fedsim sweep') and the runs of
-    each trial; 'fedsim report DIR' plots the search. After an interruption the same command
-    continues, and trials.csv is the same as without the interruption.
+    DIR has trials.csv, best.yaml (for 'fedsim run --config') and the runs of each trial; 'fedsim
+    report DIR' plots the search. After an interruption the same command continues to the same
+    trials.csv.
     """
     _do(ctx, "tune", **options)
 
@@ -185,10 +181,8 @@ def study(ctx: click.Context, /, **options: Any) -> None:
 
     Each method is tuned on each partition by its validation part (DIR/tuning, DIR/chosen.csv),
     then trained with the chosen settings on training seeds that the tuning has not used
-    (DIR/runs), and reported (DIR/report). Needs the extra 'tune'.
-
-    After an interruption or a failure the same command continues. DIR/comparison.yaml is the
-    comparison as a file for 'fedsim sweep'.
+    (DIR/runs), and reported (DIR/report). After an interruption or a failure the same command
+    continues. Needs the extra 'tune'.
     """
     _do(ctx, "study", **options)
 
@@ -219,6 +213,7 @@ def _do(
     with repeatable(ctx, contents, folder):
         from fedsim.config.search import from_flags
         from fedsim.studies import execute
+        from fedsim.studies import study as studies
         from fedsim.studies import sweep as sweeps
 
         loaded = sweeps.load(experiment)
@@ -232,12 +227,12 @@ def _do(
         rows = (*loaded.partitions, *loaded.methods)
         make_importable(loaded.settings, *(row.settings for row in rows), flags)
         trackers_of(track)  # refuses one that is not installed before anything starts
-        work = execute.make(loaded, flags, parallel, Path(experiment).name)
-        if work.study is not None and work.study.untuned:
-            echo(f"not tuned, nothing to search: {', '.join(work.study.untuned)}")
+        plan = studies.make(loaded, flags, parallel, Path(experiment).name)
+        if plan.untuned:
+            echo(f"not tuned, nothing to search: {', '.join(plan.untuned)}")
         if dry_run:
-            _list(work)
-            show_estimate(work.configs, parallel, measure=measure is not False, gpu_price=gpu_price)
+            _list(plan)
+            show_estimate(plan.configs, parallel, measure=measure is not False, gpu_price=gpu_price)
             return
         from fedsim.display.progress import display
 
@@ -245,14 +240,14 @@ def _do(
             trackers=tuple(dict.fromkeys(track)),
             accept_changed_code=accept_changed_code,
             verbose=tracebacks(ctx),
-            displays=lambda: [display(final_table=False)] if work.grid else [],
+            displays=lambda: [display(final_table=False)] if plan.grid else [],
         )
-        ended = execute.run(work, folder, how)
-        if work.study is not None:
-            _show_study(work.study, ended, folder)
-    if work.search is not None:
-        _show_search(ended, folder, confirm=work.confirm > 0)
-    if work.grid:
+        ended = execute.run(plan, folder, how)
+        if loaded.kind == "study":
+            _show_study(plan, ended, folder)
+    if loaded.kind == "tune":
+        _show_search(ended, folder, confirm=loaded.confirm > 0)
+    if plan.grid:
         show_ended(ended, folder, {run.group: {"configuration": run.title} for run in ended.runs})
 
 
@@ -276,22 +271,21 @@ def _check_kind(experiment: Experiment, kind: str | None, name: str) -> None:
     )
 
 
-def _list(work: Work) -> None:
+def _list(plan: Plan) -> None:
     """Prints the runs of a grid, or what is tuned, and the numbers of trials and runs."""
-    if work.grid:
-        echo("\n".join(run.name for run in work.grid))
-    plans = [plan for plan, _ in work.searches(Path())]
-    for plan in plans:
-        title = f"{plan.title}: " if plan.title else ""
-        echo(f"{title}{counted(plan.count, 'trial')} over {', '.join(plan.proposer.space)}")
-    if plans:
-        trials, runs = sum(plan.count for plan in plans), sum(plan.runs for plan in plans)
-        echo(f"tuning: {counted(trials, 'trial')}, {counted(runs, 'run')}")
-    if work.study is not None:
-        seeds = ", ".join(map(str, work.study.seeds))
+    if plan.grid:
+        echo("\n".join(run.name for run in plan.grid))
+        return
+    for _, search in plan.searches:
+        title = f"{search.title}: " if search.title else ""
+        echo(f"{title}{counted(search.count, 'trial')} over {', '.join(search.proposer.space)}")
+    trials = sum(search.count for _, search in plan.searches)
+    echo(f"tuning: {counted(trials, 'trial')}, {counted(plan.tuning_runs, 'run')}")
+    if plan.file.methods:
+        seeds = ", ".join(map(str, plan.seeds))
         echo(
-            f"comparison: {counted(len(work.study.compared_names), 'run')}, "
-            f"{counted(len(work.study.cells), 'row')} with training seeds {seeds}"
+            f"comparison: {counted(len(plan.compared_names), 'run')}, "
+            f"{counted(len(plan.cells), 'row')} with training seeds {seeds}"
         )
 
 
@@ -326,7 +320,7 @@ def _show_search(ended: Ended, folder: Path, *, confirm: bool) -> None:
         )
 
 
-def _show_study(plan: StudyPlan, ended: Ended, folder: Path) -> None:
+def _show_study(plan: Plan, ended: Ended, folder: Path) -> None:
     """Prints what was chosen, the table of the comparison, and where the report is.
 
     Raises:
@@ -416,16 +410,16 @@ def show_aggregate(
             else "seeds on one partition)"
         )
     )
-    known = {head: c for head, c in COLUMNS.items() if table[f"{c}_mean"].notna().any()}
+    columns = {head: c for head, c in COLUMNS.items() if table[f"{c}_mean"].notna().any()}
     if rounds == 1:
-        known = {head: c for head, c in known.items() if not head.startswith("last10")}
+        columns = {head: c for head, c in columns.items() if not head.startswith("last10")}
     collapsed = table["collapsed"].fillna(0)
     rows = []
     for (_, line), count in zip(table.iterrows(), collapsed, strict=True):
-        own = str(line["configuration"])
-        named = names.get(own) or {"configuration": own}
+        configuration = str(line["configuration"])
+        named = names.get(configuration) or {"configuration": configuration}
         row = {key: cell or "-" for key, cell in named.items()} | {"n": str(line["n"])}
-        for head, column in known.items():
+        for head, column in columns.items():
             mean, half = line[f"{column}_mean"], line[f"{column}_ci95"]
             name = head.replace("last10", f"last{min(10, rounds)}")
             name = name.replace("best %", "best by val. %") if by_validation else name

@@ -184,26 +184,26 @@ def one_error(source: str) -> Iterator[None]:
         yield
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        where = f"{source}:{mark.line + 1}" if mark else source
+        origin = f"{source}:{mark.line + 1}" if mark else source
         problem = getattr(error, "problem", None) or "unreadable characters"
-        raise ConfigError(f"{where}: not valid YAML: {problem}") from error
+        raise ConfigError(f"{origin}: not valid YAML: {problem}") from error
     except RecursionError as error:
         raise ConfigError(f"{source}: nested too deeply; sections are one level deep") from error
 
 
-def check_names(names: Sequence[str], where: str) -> None:
+def check_names(names: Sequence[str], origin: str) -> None:
     """Refuses names of rows that are empty, too long or equal but for case and blanks."""
     seen: dict[str, str] = {}
     for name in names:
         if not any(map(str.isalnum, name)) or len(name) > MOST_NAME:
             raise ConfigError(
-                f"{where}: {reprlib.repr(name)} given; a name must have a letter or digit, and "
+                f"{origin}: {reprlib.repr(name)} given; a name must have a letter or digit, and "
                 f"at most {MOST_NAME} characters"
             )
         spelling = "".join(unicodedata.normalize("NFKC", name).casefold().split())
         if spelling in seen:
             raise ConfigError(
-                f"{where}: the names {seen[spelling]!r} and {name!r} are the same but for "
+                f"{origin}: the names {seen[spelling]!r} and {name!r} are the same but for "
                 "case and blanks"
             )
         seen[spelling] = name
@@ -260,9 +260,9 @@ class Reader:
         except (ValueError, LookupError, AttributeError, OverflowError) as error:
             # 2020-13-45, !!bool x, a sum beyond the largest number
             kind = node.tag.rpartition(":")[2]
-            given = reprlib.repr(node.value)
+            text = reprlib.repr(node.value)
             raise ConfigError(
-                f"{self.origin(node, key)}: {given} given; not a {kind} of YAML ({error})"
+                f"{self.origin(node, key)}: {text} given; not a {kind} of YAML ({error})"
             ) from error
 
     def text(self, nodes: Mapping[str, yaml.Node], key: str) -> str | None:
@@ -271,17 +271,17 @@ class Reader:
             return None
         value = self.value(nodes[key], key)
         if not isinstance(value, str):
-            given = reprlib.repr(value)
-            raise ConfigError(f"{self.origin(nodes[key], key)}: {given} given; must be a text")
+            text = reprlib.repr(value)
+            raise ConfigError(f"{self.origin(nodes[key], key)}: {text} given; must be a text")
         return value.strip()
 
-    def pairs(self, node: yaml.Node, what: str) -> Iterator[tuple[str, yaml.Node]]:
+    def pairs(self, node: yaml.Node, title: str) -> Iterator[tuple[str, yaml.Node]]:
         """Keys and value nodes of a mapping whose keys are texts, each given once."""
         if not isinstance(node, yaml.MappingNode):
-            raise ConfigError(f"{self.origin(node, what)}: must hold lines 'key: value'")
+            raise ConfigError(f"{self.origin(node, title)}: must hold lines 'key: value'")
         seen: set[str] = set()
         for key_node, value_node in node.value:
-            key = self.value(key_node, what)
+            key = self.value(key_node, title)
             if not isinstance(key, str):
                 raise ConfigError(f"{self.origin(key_node, str(key))}: a key must be a text")
             if key in seen:
@@ -294,14 +294,14 @@ class Reader:
         if isinstance(node, yaml.MappingNode):
             for leaf, leaf_node in self.pairs(node, key):
                 if isinstance(leaf_node, yaml.MappingNode) and f"{key}.{leaf}" != COLUMNS_KEY:
-                    where = self.origin(leaf_node, f"{key}.{leaf}")
-                    raise ConfigError(f"{where}: sections are one level deep")
+                    origin = self.origin(leaf_node, f"{key}.{leaf}")
+                    raise ConfigError(f"{origin}: sections are one level deep")
                 self.add(settings, f"{key}.{leaf}", leaf_node)
             return
-        given = Setting(self.value(node, key), self.origin(node, key))
+        setting = Setting(self.value(node, key), self.origin(node, key))
         if key in settings:
-            raise ConfigError(f"{given.origin}: given twice")
-        settings[key] = given
+            raise ConfigError(f"{setting.origin}: given twice")
+        settings[key] = setting
 
     def space(self, node: yaml.Node) -> Settings:
         """The settings of a section ``search``."""
@@ -325,21 +325,21 @@ class Reader:
 
     def option(self, key: str, node: yaml.Node) -> Any:
         """The value of a key of a search or study."""
-        value, where = self.value(node, key), self.origin(node, key)
+        value, origin = self.value(node, key), self.origin(node, key)
         if key in WORDS:
             words = WORDS[key]
             if value not in words:
                 raise ConfigError(
-                    f"{where}: {value!r} given; must be one of {', '.join(words)}"
+                    f"{origin}: {value!r} given; must be one of {', '.join(words)}"
                     f"{nearest(str(value), words)}"
                 )
             return value
         if key == "seeds" and isinstance(value, list):
-            return _whole_numbers(value, where, "a number or a list of seeds")
+            return _whole_numbers(value, origin, "a number or a list of seeds")
         least, most = NUMBERS[key]
         if type(value) is not int or not least <= value <= most:
             raise ConfigError(
-                f"{where}: {value!r} given; must be a whole number from {least} to {most:,}"
+                f"{origin}: {value!r} given; must be a whole number from {least} to {most:,}"
             )
         return value
 
@@ -370,10 +370,10 @@ class Reader:
         """Named rows, or a list of seeds of the partition."""
         if isinstance(node, yaml.MappingNode):
             return self.rows("partitions", node)
-        where = self.origin(node, "partitions")
-        seeds = _whole_numbers(self.value(node, "partitions"), where, "names, or a list of seeds")
+        origin = self.origin(node, "partitions")
+        seeds = _whole_numbers(self.value(node, "partitions"), origin, "names, or a list of seeds")
         return tuple(
-            AxisValue(f"split-{seed}", {"data.seed": Setting(seed, where)}) for seed in seeds
+            AxisValue(f"split-{seed}", {"data.seed": Setting(seed, origin)}) for seed in seeds
         )
 
     def axes(self, node: yaml.Node) -> tuple[Axis, ...]:
@@ -385,24 +385,24 @@ class Reader:
         if not isinstance(node, yaml.SequenceNode) or not node.value:
             raise ConfigError(f"{self.origin(node, f'grid.{name}')}: must be a list of values")
         values = tuple(self.axis_value(name, entry) for entry in node.value)
-        where = self.origin(node, f"grid.{name}")
+        origin = self.origin(node, f"grid.{name}")
         contents = [(v.named, v.label if v.named else v.settings[name].value) for v in values]
         for place, content in enumerate(contents):
             if content in contents[:place]:
-                raise ConfigError(f"{where}: {values[place].label} is given twice")
-        check_names([value.label for value in values if value.named], where)
+                raise ConfigError(f"{origin}: {values[place].label} is given twice")
+        check_names([value.label for value in values if value.named], origin)
         return Axis(name, values)
 
     def axis_value(self, axis: str, node: yaml.Node) -> AxisValue:
         """A value of an axis: plain, or a named row."""
         if not isinstance(node, yaml.MappingNode):
             key = f"grid.{axis}"
-            given = Setting(self.value(node, key), self.origin(node, key))
-            value = given.value
+            setting = Setting(self.value(node, key), self.origin(node, key))
+            value = setting.value
             if isinstance(value, list) and any(isinstance(v, list | dict) for v in value):
-                raise ConfigError(f"{given.origin}: a list in a list of values may not hold more")
+                raise ConfigError(f"{setting.origin}: a list in a list of values may not hold more")
             label = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-            return AxisValue(label, {axis: given})
+            return AxisValue(label, {axis: setting})
         named = list(self.pairs(node, f"grid.{axis}"))
         if len(named) != 1 or not isinstance(named[0][1], yaml.MappingNode):
             raise ConfigError(
@@ -411,20 +411,20 @@ class Reader:
         label, row = named[0]
         return self.row(label, row, f"grid.{axis}.{label}")
 
-    def row(self, label: str, node: yaml.Node, where: str) -> AxisValue:
+    def row(self, label: str, node: yaml.Node, origin: str) -> AxisValue:
         """A named row of settings."""
         settings: dict[str, Setting] = {}
-        for key, value in self.pairs(node, where):
+        for key, value in self.pairs(node, origin):
             self.add(settings, key, value)
         return AxisValue(label, settings, named=True)
 
 
-def _whole_numbers(value: object, where: str, wanted: str) -> tuple[int, ...]:
+def _whole_numbers(value: object, origin: str, wanted: str) -> tuple[int, ...]:
     """A list of different whole numbers from 0, at least one."""
     numbers = value if isinstance(value, list) else []
     whole = all(type(number) is int and number >= 0 for number in numbers)
     if not numbers or not whole or len(numbers) > MOST_SEEDS:
-        raise ConfigError(f"{where}: {value!r} given; must be {wanted}, whole numbers from 0")
+        raise ConfigError(f"{origin}: {value!r} given; must be {wanted}, whole numbers from 0")
     if len(set(numbers)) < len(numbers):
-        raise ConfigError(f"{where}: a seed is given twice")
+        raise ConfigError(f"{origin}: a seed is given twice")
     return tuple(numbers)

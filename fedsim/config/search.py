@@ -73,20 +73,20 @@ Space = Mapping[str, Dimension]
 """By dotted key."""
 
 
-def parse(given: Setting) -> Dimension:
+def parse(setting: Setting) -> Dimension:
     """The dimension that a text describes.
 
     Raises:
         ConfigError: another text; names where it was given, and what is allowed.
     """
     try:
-        return _parsed(given)
+        return _parsed(setting)
     except ValueError as error:
-        raise ConfigError(f"{given.origin}: {given.value!r} given; {error}") from None
+        raise ConfigError(f"{setting.origin}: {setting.value!r} given; {error}") from None
 
 
-def _parsed(given: Setting) -> Dimension:
-    match = _TEXT.fullmatch(given.value) if isinstance(given.value, str) else None
+def _parsed(setting: Setting) -> Dimension:
+    match = _TEXT.fullmatch(setting.value) if isinstance(setting.value, str) else None
     if match is None:
         raise ValueError(f"must be {FORMS}")
     form: Form = match[1]  # type: ignore[assignment]
@@ -100,7 +100,7 @@ def _parsed(given: Setting) -> Dimension:
         for place, value in enumerate(values):
             if value in values[:place]:
                 raise ValueError(f"has {_plain(value)} twice")
-        return Dimension(form, values, given.origin)
+        return Dimension(form, values, setting.origin)
     kind = int if form == "int" else (int, float)
     numbers = [v for v in values if isinstance(v, kind) and not isinstance(v, bool)]
     if len(values) != 2 or len(numbers) != 2 or not -math.inf < numbers[0] < numbers[1] < math.inf:
@@ -111,7 +111,7 @@ def _parsed(given: Setting) -> Dimension:
         raise ValueError("must be loguniform(a, b) with a above 0")
     if form == "int" and max(map(abs, numbers)) > MOST_INT:
         raise ValueError(f"must be int(a, b) of numbers up to {MOST_INT:,}")
-    return Dimension(form, values, given.origin)
+    return Dimension(form, values, setting.origin)
 
 
 def _values(text: str) -> Iterator[Scalar]:
@@ -163,7 +163,7 @@ def make_space(searched: Settings, settings: Settings, overrides: Settings) -> S
         ConfigError: nothing is left to search, a key that there is not, a form that cannot be
             read, or a value that the key does not take; names where it was given.
     """
-    space = {key: parse(given) for key, given in searched.items() if key not in overrides}
+    space = {key: parse(setting) for key, setting in searched.items() if key not in overrides}
     if not space:
         raise ConfigError(
             "there is nothing to search: give a section 'search:' with lines such as "

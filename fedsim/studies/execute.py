@@ -14,22 +14,20 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedsim.config.experiments import OPTIONS, Experiment, Settings
+from fedsim.config.experiments import Experiment, Settings
 from fedsim.config.run import RunConfig
 from fedsim.core import files
 from fedsim.core.analysis import analysis
-from fedsim.core.errors import ConfigError, FedsimError
+from fedsim.core.errors import FedsimError
 from fedsim.core.plurals import counted
 from fedsim.display import board
 from fedsim.display.descriptions import descriptions
-from fedsim.studies import capacity
-from fedsim.studies import confirm as confirming
+from fedsim.studies import capacity, confirm
 from fedsim.studies import study as studies
 from fedsim.studies import sweep as sweeps
 from fedsim.studies.capacity import Parallel
 from fedsim.studies.parallel import Drivers, Follower, Here, control
-from fedsim.studies.search import SearchPlan, check_out, make_plan
-from fedsim.studies.study import StudyPlan
+from fedsim.studies.study import Plan
 from fedsim.studies.sweep import SweepRun
 from fedsim.studies.tune import Tuning
 from fedsim.training.events import Event, Job
@@ -90,113 +88,14 @@ class Ended:
             )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Work:
-    """What is done with a file; one of grid, search and study is given.
-
-    Args:
-        parallel: how many runs at once.
-        grid: the runs of a sweep.
-        search: the plan of a search.
-        confirm: how many of its best trials are trained again on fresh seeds.
-        study: the plan of a study.
-    """
-
-    parallel: Parallel
-    grid: Sequence[SweepRun] = ()
-    search: SearchPlan | None = None
-    confirm: int = 0
-    study: StudyPlan | None = None
-
-    def searches(self, out: Path) -> list[tuple[SearchPlan, Path]]:
-        """The searches, and their directories."""
-        if self.study is not None:
-            folder = out / studies.TUNING
-            return [(plan, folder / sweeps.plain(cell.name)) for cell, plan in self.study.searches]
-        return [] if self.search is None else [(self.search, out)]
-
-    def folder(self, out: Path) -> Path:
-        """The directory of the runs that are no trials."""
-        below = studies.RUNS if self.study else confirming.FOLDER if self.search else ""
-        return out / below
-
-    @property
-    def configs(self) -> list[RunConfig]:
-        """An example for each run: of the trials, then of the others."""
-        if self.study is not None:
-            return self.study.configs
-        if self.search is None:
-            return [run.config for run in self.grid]
-        examples = self.search.examples
-        return list(islice(cycle(examples), self.search.runs + self._confirming(self.search)))
-
-    def _confirming(self, plan: SearchPlan) -> int:
-        return min(self.confirm, plan.count) * len(confirming.fresh_seeds(plan))
-
-    def check_out(self, out: Path) -> None:
-        """Refuses a directory that holds something else, or other work, by a ConfigError."""
-        if self.study is not None:
-            studies.check_out(out)
-        for plan, folder in self.searches(out):
-            check_out(plan, folder)
-        if self.grid:
-            sweeps.check_out(out)
-
-    def runs(self, tunings: Sequence[Tuning], out: Path) -> Sequence[SweepRun]:
-        """The runs after the searches; of a study, its files are written first."""
-        if self.study is not None:
-            studies.write_chosen(self.study, studies.chosen(self.study, tunings), out)
-            return studies.compared(self.study, out)
-        if self.search is not None:
-            return confirming.runs_of(self.search, tunings[0].leaders[: self.confirm])
-        return self.grid
-
-    def names(self, tunings: Sequence[Tuning], out: Path) -> list[str]:
-        """The runs that are left after the searches; those of trials do not have a name yet."""
-        if self.search is not None and tunings[0].left:
-            return [f"confirm {number}" for number in range(self._confirming(self.search))]
-        if self.study is not None:
-            names = self.study.compared_names
-        else:
-            names = [run.name for run in self.runs(tunings, out)]
-        folder = self.folder(out)
-        return [name for name in names if not (folder / name / "summary.csv").exists()]
-
-
-def make(
-    experiment: Experiment, overrides: Settings, parallel: Parallel, source: str = "study"
-) -> Work:
-    """What is done with a file or preset; all settings are checked.
-
-    Args:
-        experiment: its content.
-        overrides: the flags, which win over all settings.
-        parallel: how many runs at once.
-        source: the name of the file.
-
-    Raises:
-        ConfigError: settings, a search space or seeds that cannot be used.
-        DataError: the data, which may have a validation part, cannot be read.
-    """
-    if experiment.kind == "study":
-        plan = studies.make(experiment, overrides, parallel, source)
-        return Work(parallel=parallel, study=plan)
-    if experiment.kind == "tune":
-        search = make_plan(experiment, overrides, parallel)
-        return Work(parallel=parallel, search=search, confirm=experiment.confirm)
-    for key in OPTIONS & experiment.origins.keys():
-        raise ConfigError(f"{experiment.origins[key]}: has no effect without 'search:'")
-    return Work(parallel=parallel, grid=sweeps.expand(experiment, overrides, parallel))
-
-
 def sweep(
     experiment: Experiment, overrides: Settings, out: Path, parallel: Parallel, how: How
 ) -> Ended:
-    """Does what is left of the runs of a file; see :func:`make` and :func:`run`."""
-    return run(make(experiment, overrides, parallel), out, how)
+    """Does what is left of the work of a file or preset, see :func:`run`."""
+    return run(studies.make(experiment, overrides, parallel), out, how)
 
 
-def run(work: Work, out: Path, how: How) -> Ended:
+def run(plan: Plan, out: Path, how: How) -> Ended:
     """Does what is left: the searches, then the other runs, and writes their tables.
 
     Raises:
@@ -205,78 +104,85 @@ def run(work: Work, out: Path, how: How) -> Ended:
             its trial's.
         Interrupted: Ctrl-C or SIGTERM came; the same call continues.
     """
-    work.check_out(out)  # refused before it is made
+    plan.check_out(out)  # refused before it is made
+    accept = how.accept_changed_code
     with ExitStack() as locked, ExitStack() as stack:
         with files.writing(out):
             out.mkdir(parents=True, exist_ok=True)
         locked.enter_context(files.lock(out))
-        accept = how.accept_changed_code
-        tunings = [
-            Tuning(plan, folder, how.trackers, accept) for plan, folder in work.searches(out)
-        ]
-        trials, later = [n for t in tunings for n in t.names], work.names(tunings, out)
-        examples = work.configs if tunings else _left(work, later)
+        pairs = zip(plan.searches, plan.folders(out), strict=True)
+        tunings = [Tuning(search, at, how.trackers, accept) for (_, search), at in pairs]
+        left = sweeps.missing(plan.grid, out, accept_changed_code=accept)
+        later = [run.name for run in left] if plan.grid else plan.names(tunings, out)
+        trials = [name for tuning in tunings for name in tuning.names]
+        examples = [run.config for run in left] or plan.configs
         configs = list(islice(cycle(examples), len(trials) + len(later)))
-        drivers = capacity.make_drivers(configs, work.parallel, stack, how.displays)
-        if tunings and not trials:
-            count = sum(len(tuning.ended) for tuning in tunings)
-            logger.info("%s done already", counted(count, "trial"))
-        if configs:
-            text = _introduction(work, len(trials), len(later))
-            logger.info(capacity.introduction(text, drivers, configs))
-        shown = _display(stack, work, drivers, how, [*trials, *later])
+        drivers = capacity.make_drivers(configs, plan.parallel, stack, how.displays)
+        _introduce(plan, tunings, drivers, configs, len(later))
+        shown = _display(stack, plan, drivers, how, [*trials, *later])
         if tunings:
             tune(tunings, drivers, shown)
-        runs, folder = work.runs(tunings, out), work.folder(out)
+        runs, folder = plan.runs(tunings, out), plan.folder(out)
         ended = Ended(tunings=tunings, runs=runs)
         if not runs:
             return ended
-        missing = sweeps.missing(runs, folder, accept_changed_code=accept)
+        if not plan.grid:
+            left = sweeps.missing(runs, folder, accept_changed_code=accept)
         if isinstance(shown, board.Board):
-            metric = work.search.proposer.by if work.search else "test_accuracy"
-            shown.now([run.name for run in missing], metric, lines=work.search is None)
+            searched = plan.file.kind == "tune"
+            metric = plan.file.by if searched else "test_accuracy"
+            shown.now([run.name for run in left], metric, lines=not searched)
         ended.table, ended.failed = sweeps.run_all(
-            runs, missing, folder, drivers, shown, how.trackers, accept_changed_code=accept
+            runs, left, folder, drivers, shown, how.trackers, accept_changed_code=accept
         )
-        if work.search is not None and len(ended.failed) < len(runs):
-            leaders = tunings[0].leaders[: work.confirm]
-            ended.confirmed = confirming.write_confirmed(
-                work.search, out, leaders, ended.failed, ended.table
+        if plan.file.kind == "tune" and len(ended.failed) < len(runs):
+            (tuning,) = tunings
+            leaders = tuning.leaders[: plan.file.confirm]
+            ended.confirmed = confirm.write_confirmed(
+                tuning.plan, out, leaders, ended.failed, ended.table
             )
         return ended
 
 
-def _left(work: Work, names: Sequence[str]) -> list[RunConfig]:
-    left = {*names}
-    return [run.config for run in work.grid if run.name in left]
-
-
-def _introduction(work: Work, trials: int, later: int) -> str:
-    """``18 runs``, ``3 of 18 runs left`` or ``50 runs of trials, then 9 to confirm``."""
-    if work.grid:
-        runs = counted(len(work.grid), "run")
-        return runs if later == len(work.grid) else f"{later} of {runs} left"
-    purpose = "compare" if work.study else "confirm"
-    then = f", then {later} to {purpose}" if later else ""
-    return f"{counted(trials, 'run')} of trials{then}"
+def _introduce(
+    plan: Plan,
+    tunings: Sequence[Tuning],
+    drivers: Drivers,
+    configs: Sequence[RunConfig],
+    later: int,
+) -> None:
+    """Says how much is left: ``18 runs``, or ``50 runs of trials, then 9 to confirm``."""
+    trials = len(configs) - later
+    if tunings and not trials:
+        ended = sum(len(tuning.ended) for tuning in tunings)
+        logger.info("%s done already", counted(ended, "trial"))
+    if not configs:
+        return
+    if plan.grid:
+        runs = counted(len(plan.grid), "run")
+        text = runs if later == len(plan.grid) else f"{later} of {runs} left"
+    else:
+        purpose = "compare" if plan.file.methods else "confirm"
+        then = f", then {later} to {purpose}" if later else ""
+        text = f"{counted(trials, 'run')} of trials{then}"
+    logger.info(capacity.introduction(text, drivers, configs))
 
 
 def _display(
-    stack: ExitStack, work: Work, drivers: Drivers, how: How, waiting: list[str]
+    stack: ExitStack, plan: Plan, drivers: Drivers, how: How, waiting: list[str]
 ) -> Follower:
     """The display of all runs, which the stack closes."""
-    if work.grid and isinstance(drivers, Here):
-        return board.OneByOne([run.name for run in work.grid], how.verbose)
+    if plan.grid and isinstance(drivers, Here):
+        return board.OneByOne([run.name for run in plan.grid], how.verbose)
     kinds = {None: board.board_type(), True: board.Bars, False: board.Board}
-    by = [plan.proposer.by for plan, _ in work.searches(Path())]
     shown = kinds[how.progress](
-        total=len(work.configs),
+        total=len(plan.configs),
         waiting=waiting,
         width=len(drivers.slots),
         group_of=lambda name: sweeps.group_of(name.partition("/")[0]),
         verbose=how.verbose,
-        metric=by[0] if by else "test_accuracy",
-        lines=not by,
+        metric="test_accuracy" if plan.grid else plan.file.by,
+        lines=bool(plan.grid),
     )
     stack.callback(shown.close)
     return shown
@@ -314,7 +220,7 @@ class _Searches:
         self.tunings[job.out.parents[1]].happened(slot, job, event)  # OUT/trial-0000/seed=0
 
 
-def report(plan: StudyPlan, out: Path) -> Path:
+def report(plan: Plan, out: Path) -> Path:
     """Writes tables and figures of a study's comparison to OUT/report; returns the page.
 
     Raises:

@@ -183,14 +183,14 @@ def check_searched(wanted: Settings, settings: Settings) -> None:
     """
     names = {settings[k].value for k in ("data.name", "data.partition") if k in settings}
     level = settings["dp.level"].value if "dp.level" in settings else None
-    for key, given in wanted.items():
+    for key, setting in wanted.items():
         if key == "seed":
             raise ConfigError(
-                f"{given.origin}: seeds are not searched; 'grid: {{seed: [0, 1, 2]}}' gives the "
+                f"{setting.origin}: seeds are not searched; 'grid: {{seed: [0, 1, 2]}}' gives the "
                 "training seeds of every trial"
             )
         if key in FREE:
-            raise ConfigError(f"{given.origin}: {key} changes no result; nothing to search")
+            raise ConfigError(f"{setting.origin}: {key} changes no result; nothing to search")
         section = key.rpartition(".")[0].removesuffix(".columns")
         if data.find(section) is not None or section in names:
             section = "data"
@@ -198,7 +198,7 @@ def check_searched(wanted: Settings, settings: Settings) -> None:
         reason = reason or (None if key in SEARCHED else HELD.get(section))
         if reason is not None:
             raise ConfigError(
-                f"{given.origin}: {key} is not searched: it {reason}, which must be the same "
+                f"{setting.origin}: {key} is not searched: it {reason}, which must be the same "
                 "in all trials; give its value outside of the search"
             )
 
@@ -229,11 +229,11 @@ def write_best(plan: SearchPlan, out: Path, trial: Trial, value: str) -> None:
         StoreError: it cannot be written.
     """
     values = yaml.safe_load(to_yaml(plan.config(trial.params, plan.seeds[0])))
-    given = {*plan.settings, *plan.overrides}
+    fixed = {*plan.settings, *plan.overrides}
     values["engine"] = {
         leaf: value
         for leaf, value in values["engine"].items()
-        if f"engine.{leaf}" not in FREE or f"engine.{leaf}" in given
+        if f"engine.{leaf}" not in FREE or f"engine.{leaf}" in fixed
     }
     text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
     files.write(out / BEST, f"# trial {trial.number}: {value}\n{text}".encode())

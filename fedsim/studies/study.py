@@ -1,6 +1,7 @@
-"""Studies: each method is tuned on each partition, then all are compared on fresh training seeds.
+"""What is done with a file: a sweep, a search or a study.
 
-A study is made of searches (:mod:`fedsim.studies.tune`) in OUT/tuning, and of a sweep
+In a study each method is tuned on each partition, then all are compared on fresh training seeds. It
+is made of searches (:mod:`fedsim.studies.tune`) in OUT/tuning, and of a sweep
 (:mod:`fedsim.studies.sweep`) in OUT/runs. What the searches have chosen is in OUT/chosen.csv and,
 as an ordinary file of a sweep, in OUT/comparison.yaml. All of it follows from the file of the study
 and the finished trials, so that an interrupted study continues where it was.
@@ -14,12 +15,13 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle, islice
 from pathlib import Path
 
 import yaml
 
 from fedsim.config import experiments
-from fedsim.config.experiments import TRIALS, Experiment, Setting, Settings
+from fedsim.config.experiments import OPTIONS, TRIALS, Experiment, Setting, Settings
 from fedsim.config.resolve import resolve, to_dict, unused
 from fedsim.config.run import RunConfig
 from fedsim.core import files
@@ -27,10 +29,10 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.settings import Scalar
 from fedsim.storage.run_dir import check_outside_runs
 from fedsim.storage.trials import Trial, cell_of
-from fedsim.studies import sweep
+from fedsim.studies import confirm, search, sweep
 from fedsim.studies.capacity import Parallel, with_engine
 from fedsim.studies.confirm import seeds_after
-from fedsim.studies.search import SearchPlan, check_searched, make_plan, seeds_of
+from fedsim.studies.search import SearchPlan
 from fedsim.studies.tune import Tuning
 from fedsim.training.resume import decisive
 
@@ -70,24 +72,26 @@ class Cell:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StudyPlan:
-    """What a study does.
+class Plan:
+    """What is done with a file: the searches of its cells, then other runs.
 
     Args:
-        file: its file.
-        source: the name of the file, for comparison.yaml.
-        cells: every method on every partition, partition by partition.
-        seeds: training seeds of the comparison.
+        file: its content.
+        source: its name.
         overrides: the flags, which win over all settings.
         parallel: how many runs at once.
+        grid: the runs of a sweep.
+        cells: of a study, every method on every partition, partition by partition; of a search one.
+        seeds: training seeds of the comparison of a study, or of the best trials of a search.
     """
 
     file: Experiment
     source: str
-    cells: Sequence[Cell]
-    seeds: Sequence[int]
     overrides: Settings
     parallel: Parallel
+    grid: Sequence[sweep.SweepRun] = ()
+    cells: Sequence[Cell] = ()
+    seeds: Sequence[int] = ()
 
     @property
     def searches(self) -> list[tuple[Cell, SearchPlan]]:
@@ -106,43 +110,98 @@ class StudyPlan:
         return sum(plan.runs for _, plan in self.searches)
 
     @property
-    def compared_names(self) -> list[str]:
-        """The names of the runs of the comparison."""
-        return [
-            f"method={sweep.plain(cell.name)},seed={seed}"
-            for cell in self.cells
-            for seed in self.seeds
-        ]
+    def configs(self) -> list[RunConfig]:
+        """An example for each run: of the trials, then of the others."""
+        trials = [c for _, plan in self.searches for c in islice(cycle(plan.examples), plan.runs)]
+        rows = self.cells if self.file.methods else [*self.cells] * self._confirmed
+        others = [cell.examples[0] for cell in rows for _ in self.seeds]
+        return [*trials, *others, *(run.config for run in self.grid)]
 
     @property
-    def configs(self) -> list[RunConfig]:
-        """For each run, of a search or of the comparison, the first example of its cell."""
-        searched = [cell for cell, plan in self.searches for _ in range(plan.runs)]
-        compared = [cell for cell in self.cells for _ in self.seeds]
-        return [cell.examples[0] for cell in (*searched, *compared)]
+    def _confirmed(self) -> int:
+        """How many trials of a search are trained again."""
+        return min([self.file.confirm, *(plan.count for _, plan in self.searches)])
+
+    def folders(self, out: Path) -> list[Path]:
+        """The directories of the searches."""
+        if not self.file.methods:
+            return [out] * len(self.cells)
+        return [out / TUNING / sweep.plain(cell.name) for cell, _ in self.searches]
+
+    def folder(self, out: Path) -> Path:
+        """The directory of the runs that are no trials."""
+        return out / {"sweep": "", "tune": confirm.FOLDER, "study": RUNS}[self.file.kind]
+
+    def check_out(self, out: Path) -> None:
+        """Refuses a directory that holds something else, or other work, by a ConfigError."""
+        if self.grid:
+            sweep.check_out(out)
+        if self.file.methods:
+            check_out(out)
+        for (_, plan), folder in zip(self.searches, self.folders(out), strict=True):
+            search.check_out(plan, folder)
+
+    def runs(self, tunings: Sequence[Tuning], out: Path) -> Sequence[sweep.SweepRun]:
+        """The runs after the searches; of a study, its files are written first."""
+        if self.file.methods:
+            write_chosen(self, chosen(self, tunings), out)
+            return compared(self, out)
+        for tuning in tunings:
+            return confirm.runs_of(tuning.plan, tuning.leaders[: self.file.confirm])
+        return self.grid
+
+    def names(self, tunings: Sequence[Tuning], out: Path) -> list[str]:
+        """The runs that are left after the searches; those of trials do not have a name yet."""
+        if self.file.methods:
+            names = self.compared_names
+        elif tunings and tunings[0].left:
+            names = [f"confirm {n}" for n in range(self._confirmed * len(self.seeds))]
+        else:
+            names = [run.name for run in self.runs(tunings, out)]
+        return [name for name in names if not (self.folder(out) / name / "summary.csv").exists()]
+
+    @property
+    def compared_names(self) -> list[str]:
+        """The names of the runs of the comparison of a study."""
+        names = [f"method={sweep.plain(cell.name)}" for cell in self.cells]
+        return [f"{name},seed={seed}" for name in names for seed in self.seeds]
 
 
 def make(
     file: Experiment, overrides: Settings, parallel: Parallel = "auto", source: str = "study"
-) -> StudyPlan:
-    """Makes the plan of a study; every method, partition and searched key is checked.
-
-    The sampler's seed is the place of the partition, from 0, and the same for all its methods.
+) -> Plan:
+    """Makes the plan of a file or preset; all settings are checked.
 
     Raises:
         ConfigError: settings, a search space or seeds that cannot be used.
         DataError: the data, which may have a validation part, cannot be read.
     """
-    if not file.methods:
-        raise ConfigError(f"{source}: a study needs 'methods:', lines 'NAME: {{algorithm: ...}}'")
+    plan = Plan(file=file, source=source, overrides=overrides, parallel=parallel)
+    if file.kind == "study":
+        return _study(plan)
+    if file.kind == "tune":
+        searched = search.make_plan(file, overrides, parallel)
+        cell = Cell(method="", partition="", settings={}, plan=searched, examples=searched.examples)
+        return replace(plan, cells=[cell], seeds=confirm.fresh_seeds(searched))
+    for key in OPTIONS & file.origins.keys():
+        raise ConfigError(f"{file.origins[key]}: has no effect without 'search:'")
+    return replace(plan, grid=sweep.expand(file, overrides, parallel))
+
+
+def _study(plan: Plan) -> Plan:
+    """The plan of a study; every method, partition and searched key is checked.
+
+    The sampler's seed is the place of the partition, from 0, and the same for all its methods.
+    """
+    file, overrides, parallel = plan.file, plan.overrides, plan.parallel
     top = {**file.settings}
     for searched in (file.search, *file.search_of.values()):
-        check_searched(searched, top)
+        search.check_searched(searched, top)
     check_given_once(file)
     rows = [(part, method) for part in file.partitions for method in file.methods]
     layers = [{**top, **part.settings, **method.settings} for part, method in rows]
     bases = [resolve(layer, overrides) for layer in layers]
-    tuning_seeds = seeds_of(file, overrides)
+    tuning_seeds = search.seeds_of(file, overrides)
     seeds = _fresh(file, {*tuning_seeds} or {base.seed for base in bases})
     spaces = _spaces(file, [method.label for _, method in rows], bases, overrides)
     each = (file.trials or TRIALS) * max(1, len(tuning_seeds))
@@ -159,14 +218,12 @@ def make(
         )
         if space:
             place = file.sampler_seed + places[part.label]
-            own = replace(file, settings=layer, search=space, sampler_seed=place)
-            plan = make_plan(own, overrides, parallel, runs - each, row.title)
-            row = replace(row, plan=plan, examples=plan.examples)
+            of_cell = replace(file, settings=layer, search=space, sampler_seed=place)
+            made = search.make_plan(of_cell, overrides, parallel, runs - each, row.title)
+            row = replace(row, plan=made, examples=made.examples)
         cells.append(row)
     _check_different(cells)
-    return StudyPlan(
-        file=file, source=source, cells=cells, seeds=seeds, overrides=overrides, parallel=parallel
-    )
+    return replace(plan, cells=cells, seeds=seeds)
 
 
 def check_given_once(file: Experiment) -> None:
@@ -221,7 +278,7 @@ def _spaces(
     file: Experiment, methods: Sequence[str], bases: Sequence[RunConfig], overrides: Settings
 ) -> list[Settings]:
     """What is searched in each cell: the shared keys that have an effect there, and its own."""
-    shared = {key: given for key, given in file.search.items() if key not in overrides}
+    shared = {key: setting for key, setting in file.search.items() if key not in overrides}
     chosen = {"algorithm", "server"} & shared.keys()
     without = [{} if chosen else unused(shared, [base]) for base in bases]
     for key in shared:
@@ -229,7 +286,7 @@ def _spaces(
             raise ConfigError(f"{without[0][key]}; nothing to search")
     return [
         {
-            **{key: given for key, given in shared.items() if key not in keys},
+            **{key: setting for key, setting in shared.items() if key not in keys},
             **{k: v for k, v in file.search_of.get(method, {}).items() if k not in overrides},
         }
         for method, keys in zip(methods, without, strict=True)
@@ -253,7 +310,7 @@ def check_out(out: Path) -> None:
         )
 
 
-def chosen(plan: StudyPlan, tunings: Sequence[Tuning]) -> dict[str, Trial]:
+def chosen(plan: Plan, tunings: Sequence[Tuning]) -> dict[str, Trial]:
     """The best trial of each search, by the name of its cell.
 
     Raises:
@@ -263,7 +320,7 @@ def chosen(plan: StudyPlan, tunings: Sequence[Tuning]) -> dict[str, Trial]:
     return {cell.name: tuning.leaders[0] for (cell, _), tuning in pairs}
 
 
-def chosen_rows(plan: StudyPlan, trials: Mapping[str, Trial]) -> list[dict[str, Scalar]]:
+def chosen_rows(plan: Plan, trials: Mapping[str, Trial]) -> list[dict[str, Scalar]]:
     """A row per cell: method, partition, trial, searched keys, metric, value, number of trials.
 
     ``trials`` are those that were chosen, by name of the cell.
@@ -280,7 +337,7 @@ def chosen_rows(plan: StudyPlan, trials: Mapping[str, Trial]) -> list[dict[str, 
     return rows
 
 
-def write_chosen(plan: StudyPlan, trials: Mapping[str, Trial], out: Path) -> None:
+def write_chosen(plan: Plan, trials: Mapping[str, Trial], out: Path) -> None:
     """Writes chosen.csv and comparison.yaml, see :func:`chosen_rows`.
 
     Raises:
@@ -296,7 +353,7 @@ def write_chosen(plan: StudyPlan, trials: Mapping[str, Trial], out: Path) -> Non
     files.write(out / CHOSEN, text.getvalue().encode())
     values = {
         cell.name: {
-            **{key: given.value for key, given in cell.settings.items()},
+            **{key: setting.value for key, setting in cell.settings.items()},
             **(trials[cell.name].params if cell.name in trials else {}),
             **_typed(plan.overrides, cell.examples[0]),
             "label": cell.method,
@@ -318,8 +375,8 @@ def grid_text(rows: Mapping[str, Mapping[str, object]], seeds: Sequence[int], ab
         ConfigError: settings that cannot be used.
     """
     settings = [{key: Setting(value, key) for key, value in row.items()} for row in rows.values()]
-    given = {key: setting for row in settings for key, setting in row.items()}
-    idle = {"seed", *unused(given, [resolve(row, build=False) for row in settings])}
+    every = {key: setting for row in settings for key, setting in row.items()}
+    idle = {"seed", *unused(every, [resolve(row, build=False) for row in settings])}
     first = next(iter(rows.values()))
     common = {
         key: value
@@ -346,13 +403,13 @@ def _flow(value: object) -> str:
 def _typed(flags: Settings, config: RunConfig) -> dict[str, object]:
     """The values of flags, which are texts, as a configuration made with them has them."""
     values, typed = to_dict(config), {}
-    for key, given in flags.items():
+    for key, setting in flags.items():
         section, _, leaf = key.rpartition(".")
-        typed[key] = (values.get(section, {}) if section else values).get(leaf, given.value)
+        typed[key] = (values.get(section, {}) if section else values).get(leaf, setting.value)
     return typed
 
 
-def compared(plan: StudyPlan, out: Path) -> list[sweep.SweepRun]:
+def compared(plan: Plan, out: Path) -> list[sweep.SweepRun]:
     """The runs of OUT/comparison.yaml, the comparison of the study.
 
     Raises:

@@ -81,13 +81,18 @@ def over_preset(experiment: Experiment, source: str) -> Experiment:
 
 
 def expand(
-    experiment: Experiment, overrides: Settings, parallel: Parallel = "auto", others: int = 0
+    experiment: Experiment,
+    overrides: Settings,
+    parallel: Parallel = "auto",
+    others: int = 0,
+    build: bool = True,
 ) -> list[SweepRun]:
     """All runs of a sweep, each configuration checked; warns of settings that no run uses.
 
     A flag wins over the grid: an axis of the same key disappears. The engine is by default the
     serial one, see :func:`~fedsim.studies.capacity.with_engine`. ``others`` is the number of other
-    runs that the same drivers do.
+    runs that the same drivers do; ``build=False`` is for a look at names and settings, see
+    :func:`~fedsim.config.resolve.resolve`.
 
     Raises:
         ConfigError: a configuration that cannot be used, a search, a flag that contradicts rows of
@@ -106,7 +111,7 @@ def expand(
         label = label_of(grid, values)
         named: Settings = {} if label is None else {"label": Setting(label, "grid")}
         layers = [experiment.settings, named, *(value.settings for value in values), overrides]
-        config = with_engine(resolve(*layers), layers, count + others, parallel)
+        config = with_engine(resolve(*layers, build=build), layers, count + others, parallel)
         runs.append(_run(grid, values, config))
     for name, times in Counter(run.name for run in runs).items():
         if times > 1:

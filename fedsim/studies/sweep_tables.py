@@ -82,8 +82,8 @@ def summarise(runs: Iterable[str], out: Path) -> pd.DataFrame:
         frame.insert(0, "run", run)
         frames.append(frame)
     columns = dict.fromkeys(column for frame in frames for column in frame.columns)
-    known = [frame.dropna(axis="columns", how="all") for frame in frames]
-    summary = pd.concat(known, ignore_index=True).reindex(columns=list(columns))
+    present = [frame.dropna(axis="columns", how="all") for frame in frames]
+    summary = pd.concat(present, ignore_index=True).reindex(columns=list(columns))
     return analysis("labels").with_labels(summary)
 
 
@@ -108,12 +108,12 @@ def aggregate(summary: pd.DataFrame, groups: Mapping[str, str]) -> pd.DataFrame:
         row: dict[str, object] = {"configuration": group}
         row |= {key: first[key] for key in ("algorithm", "dataset", "alpha")}
         row["n"] = frame[units.PARTITION].nunique() if unit == "partition" else len(frame)
-        known = frame.reindex(columns=[*AVERAGED, *WHERE_ANY, *LATER, "collapsed"])
-        known.index = pd.MultiIndex.from_frame(frame[list(units.COLUMNS[unit])])
-        row |= _spreads(known, AVERAGED, units.means)
-        row["collapsed"] = known["collapsed"].astype(float).sum(min_count=len(frame))
-        row |= _spreads(known, summary.columns.intersection(list(WHERE_ANY)), units.means)
-        row |= _spreads(known, summary.columns.intersection(list(LATER)), units.means)
+        present = frame.reindex(columns=[*AVERAGED, *WHERE_ANY, *LATER, "collapsed"])
+        present.index = pd.MultiIndex.from_frame(frame[list(units.COLUMNS[unit])])
+        row |= _spreads(present, AVERAGED, units.means)
+        row["collapsed"] = present["collapsed"].astype(float).sum(min_count=len(frame))
+        row |= _spreads(present, summary.columns.intersection(list(WHERE_ANY)), units.means)
+        row |= _spreads(present, summary.columns.intersection(list(LATER)), units.means)
         row |= {"unit": unit, "runs": len(frame), "label": first.get("label")}
         rows.append(row)
     return pd.DataFrame(rows).astype({"collapsed": "Int64"})

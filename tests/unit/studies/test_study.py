@@ -11,7 +11,7 @@ from fedsim.config import experiments
 from fedsim.config.resolve import from_flags
 from fedsim.core.errors import ConfigError
 from fedsim.studies import execute, study, sweep
-from fedsim.studies.study import StudyPlan
+from fedsim.studies.study import Plan
 from fedsim.studies.tune import Tuning
 from fedsim.training.events import Event, Job
 from tests.planted import Killed, Planted
@@ -44,7 +44,7 @@ SHARED = FILE.partition("  Mean: {train")[0].replace(", train.lr: 0.5", "") + (
 )
 
 
-def plan_of(text: str = FILE, *sets: str) -> StudyPlan:
+def plan_of(text: str = FILE, *sets: str) -> Plan:
     return study.make(
         experiments.parse(text, "study.yaml"), from_flags({}, sets), source="study.yaml"
     )
@@ -63,7 +63,7 @@ class Shown:
         raise AssertionError("nobody asked to stop")
 
 
-def tuned(out: Path, plan: StudyPlan, drivers: Planted) -> Shown:
+def tuned(out: Path, plan: Plan, drivers: Planted) -> Shown:
     """All searches of a study, or what is left of them, and the files that follow."""
     tunings, shown = searches_in(plan, out), Shown()
     execute.tune(tunings, drivers, shown)
@@ -71,9 +71,10 @@ def tuned(out: Path, plan: StudyPlan, drivers: Planted) -> Shown:
     return shown
 
 
-def searches_in(plan: StudyPlan, out: Path) -> list[Tuning]:
-    work = execute.Work(parallel=1, study=plan)
-    return [Tuning(search, folder) for search, folder in work.searches(out)]
+def searches_in(plan: Plan, out: Path) -> list[Tuning]:
+    return [
+        Tuning(search, at) for (_, search), at in zip(plan.searches, plan.folders(out), strict=True)
+    ]
 
 
 def rows(file: Path) -> list[dict[str, str]]:
@@ -222,7 +223,6 @@ def test_one_partition_needs_no_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("train: {rounds: 4}\n", "study.yaml: a study needs 'methods:'"),
         (FILE + "baseline: Maen\n", r"study.yaml:\d+ \(baseline\): 'Maen'.*did you mean 'Mean'"),
         (FILE + "by: accuracy\n", r"\(by\): 'accuracy' given; must be one of val_accuracy"),
         (FILE + "sampler: tpee\n", r"\(sampler\): .*did you mean 'tpe'"),
