@@ -101,11 +101,12 @@ grid: {seed: [0, 1]}
 def real(count: int, say: Callable[[str], object] = print) -> None:
     """A search with real runs on the digits, and the default learning rate beside it."""
     from fedsim import run
-    from fedsim.studies import execute, study
+    from fedsim.studies import execute
+    from fedsim.studies import plan as plans
 
     experiment = replace(experiments.parse(REAL, "real.yaml"), trials=count)
     with tempfile.TemporaryDirectory() as folder:
-        made = study.make(experiment, {}, parallel=1)
+        made = plans.make(experiment, {}, parallel=1)
         (tuning,) = execute.run(made, Path(folder, "search"), execute.How()).tunings
         plan, values = tuning.plan, []
         for seed in plan.seeds:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from fedsim.engine.ray.ahead import SessionAhead
     from fedsim.engine.ray.pool import Session
     from fedsim.storage.run_dir import RunStore
+    from fedsim.studies.plan import Plan
     from fedsim.studies.results import StudyStore, SweepStore
-    from fedsim.studies.study import Plan
     from fedsim.training.callbacks import Callback
 
 
@@ -182,7 +182,7 @@ def _several(
     from fedsim.config.experiments import Setting
     from fedsim.display.progress import displays
     from fedsim.studies import execute
-    from fedsim.studies import study as studies
+    from fedsim.studies import plan as plans
     from fedsim.studies import sweep as sweeps
 
     if isinstance(experiment, Mapping):
@@ -194,7 +194,7 @@ def _several(
         raise ConfigError(f"{kind}: what is given is done by 'fedsim {loaded.kind}'")
     flags = {key: Setting(value, key) for key, value in (overrides or {}).items()}
     source = kind if isinstance(experiment, Mapping) else Path(experiment).name
-    plan = studies.make(loaded, flags, parallel, source)
+    plan = plans.make(loaded, flags, parallel, source)
     how = execute.How(
         progress=progress,
         accept_changed_code=accept_changed_code,

@@ -16,6 +16,7 @@ from fedsim.core.terminal import echo
 
 if TYPE_CHECKING:
     from fedsim.config.run import RunConfig
+    from fedsim.studies.estimate import Measured
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -69,10 +70,8 @@ def show_estimate(
     Raises:
         FedsimError: a measured run failed, or a fraction of a GPU does not hold its training.
     """
-    from fedsim.cli.doctor import gpu_rows
     from fedsim.display.board import duration
     from fedsim.display.tables import show
-    from fedsim.engine.devices import trains_on_gpu
     from fedsim.studies import estimate
     from fedsim.studies.capacity import local_runs, memory_of
 
@@ -82,24 +81,11 @@ def show_estimate(
     at_once = 1 if addresses else local_runs(configs, parallel)
     rows, took, disk = [], [], 0.0
     for runs in kinds:
-        first, rounds = runs[0], sorted(run.train.rounds for run in runs)
-        method = f"{first.algorithm} + {first.server}" if first.server else first.algorithm
-        batch = f"batch {first.train.batch_size}"
-        row = {
-            "runs": f"{method}, {first.data.name}, {first.model_name}, {batch}",
-            "number": str(len(runs)),
-            "rounds": " to ".join(map(str, dict.fromkeys([rounds[0], rounds[-1]]))),
-        }
-        if measure:
-            measured = estimate.measure(first)
-            row["s per round"] = f"{measured.round:.2g}"
-            row["s per evaluation"] = f"{measured.evaluation:.2g}"
-            row["time of a run"] = duration(measured.seconds(first))
+        measured = estimate.measure(runs[0]) if measure else None
+        rows.append(_row(runs, measured))
+        if measured is not None:
             took += [measured.seconds(run) for run in runs]
             disk += sum(map(measured.disk, runs))
-        if trains_on_gpu(first.engine):
-            row |= gpu_rows(first, first.engine.gpus_per_client or 1.0)
-        rows.append(row)
     echo()
     show(rows)
     side_by_side = f", {at_once} at once" if at_once > 1 else ""
@@ -115,6 +101,28 @@ def show_estimate(
     total["memory"] = f"{size(at_once * max(memory_of(runs[0]) for runs in kinds))}, and the data"
     echo()
     show([{"": name, "estimate": text} for name, text in total.items()])
+
+
+def _row(runs: Sequence[RunConfig], measured: Measured | None) -> dict[str, str]:
+    """Runs of one kind: their number and rounds, and what was measured."""
+    from fedsim.cli.doctor import gpu_rows
+    from fedsim.display.board import duration
+    from fedsim.engine.devices import trains_on_gpu
+
+    first, rounds = runs[0], sorted(run.train.rounds for run in runs)
+    method = f"{first.algorithm} + {first.server}" if first.server else first.algorithm
+    row = {
+        "runs": f"{method}, {first.data.name}, {first.model_name}, batch {first.train.batch_size}",
+        "number": str(len(runs)),
+        "rounds": " to ".join(map(str, dict.fromkeys([rounds[0], rounds[-1]]))),
+    }
+    if measured is not None:
+        row["s per round"] = f"{measured.round:.2g}"
+        row["s per evaluation"] = f"{measured.evaluation:.2g}"
+        row["time of a run"] = duration(measured.seconds(first))
+    if trains_on_gpu(first.engine):
+        row |= gpu_rows(first, first.engine.gpus_per_client or 1.0)
+    return row
 
 
 def size(count: float) -> str:

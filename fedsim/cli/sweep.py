@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from fedsim.config.experiments import Experiment, Settings
     from fedsim.studies.execute import Ended
-    from fedsim.studies.study import Plan
+    from fedsim.studies.plan import Plan
 
 Names = Mapping[str, Mapping[str, str]]
 MOST_RUNS = 10_000
@@ -211,23 +211,15 @@ def _do(
     folder = _folder(out, kind or "sweep", experiment)
     contents = "the search is" if kind == "tune" else "the runs are"
     with repeatable(ctx, contents, folder):
-        from fedsim.config.search import from_flags
         from fedsim.studies import execute
-        from fedsim.studies import study as studies
-        from fedsim.studies import sweep as sweeps
+        from fedsim.studies import plan as plans
 
-        loaded = sweeps.load(experiment)
-        loaded = replace(
-            loaded,
-            search={**loaded.search, **from_flags(searched)},
-            **{key: value for key, value in budget.items() if value is not None},
-        )
-        _check_kind(loaded, kind, experiment)
+        loaded = _load(experiment, kind, searched, budget)
         folder = _folder(out, loaded.kind, experiment)
         rows = (*loaded.partitions, *loaded.methods)
         make_importable(loaded.settings, *(row.settings for row in rows), flags)
         trackers_of(track)  # refuses one that is not installed before anything starts
-        plan = studies.make(loaded, flags, parallel, Path(experiment).name)
+        plan = plans.make(loaded, flags, parallel, Path(experiment).name)
         if plan.untuned:
             echo(f"not tuned, nothing to search: {', '.join(plan.untuned)}")
         if dry_run:
@@ -257,13 +249,24 @@ def _folder(out: str | None, kind: str, experiment: str) -> Path:
     return folder_of(out, kind, experiment)
 
 
-def _check_kind(experiment: Experiment, kind: str | None, name: str) -> None:
-    """Refuses the file of something else than was asked for."""
-    if kind is None or experiment.kind == kind:
-        return
+def _load(
+    name: str, kind: str | None, searched: Sequence[str], budget: Mapping[str, Any]
+) -> Experiment:
+    """The file or preset with the options of the search; refuses one of another kind."""
+    from fedsim.config.search import from_flags
+    from fedsim.studies import sweep as sweeps
+
+    loaded = sweeps.load(name)
+    loaded = replace(
+        loaded,
+        search={**loaded.search, **from_flags(searched)},
+        **{key: value for key, value in budget.items() if value is not None},
+    )
+    if kind in (None, loaded.kind):
+        return loaded
     if kind == "study":
         raise ConfigError(f"{name}: a study needs 'methods:', lines 'NAME: {{algorithm: ...}}'")
-    if experiment.kind == "study":
+    if loaded.kind == "study":
         raise ConfigError(f"{name}: is the file of a study, see 'fedsim study --help'")
     raise ConfigError(
         f"{name}: there is nothing to search: give a section 'search:' with lines such as "

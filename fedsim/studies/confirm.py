@@ -75,31 +75,10 @@ def write_confirmed(
     Raises:
         StoreError: a file cannot be written.
     """
-    import numpy as np  # for which no run has to wait
-    import pandas as pd
+    import pandas as pd  # for which no run has to wait
 
-    from fedsim.studies.sweep_tables import spread
-
-    by, seeds = plan.proposer.by, fresh_seeds(plan)
-    averaged = [column for column in map(str, table) if column.endswith(ENDS)]
-    groups = table.set_index("configuration").drop(columns="label", errors="ignore")
-    rows = []
-    for trial in leaders:
-        group = f"trial={trial.number}"
-        names = [f"{group},seed={seed}" for seed in seeds]
-        values = [_last(out / FOLDER / name, by) for name in names if name not in failed]
-        row: dict[str, Any] = {"trial": trial.number, "value": trial.value, **trial.params}
-        row |= {"n": len(values)} | {f"{by}_{end}": math.nan for end in ("mean", "std", "ci95")}
-        if group in groups.index:
-            row |= {str(key): value for key, value in groups.loc[group].items()}
-        else:
-            row |= dict.fromkeys(map(str, groups)) | {"n": 0, "runs": 0}
-        finite = sum(map(math.isfinite, values))
-        if finite == len(names):
-            row |= {f"{by}_{k}": v for k, v in spread(np.asarray(values)).items()}
-        else:
-            row |= dict.fromkeys(averaged, math.nan)
-        rows.append(row | {"failed": len(names) - finite})
+    by = plan.proposer.by
+    rows = [_row(plan, trial, out, failed, table) for trial in leaders]
     confirmed = pd.DataFrame(rows).sort_values(
         f"{by}_mean", ascending=lowest(by), kind="stable", ignore_index=True
     )
@@ -112,6 +91,30 @@ def write_confirmed(
     (best,) = [trial for trial in leaders if trial.number == confirmed["trial"].iloc[0]]
     write_best(plan, out, best, f"{by} {mean!r}, mean over {n} fresh training seeds")
     return confirmed
+
+
+def _row(
+    plan: SearchPlan, trial: Trial, out: Path, failed: Collection[str], table: pd.DataFrame
+) -> dict[str, Any]:
+    """The row of a trial in confirm.csv."""
+    from fedsim.studies.sweep_tables import spread
+
+    by, group = plan.proposer.by, f"trial={trial.number}"
+    names = [f"{group},seed={seed}" for seed in fresh_seeds(plan)]
+    values = [_last(out / FOLDER / name, by) for name in names if name not in failed]
+    row: dict[str, Any] = {"trial": trial.number, "value": trial.value, **trial.params}
+    row |= {"n": len(values)} | {f"{by}_{end}": math.nan for end in ("mean", "std", "ci95")}
+    groups = table.set_index("configuration").drop(columns="label", errors="ignore")
+    if group in groups.index:
+        row |= {str(key): value for key, value in groups.loc[group].items()}
+    else:
+        row |= dict.fromkeys(map(str, groups)) | {"n": 0, "runs": 0}
+    finite = sum(map(math.isfinite, values))
+    if finite == len(names):
+        row |= {f"{by}_{end}": value for end, value in spread(values).items()}
+    else:
+        row |= {column: math.nan for column in map(str, table) if column.endswith(ENDS)}
+    return row | {"failed": len(names) - finite}
 
 
 def _last(run: Path, by: str) -> float:

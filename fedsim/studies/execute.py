@@ -23,11 +23,12 @@ from fedsim.core.plurals import counted
 from fedsim.display import board
 from fedsim.display.descriptions import descriptions
 from fedsim.studies import capacity, confirm
+from fedsim.studies import plan as plans
 from fedsim.studies import study as studies
 from fedsim.studies import sweep as sweeps
 from fedsim.studies.capacity import Parallel
 from fedsim.studies.parallel import Drivers, Follower, Here, control
-from fedsim.studies.study import Plan
+from fedsim.studies.plan import Plan
 from fedsim.studies.sweep import SweepRun
 from fedsim.studies.tune import Tuning
 from fedsim.training.events import Event, Job
@@ -92,7 +93,7 @@ def sweep(
     experiment: Experiment, overrides: Settings, out: Path, parallel: Parallel, how: How
 ) -> Ended:
     """Does what is left of the work of a file or preset, see :func:`run`."""
-    return run(studies.make(experiment, overrides, parallel), out, how)
+    return run(plans.make(experiment, overrides, parallel), out, how)
 
 
 def run(plan: Plan, out: Path, how: How) -> Ended:

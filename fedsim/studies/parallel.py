@@ -25,6 +25,8 @@ from fedsim.core.errors import (
     Interrupted,
     described,
 )
+from fedsim.display.trackers import resumed as with_trackers
+from fedsim.display.trackers import tracker
 from fedsim.training.callbacks import Callback, Rows, RunInfo
 from fedsim.training.events import (
     ENDINGS,
@@ -40,6 +42,7 @@ from fedsim.training.events import (
     Stopped,
     Tell,
 )
+from fedsim.training.resume import archive, can_resume, is_complete, placement
 from fedsim.training.signals import handled
 
 logger = logging.getLogger("fedsim")
@@ -173,35 +176,19 @@ def execute(
     Raises:
         EngineLostError: processes were lost that the next run needs, too.
     """
-    from fedsim.display.trackers import resumed as with_trackers
-    from fedsim.display.trackers import tracker
-    from fedsim.training import driver, resume
-
     watch = _Watch(orders, tell)
-    accept = job.accept_changed_code
     try:
         _wait_for_lock(job, orders)
         if orders.stop:
             return Stopped()
-        if resume.is_complete(job.config, job.out):
+        if is_complete(job.config, job.out):
             return Done({}, before=True)
-        followers = [*callbacks, *(tracker(name) for name in job.trackers), watch]
-        resumed = resume.can_resume(job.config, job.out, accept_changed_code=accept)
+        resumed = can_resume(job.config, job.out, accept_changed_code=job.accept_changed_code)
         tell(Begun(resumed))
         ray = session()
         if orders.stop:
             return Stopped()
-        if resumed:
-            driver.resume(
-                job.out,
-                resume.placement(job.config),
-                with_trackers(job.out, followers),
-                ray,
-                accept_changed_code=accept,
-            )
-        else:
-            resume.archive(job.out)
-            driver.run(job.config, job.out, followers, ray)
+        _train(job, resumed, ray, [*callbacks, *map(tracker, job.trackers), watch])
     except EngineLostError:
         raise
     except KeyboardInterrupt as interrupt:
@@ -210,6 +197,19 @@ def execute(
     except Exception as error:  # noqa: BLE001 - a run's failure is an event, the others go on
         return _failure(error)
     return Done(watch.summary)
+
+
+def _train(job: Job, resumed: bool, session: Any, callbacks: Sequence[Callback]) -> None:
+    """Does the run, or what is left of it."""
+    from fedsim.training import driver  # imports torch
+
+    if resumed:
+        followers = with_trackers(job.out, callbacks)
+        accept = job.accept_changed_code
+        driver.resume(job.out, placement(job.config), followers, session, accept)
+    else:
+        archive(job.out)
+        driver.run(job.config, job.out, callbacks, session)
 
 
 def _failure(error: Exception) -> Failed:

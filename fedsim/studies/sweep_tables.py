@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 from scipy import stats
 
 from fedsim.core import files
@@ -132,13 +132,14 @@ def _spreads(
     for column in columns:
         by_run = runs[column].astype(float)
         values = means(by_run) if by_run.notna().all() else by_run
-        for name, value in spread(np.asarray(values, dtype=np.float64)).items():
+        for name, value in spread(values).items():
             cells[f"{column}_{name}"] = value
     return cells
 
 
-def spread(values: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, float]:
-    """mean, std and half width of the 95 % t-interval of values (n,); NaN where n is 1."""
+def spread(numbers: ArrayLike) -> dict[str, float]:
+    """mean, std and half width of the 95 % t-interval of numbers (n,); NaN where n is 1."""
+    values = np.asarray(numbers, dtype=np.float64)
     n = len(values)
     if n < 2:
         return {"mean": float(values.mean()), "std": np.nan, "ci95": np.nan}

@@ -11,7 +11,8 @@ from fedsim.config import experiments
 from fedsim.config.resolve import from_flags
 from fedsim.core.errors import ConfigError
 from fedsim.studies import execute, study, sweep
-from fedsim.studies.study import Plan
+from fedsim.studies import plan as plans
+from fedsim.studies.plan import Plan
 from fedsim.studies.tune import Tuning
 from fedsim.training.events import Event, Job
 from tests.planted import Killed, Planted
@@ -45,7 +46,7 @@ SHARED = FILE.partition("  Mean: {train")[0].replace(", train.lr: 0.5", "") + (
 
 
 def plan_of(text: str = FILE, *sets: str) -> Plan:
-    return study.make(
+    return plans.make(
         experiments.parse(text, "study.yaml"), from_flags({}, sets), source="study.yaml"
     )
 
@@ -126,7 +127,7 @@ def test_a_baseline_may_be_written_in_another_case() -> None:
 
 def test_the_study_of_the_repository_is_valid() -> None:
     file = Path(__file__).resolve().parents[3] / "launch" / "study_small.yaml"
-    plan = study.make(experiments.read(file), {})
+    plan = plans.make(experiments.read(file), {})
     assert (plan.untuned, plan.file.baseline) == ([], "FedAvg")
     assert (plan.tuning_runs, len(plan.compared_names)) == (36, 18)
 
