@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 from scipy import stats
 
 from fedsim.core import files
@@ -81,8 +81,8 @@ def summarise(runs: Iterable[str], out: Path) -> pd.DataFrame:
         frame.insert(0, "run", run)
         frames.append(frame)
     columns = dict.fromkeys(column for frame in frames for column in frame.columns)
-    known = [frame.dropna(axis="columns", how="all") for frame in frames]
-    summary = pd.concat(known, ignore_index=True).reindex(columns=list(columns))
+    present = [frame.dropna(axis="columns", how="all") for frame in frames]
+    summary = pd.concat(present, ignore_index=True).reindex(columns=list(columns))
     return analysis("labels").with_labels(summary)
 
 
@@ -107,12 +107,12 @@ def aggregate(summary: pd.DataFrame, groups: Mapping[str, str]) -> pd.DataFrame:
         row: dict[str, object] = {"configuration": group}
         row |= {key: first[key] for key in ("algorithm", "dataset", "alpha")}
         row["n"] = frame[units.PARTITION].nunique() if unit == "partition" else len(frame)
-        known = frame.reindex(columns=[*AVERAGED, *WHERE_ANY, *LATER, "collapsed"])
-        known.index = pd.MultiIndex.from_frame(frame[list(units.COLUMNS[unit])])
-        row |= _spreads(known, AVERAGED, units.means)
-        row["collapsed"] = known["collapsed"].astype(float).sum(min_count=len(frame))
-        row |= _spreads(known, summary.columns.intersection(list(WHERE_ANY)), units.means)
-        row |= _spreads(known, summary.columns.intersection(list(LATER)), units.means)
+        present = frame.reindex(columns=[*AVERAGED, *WHERE_ANY, *LATER, "collapsed"])
+        present.index = pd.MultiIndex.from_frame(frame[list(units.COLUMNS[unit])])
+        row |= _spreads(present, AVERAGED, units.means)
+        row["collapsed"] = present["collapsed"].astype(float).sum(min_count=len(frame))
+        row |= _spreads(present, summary.columns.intersection(list(WHERE_ANY)), units.means)
+        row |= _spreads(present, summary.columns.intersection(list(LATER)), units.means)
         row |= {"unit": unit, "runs": len(frame), "label": first.get("label")}
         rows.append(row)
     return pd.DataFrame(rows).astype({"collapsed": "Int64"})
@@ -131,13 +131,14 @@ def _spreads(
     for column in columns:
         by_run = runs[column].astype(float)
         values = means(by_run) if by_run.notna().all() else by_run
-        for name, value in spread(np.asarray(values, dtype=np.float64)).items():
+        for name, value in spread(values).items():
             cells[f"{column}_{name}"] = value
     return cells
 
 
-def spread(values: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, float]:
-    """mean, std and half width of the 95 % t-interval of values (n,); NaN where n is 1."""
+def spread(numbers: ArrayLike) -> dict[str, float]:
+    """mean, std and half width of the 95 % t-interval of numbers (n,); NaN where n is 1."""
+    values = np.asarray(numbers, dtype=np.float64)
     n = len(values)
     if n < 2:
         return {"mean": float(values.mean()), "std": np.nan, "ci95": np.nan}
