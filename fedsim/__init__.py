@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fedsim.version import __version__
 
 if TYPE_CHECKING:
-    from fedsim.api import aggregate, decompose, resume, run, study, sweep
+    from fedsim.api import aggregate, resume, run, study, sweep
     from fedsim.audit.influence import influence
     from fedsim.audit.replay import replay
     from fedsim.audit.verify import verify
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         TrainConfig,
     )
     from fedsim.display.trackers import tracker
+    from fedsim.metrics.decomposition import decompose
     from fedsim.predictions.predict import predict
     from fedsim.storage.run_dir import RunStore
     from fedsim.studies.results import StudyStore, SweepStore
@@ -75,7 +76,7 @@ _HOME = {
     **{f"{name}Config": "fedsim.config.sections" for name in _SECTIONS},
     "Callback": "fedsim.training.callbacks",
     "aggregate": "fedsim.api",
-    "decompose": "fedsim.api",
+    "decompose": "fedsim.metrics.decomposition",
     "RunConfig": "fedsim.config.resolve",
     "RunStore": "fedsim.storage.run_dir",
     "StudyStore": "fedsim.studies.results",

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import click
 
-from fedsim.cli.common import run_argument
+from fedsim.cli.common import on_run
 from fedsim.cli.options import format_option, verbose_option
 from fedsim.core.terminal import echo
 
 
 @click.command()
-@run_argument("runs", "[RUN]...", several=True, searches=True)
+@on_run("runs", "[RUN]...", several=True, searches=True)
 @format_option
 @verbose_option
 def show(runs: tuple[str, ...], form: str) -> None:

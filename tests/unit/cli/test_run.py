@@ -89,8 +89,6 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "run --set model.weights=hdfs://n/w",
             ["--set model.weights: 'hdfs://n/w' given; must be"],
         ),
-        ("sweep https://host/grid.yaml", ["argument: 'https://host/grid.yaml' given"]),
-        ("predict simplecache::s3://b/run --out f.csv", ["argument: 'simplecache::s3://b/run'"]),
         ("run --gpu-price 2", ["--gpu-price: has no effect without --dry-run"]),
         ("run --dry-run --gpu-price nan", ["--gpu-price: nan given; must be a finite number"]),
         ("run --dry-run --gpu-price 1e400", ["--gpu-price: inf given; must be a finite number"]),
