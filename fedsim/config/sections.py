@@ -14,7 +14,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
 from fedsim.config.asynchrony import AsyncConfig as AsyncConfig
-from fedsim.config.attack import AttackConfig
+from fedsim.config.attack import AttackConfig as AttackConfig
 from fedsim.config.compress import CompressConfig as CompressConfig
 from fedsim.config.dp import DpConfig as DpConfig
 from fedsim.config.engine import EngineConfig as EngineConfig

@@ -50,7 +50,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("names")
     with contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDSIM_CACHE", str(folder / "cache"))
-        for data, names in (("maths", MATHS), ("commands", COMMANDS), ("both", MATHS + COMMANDS)):
+        for data, names in (("commands", COMMANDS), ("both", MATHS + COMMANDS)):
             write_images(folder / data, names)
         given = ("-d", "folder", "--data-dir", "both", "--set", "data.image_size=8")
         fedsim("run", *given, *SERIAL, "--evaluate-clients-every", "1", "--out", RUN)
@@ -115,15 +115,6 @@ def test_figures_show_names_as_they_are(suffix, place, tmp_path):
         check_seen(text)
         for name in ("$\\frac{$", "b$x$", "\\x1b[31mred", "gnp\\u202e.exe"):
             assert f"<!-- {name} -->" in text
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("data", ["maths", "commands"])
-def test_a_partition_is_drawn(data, place, tmp_path):
-    given = ("-d", "folder", "--data-dir", data, "--set", "data.image_size=8")
-    done = fedsim("partition", *given, "--out", tmp_path / "out", "--plot", tmp_path / "p.png")
-    check_seen(done.output)
 
 
 @pytest.mark.slow

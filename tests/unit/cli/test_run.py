@@ -57,25 +57,13 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("run --algorithm fedldd", ["--algorithm", "'fedldd'", "did you mean 'fedld'?"]),
         ("run -d digit", ["--dataset", "did you mean 'digits'?"]),
         ("run --model resnet5", ["--model", "did you mean 'resnet50'?"]),
-        ("run --server fedavgg", ["--server", "did you mean 'fedavg'?"]),
-        ("run --margin marglog", ["--margin", "did you mean 'marg_log'?"]),
-        ("run --partition dirichlett", ["--partition", "did you mean 'dirichlet'?"]),
         ("run --preset table33", ["--preset", "did you mean 'table3'?"]),
-        ("run --preset=", ["--preset", "unknown preset ''"]),
-        ("run --config=", ["cannot be read"]),
         ("run --working-dir nowhere", ["--working-dir", "'nowhere' is not a directory"]),
         ("sweep table3_small --working-dir nowhere", ["--working-dir", "not a directory"]),
-        ("run --alpha 0", ["--alpha", "greater than 0"]),
         ("run --alpha x", ["--alpha", "'x'", "number"]),
-        ("run --sample-rate 0", ["--sample-rate", "greater than 0"]),
-        ("run --sample-rate 1.2", ["--sample-rate", "less than or equal to 1"]),
-        ("run --clients 0", ["--clients", "greater than or equal to 1"]),
         ("run --rounds ten", ["--rounds", "integer"]),
-        ("run --gpus-per-client 1.5", ["--gpus-per-client", "whole number"]),
-        ("run --actors 0", ["--actors", "auto, per-client or a whole number"]),
         ("run --engine dask", ["--engine", "'dask'", "must be one of ray, serial"]),
         ("run --set train.lrr=1", ["--set train.lrr", "did you mean 'train.lr'?"]),
-        ("run --set fedprox.nu=1", ["--set fedprox.nu", "did you mean 'mu'?"]),
         ("run --set train.lr", ["--set train.lr", "key=value"]),
         ("run --rounds 3 --set train.rounds=4", ["--set train.rounds=4", "--rounds"]),
         ("run -c none.yaml", ["none.yaml", "cannot be read"]),
@@ -91,23 +79,18 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         ("run --gpu-price 2", ["--gpu-price: has no effect without --dry-run"]),
         ("run --dry-run --gpu-price nan", ["--gpu-price: nan given; must be a finite number"]),
-        ("run --dry-run --gpu-price 1e400", ["--gpu-price: inf given; must be a finite number"]),
         ("sweep table2 --no-measure", ["--no-measure: has no effect without --dry-run"]),
         ("doctor --assume-gpus 2x", ["--assume-gpus", "'2x' given; must be such as 8, 2x8"]),
-        ("run --lr fast", ["--lr: 'fast' given", "number"]),
         ("run --epochs 1 --set train.local_epochs=2", ["train.local_epochs=2", "by --epochs"]),
         ("run fedld", ["fedld"]),
         ("run --alpha", ["--alpha"]),
         ("rnu", ["rnu"]),
         ("list things", ["things", "algorithms"]),
-        ("list models --format xml", ["xml", "json"]),
         ("sweep", ["FILE|PRESET"]),
         ("sweep table33", ["did you mean 'table3'?"]),
-        ("sweep none.yaml", ["none.yaml", "cannot be read"]),
         ("sweep table2 --algorithm fedbn", ["--algorithm", "axis method"]),
         ("partition --clients 5000", ["5000 clients", "1438"]),
         ("partition --set data.min_samples=100", ["100", "1438"]),
-        ("doctor --cpus-per-client 0", ["--cpus-per-client"]),
     ],
 )
 def test_bad_input_is_one_line_exit_2_and_writes_nothing(
@@ -181,16 +164,12 @@ def test_help_is_grouped() -> None:
 
 
 @pytest.mark.parametrize("command", sorted(main.commands))
-def test_help_has_no_markup(command: str) -> None:
-    assert "`" not in fedsim(command, "--help").stdout
-
-
-@pytest.mark.parametrize("command", sorted(main.commands))
 def test_options_are_described_in_one_form(command: str) -> None:
     of_analysis = command in {each.name for each in COMMANDS}
     group = analysis_main if of_analysis else main
     text = " ".join(CliRunner().invoke(group, [command, "-h"]).stdout.split())
     assert "-h, --help Show this message and exit." in text
+    assert "`" not in text
     for other in (
         "INTEGER RANGE",
         "default: (",
@@ -257,11 +236,6 @@ def test_defaults_in_the_help_are_the_defaults() -> None:
         text, _, default = option.help.partition("  [")
         assert default == ("" if unset else f"default: {shown}]"), key
         assert text.endswith("."), key
-
-
-def test_the_help_of_resume_shows_no_defaults() -> None:
-    assert "--max-retries N" in fedsim("resume", "--help").stdout
-    assert "default: 3]" not in fedsim("resume", "--help").stdout
 
 
 def test_a_decomposition_that_needs_parts_of_the_clients(tmp_path: Path) -> None:
@@ -472,6 +446,8 @@ def test_lists_as_table_and_json(kind: str) -> None:
     wanted = {"algorithms": "fedld", "datasets": "digits", "models": "cnn",
               "partitions": "dirichlet", "presets": "table3_small"}  # fmt: skip
     assert wanted[kind] in names
+    if kind == "algorithms":
+        assert rows[names.index("fedprox")]["hyperparameters"]["mu"] == 0.1
 
 
 def test_list_alone_says_what_lists_there_are():
@@ -480,11 +456,6 @@ def test_list_alone_says_what_lists_there_are():
     assert [line.split()[0] for line in lines[1:]] == [
         "algorithms", "datasets", "models", "partitions", "presets",
     ]  # fmt: skip
-
-
-def test_algorithms_are_listed_with_their_hyperparameters() -> None:
-    rows = json.loads(fedsim("list", "algorithms", "--format", "json").stdout)
-    assert {r["name"]: r for r in rows}["fedprox"]["hyperparameters"]["mu"] == 0.1
 
 
 @pytest.mark.slow

@@ -92,12 +92,10 @@ def test_it_is_frozen() -> None:
         ({"server": "fedavgg"}, ["server:", "did you mean 'fedavg'?"]),
         ({"algoritm": "fedld"}, ["unknown key", "did you mean 'algorithm'?"]),
         ({"lr": 0.1}, ["did you mean 'train.lr'?"]),
-        ({"attack": {"frac": 0.1}}, ["did you mean 'attack.fraction'?"]),
         ({"margin": "marglog"}, ["did you mean 'marg_log'?", "sigma_stitch"]),
         ({"data": {"name": "digit"}}, ["data.name:", "did you mean 'digits'?"]),
         ({"data": {"partition": "dirichelt"}}, ["data.partition:", "did you mean 'dirichlet'?"]),
         ({"data": {"augment": "flop"}}, ["data.augment:", "did you mean 'flip'?"]),
-        ({"model": {"name": "resnet"}}, ["model.name:", "did you mean 'resnet"]),
         ({"model": {"norm": "layer"}}, ["model.norm:", "'batch' or 'group'"]),
         ({"data": {"alpha": 0}}, ["data.alpha: 0 given", "greater than 0"]),
         ({"data": {"alpha": float("nan")}}, ["data.alpha:", "finite"]),
@@ -106,24 +104,16 @@ def test_it_is_frozen() -> None:
         ({"train": {"rounds": 1.5}}, ["train.rounds: 1.5 given", "integer"]),
         ({"train": {"rounds": True}}, ["train.rounds: True given", "must not be true or false"]),
         ({"train": {"epochs": 2}}, ["train.epochs", "did you mean 'train.local_epochs'?"]),
-        ({"train": {"learning_rate": 1}}, ["train.learning_rate", "did you mean 'train.lr'?"]),
         ({"train": {"seed": 1}}, ["unknown key 'train.seed' (did you mean 'seed'?)"]),
-        ({"data": {"n_clients": 1}}, ["did you mean 'data.num_clients'?"]),
         ({"data": {"dir": "s3://b/d"}}, ["data.dir: 's3://b/d' given; must be a path", "mount"]),
         ({"data": {"partition_file": "memory://x"}}, ["data.partition_file:", "or copy"]),
-        ({"bs": 1}, ["did you mean 'train.batch_size'?"]),
         ({"mu": 1}, ["did you mean 'fed", ".mu'?"]),
-        ({"engine": {"gpus_per_client": 1.5}}, ["1.5 given", "whole number", "1 or 2"]),
-        ({"engine": {"gpus_per_client": -1}}, ["greater than or equal to 0"]),
-        ({"engine": {"cpus_per_client": 0}}, ["greater than 0"]),
-        ({"engine": {"gpus_per_client": 1e-5}}, ["1e-05 given", "must be 0.0001 or more"]),
         ({"engine": {"actors": "many"}}, ["'many' given", "auto, per-client or a whole number"]),
         ({"engine": {"aggregation_shards": "per-client"}}, ["auto or a whole number"]),
         (
             {"evaluation": {"conflicts": "often"}},
             ["always, never or a whole number from 1 to 1000000000"],
         ),
-        ({"evaluation": {"conflicts": 0}}, ["evaluation.conflicts: 0 given", "always, never or"]),
         (
             {"evaluation": {"conflicts": "never", "cosines": True}},
             ["evaluation.conflicts: never given", "evaluation.cosines=true needs"],
@@ -132,7 +122,6 @@ def test_it_is_frozen() -> None:
         ({"fedprox": {"mu": "much"}}, ["fedprox.mu: 'much' given", "number"]),
         ({"fedprox": {"nu": 1}}, ["fedprox.nu:", "did you mean 'mu'?"]),
         ({"fedld": {"norm": "l3"}}, ["fedld.norm: 'l3' given", "'l2', 'l1' or 'scalar'"]),
-        ({"fedld": {"keep": 2}}, ["fedld.keep:", "less than or equal to 1"]),
         ({"fedprox": 3}, ["fedprox: 3 given", "section"]),
         ({"algorithm": "no_such_module:f"}, ["algorithm:", "no_such_module"]),
     ],
@@ -236,14 +225,6 @@ def test_flags_win_over_file_over_preset_over_defaults(tmp_path: Path) -> None:
     assert (other.data.name, other.train.rounds) == ("covid_fl", 7)
 
 
-def test_an_empty_preset_is_not_the_defaults(tmp_path: Path) -> None:
-    path = tmp_path / "exp.yaml"
-    path.write_text("preset: table3_small\n")
-    for file in (None, path):
-        with pytest.raises(ConfigError, match="--preset: unknown preset ''"):
-            load_config(preset="", file=file)
-
-
 def test_set_parses_by_the_type_of_the_field() -> None:
     texts = [
         "train.lr=1e-3",
@@ -289,8 +270,6 @@ def test_messages_name_the_set() -> None:
         ("seed: [1\n", "exp.yaml:2: not valid YAML"),
         ("seed: !!python/name:os.system x\n", "exp.yaml:1: not valid YAML"),
         ("seed: 2020-13-45\n", "exp.yaml:1 (seed): '2020-13-45' given; not a timestamp of YAML"),
-        ("model: {pretrained: !!bool x}\n", "(model.pretrained): 'x' given; not a bool of YAML"),
-        ("seed: !!timestamp x\n", "(seed): 'x' given; not a timestamp of YAML"),
         ("preset: ''\n", "exp.yaml (preset): unknown preset ''"),
         ("- 1\n- 2\n", "exp.yaml:1 (the file): must hold lines"),
         ("train: 5\n", "exp.yaml:1 (train): 5 given; train is a section"),
@@ -383,13 +362,6 @@ def test_the_value_that_a_method_refuses_alone_is_named(values, key):
     method = f"{__name__}:ordered"
     with pytest.raises(ConfigError, match=rf"{key}: low \S+ is above high"):
         RunConfig(algorithm=method, **{method: values})
-
-
-@pytest.mark.parametrize("section", [{"train": 5}, {"scaffold": 5}])
-def test_a_section_that_is_no_section_is_refused(section):
-    (name,) = section
-    with pytest.raises(ConfigError, match=f"{name}"):
-        RunConfig(algorithm="scaffold", **section)
 
 
 def test_a_configuration_that_is_no_mapping_is_refused():
