@@ -81,11 +81,11 @@ def make_importable(*layers: Settings) -> None:
         ConfigError: the folder is not there.
     """
     folders = [Path.cwd()]
-    given = [layer["engine.working_dir"] for layer in layers if "engine.working_dir" in layer]
-    if given and isinstance(given[-1].value, str):
-        folder = Path(given[-1].value)
+    settings = [layer["engine.working_dir"] for layer in layers if "engine.working_dir" in layer]
+    if settings and isinstance(settings[-1].value, str):
+        folder = Path(settings[-1].value)
         if not folder.is_dir():
-            raise ConfigError(f"{given[-1].origin}: {str(folder)!r} is not a directory")
+            raise ConfigError(f"{settings[-1].origin}: {str(folder)!r} is not a directory")
         folders.insert(0, folder.resolve())
     sys.path[:0] = [str(path) for path in folders if str(path) not in sys.path]
 
@@ -243,8 +243,8 @@ def repeatable(ctx: click.Context, contents: str, folder: Path) -> Iterator[None
         with handled():
             yield
     except KeyboardInterrupt as interrupt:
-        where = f"{contents} in {folder}, " if folder.exists() else ""
-        echo(f"interrupted; {where}the same command continues", err=True)
+        place = f"{contents} in {folder}, " if folder.exists() else ""
+        echo(f"interrupted; {place}the same command continues", err=True)
         show_notes(interrupt)
         ctx.exit(exit_status(interrupt))
 

@@ -204,8 +204,10 @@ class SettingsCommand(GroupedCommand):
         """The parameters that the help lists."""
         if ctx.meta.get(HELP_ALL) or self.shown is None:
             return self.get_params(ctx)
-        own = [each for each in super().get_params(ctx) if each.name not in self.rare]
-        return own + [option for key, option in self.setting_options.items() if self.shown(key)]
+        parameters = [each for each in super().get_params(ctx) if each.name not in self.rare]
+        return parameters + [
+            option for key, option in self.setting_options.items() if self.shown(key)
+        ]
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """The command's own parameters, then the flags."""

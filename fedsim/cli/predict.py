@@ -128,14 +128,14 @@ def _predict_images(
     """Writes the predictions for image files, and says how many there are of each class."""
     from fedsim.predictions.new_images import frames, image_files, image_model
 
-    found = image_files(paths)
+    images = image_files(paths)
     model = image_model(run, client, accept_changed_code=accept_changed_code)
     counts: Counter[str] = Counter()
-    for frame in _written(frames(model, found), out):
+    for frame in _written(frames(model, images), out):
         counts.update(frame["prediction"])
     whose = "the global model" if client is None else f"client {client}'s model"
     shown = few([f"{count} {name}" for name, count in counts.most_common()], SHOWN, "classes")
-    echo(f"{counted(len(found), 'image')}, predicted by {whose}: {shown}")
+    echo(f"{counted(len(images), 'image')}, predicted by {whose}: {shown}")
     echo(f"file  {out}")
 
 

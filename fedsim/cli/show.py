@@ -46,11 +46,11 @@ def show(runs: tuple[str, ...], form: str) -> None:
         else:
             searches.show(search)
         return
-    found = [details.read(run) for run in runs]
+    shown = [details.read(run) for run in runs]
     if form == "json":
-        values = details.comparison(found) if len(found) > 1 else found[0].values
+        values = details.comparison(shown) if len(shown) > 1 else shown[0].values
         echo(json.dumps(values, indent=2))
-    elif len(found) > 1:
-        details.show_comparison(found)
+    elif len(shown) > 1:
+        details.show_comparison(shown)
     else:
-        details.show(found[0])
+        details.show(shown[0])
