@@ -6,7 +6,6 @@ import contextlib
 import csv
 import json
 import re
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -115,13 +114,3 @@ def test_figures_show_names_as_they_are(suffix, place, tmp_path):
         check_seen(text)
         for name in ("$\\frac{$", "b$x$", "\\x1b[31mred", "gnp\\u202e.exe"):
             assert f"<!-- {name} -->" in text
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("error")
-def test_a_report_is_written(place, tmp_path):
-    shutil.copytree(RUN, tmp_path / "runs" / RUN)
-    done = fedsim("report", tmp_path / "runs", "--by", "run_id", "--out", tmp_path / "report")
-    check_seen(done.output)
-    page = (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
-    assert {c for c in page if not c.isprintable()} <= {"\n", "\N{NO-BREAK SPACE}"}

@@ -9,7 +9,6 @@ import sys
 import time
 from pathlib import Path
 
-import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -142,19 +141,6 @@ def test_what_the_system_refuses_is_one_line(tmp_path: Path) -> None:
     assert (result.exit_code, result.stderr) == (1, message)
 
 
-def test_help_without_a_command_and_the_version() -> None:
-    assert fedsim().exit_code == 0
-    assert "fedsim run" in fedsim().stdout
-    assert fedsim("--version").stdout.startswith("fedsim ")
-
-
-@pytest.mark.parametrize("command", ["run", "sweep", "list", "partition", "doctor"])
-def test_every_command_explains_itself_with_examples(command: str) -> None:
-    text = fedsim(command, "--help").stdout
-    assert f"fedsim {command} " in text.partition("Options")[0]
-    assert "--verbose" in text
-
-
 def test_help_is_grouped() -> None:
     text = fedsim("run", "--help-all").stdout
     headings = [line for line in text.splitlines() if line.endswith(":") and line[0] != " "]
@@ -178,10 +164,6 @@ def test_options_are_described_in_one_form(command: str) -> None:
     ):
         assert other not in text, other
     assert not re.search(r"--\S+ \[\w+\|", text)
-
-
-def test_the_summaries_of_analysis_are_not_cut() -> None:
-    assert "..." not in CliRunner().invoke(analysis_main, ["-h"]).stdout.partition("Commands")[2]
 
 
 @pytest.mark.parametrize(("command", "hidden"), [("partition", "--lr"), ("doctor", "--cosines")])
@@ -236,28 +218,6 @@ def test_defaults_in_the_help_are_the_defaults() -> None:
         text, _, default = option.help.partition("  [")
         assert default == ("" if unset else f"default: {shown}]"), key
         assert text.endswith("."), key
-
-
-def test_a_decomposition_that_needs_parts_of_the_clients(tmp_path: Path) -> None:
-    asked = ["--decompose-every", "1", "--decompose-split", "test"]
-    result = fedsim("run", *QUICK, *asked, "--out", "r")
-    assert result.exit_code == 2
-    assert result.stderr.splitlines() == [
-        "error: evaluation.decompose_split 'test': the clients own no test part (or, by site, "
-        "not all of them do); set data.client_test_fraction, or take train or common_test"
-    ]
-    assert not Path("r").exists()
-    more = ["--decompose-scope", "population", "--decompose-max-samples", "3", "--loss-matrix"]
-    more += ["--cosines", "--evaluate-clients-every", "2"]
-    result = fedsim(
-        "run", *QUICK, *asked, *more, "--set", "data.client_test_fraction=0.2", "--out", "r"
-    )
-    assert result.exit_code == 0, result.output
-    tables = {path.name for path in Path("r").iterdir()}
-    assert tables >= {"decomposition.csv", "loss_matrix.npz", "cosines.csv", "spectrum.csv"}
-    row = Path("r", "decomposition.csv").read_text().splitlines()[1]
-    assert row.startswith("1,test,population,")
-    assert ",own_test," in Path("r", "evaluations.csv").read_text()
 
 
 def test_a_run_in_a_pipe_is_plain_lines(tmp_path: Path) -> None:
@@ -369,16 +329,6 @@ def test_a_sweep_outlives_a_run_that_fails(tmp_path: Path) -> None:
     assert list((tmp_path / "t").glob("*.csv")) == []
 
 
-@pytest.mark.slow
-def test_a_sweep_does_not_take_another_run_for_its_own(tmp_path: Path) -> None:
-    (tmp_path / "g.yaml").write_text("grid: {seed: [0]}\n")
-    command = ["sweep", "g.yaml", *QUICK, *ALONE, "--out", "s"]
-    assert fedsim(*command, "--margin", "none", "--set", "data.augment=flip").exit_code == 0
-    result = fedsim(*command)
-    assert result.exit_code == 2
-    assert "finished with another margin ('none', wanted None)" in result.stderr
-
-
 @pytest.mark.parametrize(
     ("how", "place"),
     [
@@ -450,14 +400,6 @@ def test_lists_as_table_and_json(kind: str) -> None:
         assert rows[names.index("fedprox")]["hyperparameters"]["mu"] == 0.1
 
 
-def test_list_alone_says_what_lists_there_are():
-    lines = fedsim("list").stdout.splitlines()
-    assert lines[0].split() == ["kind", "names"]
-    assert [line.split()[0] for line in lines[1:]] == [
-        "algorithms", "datasets", "models", "partitions", "presets",
-    ]  # fmt: skip
-
-
 @pytest.mark.slow
 def test_partition_prints_and_writes_a_split_that_can_be_used_again(tmp_path: Path) -> None:
     args = ["--clients", "4", "--sample-rate", "0.5"]
@@ -491,14 +433,6 @@ def test_doctor_says_what_is_here_and_the_placement() -> None:
     assert "one process" in fedsim("doctor", "--engine", "serial").stdout
 
 
-def test_doctor_shows_the_machines_where_nothing_fits() -> None:
-    refused = fedsim("doctor", "--cpus-per-client", "1000")
-    assert refused.exit_code == 2
-    assert refused.stdout.splitlines()[-1].split()[:2] == ["this", "machine"]
-    assert refused.stderr.startswith("error: 1 actor of 1000 CPU does not fit")
-    assert refused.stderr.count("\n") == 1
-
-
 @pytest.mark.parametrize(
     ("args", "parameters"),
     [
@@ -515,9 +449,3 @@ def test_doctor_knows_the_size_of_a_model_without_the_data(
         asked = {name: context.params[name] for name in ("preset", "config", "flags")}
         settings = configuration(**asked)
     assert size(settings) == (50, *(4 * count for count in parameters))
-
-
-def test_main_is_a_click_group_and_an_entry_point() -> None:
-    assert isinstance(main, click.Group)
-    done = python("-m", "fedsim", "list", "nothing")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)

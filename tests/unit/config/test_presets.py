@@ -82,13 +82,6 @@ def test_table2_switches_both_parts_on_three_splits() -> None:
     assert weights == {"split_1": 0.1, "split_2": 0.03, "split_3": 0.03}
 
 
-@pytest.mark.parametrize("name", ["table3", "table3_small"])
-def test_table3_is_fifty_clients_a_tenth_of_them_per_round(name: str) -> None:
-    c = config_of(name)
-    assert (c.data.num_clients, c.train.sample_rate, c.data.alpha) == (50, 0.1, 0.5)
-    assert c.data.partition == "dirichlet"
-
-
 def test_table3_small_runs_without_files_on_three_seeds() -> None:
     runs = runs_of("table3_small")
     assert len(runs) == 18
@@ -129,11 +122,6 @@ def test_fig2_is_one_round_of_five_clients_at_five_alphas(name: str) -> None:
     for c in (run.config for run in runs):
         assert (c.train.rounds, c.data.num_clients, c.train.sample_rate) == (1, 5, 1.0)
         assert (c.evaluation.decompose_every, c.evaluation.decompose_split) == (1, "train")
-
-
-def test_lambda_is_chosen_where_there_is_a_validation_part() -> None:
-    assert config_of("lambda").data.val_fraction == 0.1
-    assert config_of("lambda_small").data.name == "retinamnist"  # brings one
 
 
 def test_a_preset_may_start_from_another() -> None:
