@@ -10,87 +10,57 @@ NumPy arrays.
 
 from typing import TYPE_CHECKING, Any
 
-from fedsim.version import __version__
+from fedsim.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from fedsim.api import aggregate, decompose, resume, run, study, sweep
-    from fedsim.audit.influence import influence
-    from fedsim.audit.replay import replay
-    from fedsim.audit.verify import verify
-    from fedsim.config.attack import AttackConfig
-    from fedsim.config.run import RunConfig
-    from fedsim.config.sections import (
-        AsyncConfig,
-        ClockConfig,
-        CompressConfig,
-        DataConfig,
-        DpConfig,
-        EngineConfig,
-        EvaluationConfig,
-        ModelConfig,
-        TrainConfig,
-    )
-    from fedsim.display.trackers import tracker
-    from fedsim.predictions.models import load_model
-    from fedsim.predictions.predict import predict
-    from fedsim.storage.run_dir import RunStore
-    from fedsim.studies.results import StudyStore, SweepStore
-    from fedsim.training.callbacks import Callback
+    from fedsim.api import aggregate as aggregate
+    from fedsim.api import resume as resume
+    from fedsim.api import run as run
+    from fedsim.api import study as study
+    from fedsim.api import sweep as sweep
+    from fedsim.audit.influence import influence as influence
+    from fedsim.audit.replay import replay as replay
+    from fedsim.audit.verify import verify as verify
+    from fedsim.config.run import RunConfig as RunConfig
+    from fedsim.config.sections import AsyncConfig as AsyncConfig
+    from fedsim.config.sections import AttackConfig as AttackConfig
+    from fedsim.config.sections import ClockConfig as ClockConfig
+    from fedsim.config.sections import CompressConfig as CompressConfig
+    from fedsim.config.sections import DataConfig as DataConfig
+    from fedsim.config.sections import DpConfig as DpConfig
+    from fedsim.config.sections import EngineConfig as EngineConfig
+    from fedsim.config.sections import EvaluationConfig as EvaluationConfig
+    from fedsim.config.sections import ModelConfig as ModelConfig
+    from fedsim.config.sections import TrainConfig as TrainConfig
+    from fedsim.display.trackers import tracker as tracker
+    from fedsim.metrics.decomposition import decompose as decompose
+    from fedsim.predictions.models import load_model as load_model
+    from fedsim.predictions.predict import predict as predict
+    from fedsim.storage.run_dir import RunStore as RunStore
+    from fedsim.studies.results import StudyStore as StudyStore
+    from fedsim.studies.results import SweepStore as SweepStore
+    from fedsim.training.callbacks import Callback as Callback
 
-__all__ = [
-    "AsyncConfig",
-    "AttackConfig",
-    "Callback",
-    "ClockConfig",
-    "CompressConfig",
-    "DataConfig",
-    "DpConfig",
-    "EngineConfig",
-    "EvaluationConfig",
-    "ModelConfig",
-    "RunConfig",
-    "RunStore",
-    "StudyStore",
-    "SweepStore",
-    "TrainConfig",
-    "__version__",
-    "aggregate",
-    "decompose",
-    "influence",
-    "load_model",
-    "predict",
-    "replay",
-    "resume",
-    "run",
-    "study",
-    "sweep",
-    "tracker",
-    "verify",
-]
-
-_SECTIONS = (
-    "Async", "Attack", "Clock", "Compress", "Data", "Dp", "Engine", "Evaluation", "Model", "Train",
-)  # fmt: skip
-_HOME = {
-    **{f"{name}Config": "fedsim.config.sections" for name in _SECTIONS},
-    "Callback": "fedsim.training.callbacks",
-    "aggregate": "fedsim.api",
-    "decompose": "fedsim.api",
-    "RunConfig": "fedsim.config.resolve",
-    "RunStore": "fedsim.storage.run_dir",
-    "StudyStore": "fedsim.studies.results",
-    "SweepStore": "fedsim.studies.results",
-    "influence": "fedsim.audit.influence",
-    "load_model": "fedsim.predictions.models",
-    "predict": "fedsim.predictions.predict",
-    "replay": "fedsim.audit.replay",
-    "resume": "fedsim.api",
-    "run": "fedsim.api",
-    "study": "fedsim.api",
-    "sweep": "fedsim.api",
-    "tracker": "fedsim.display.trackers",
-    "verify": "fedsim.audit.verify",
+_NAMES = {
+    "fedsim.api": ("aggregate", "resume", "run", "study", "sweep"),
+    "fedsim.audit.influence": ("influence",),
+    "fedsim.audit.replay": ("replay",),
+    "fedsim.audit.verify": ("verify",),
+    "fedsim.config.resolve": ("RunConfig",),
+    "fedsim.config.sections": (
+        *("AsyncConfig", "AttackConfig", "ClockConfig", "CompressConfig", "DataConfig"),
+        *("DpConfig", "EngineConfig", "EvaluationConfig", "ModelConfig", "TrainConfig"),
+    ),
+    "fedsim.display.trackers": ("tracker",),
+    "fedsim.metrics.decomposition": ("decompose",),
+    "fedsim.predictions.predict": ("predict",),
+    "fedsim.storage.run_dir": ("RunStore",),
+    "fedsim.studies.results": ("StudyStore", "SweepStore"),
+    "fedsim.training.callbacks": ("Callback",),
+    "fedsim.predictions.models": ("load_model",),
 }
+_HOME = {name: module for module, names in _NAMES.items() for name in names}
+__all__ = sorted(["__version__", *_HOME])
 
 
 def __getattr__(name: str) -> Any:

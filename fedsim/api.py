@@ -1,10 +1,9 @@
-"""The functions of Python users: runs, and server rules and the decomposition on NumPy arrays."""
+"""The functions of Python users: runs, and server rules on NumPy arrays."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from inspect import Parameter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,7 +14,6 @@ from fedsim import algorithms
 from fedsim.core.errors import ConfigError, ContractError
 from fedsim.core.reading import ON_DISK, URL
 from fedsim.core.types import Array, ClientUpdate, Layout, RoundContext, Slot
-from fedsim.metrics.decomposition import terms
 from fedsim.server.base import HistoryGram, RuleState, Server
 from fedsim.server.cohort import Cohort
 from fedsim.server.plain import PlainRule
@@ -27,10 +25,6 @@ if TYPE_CHECKING:
     from fedsim.studies.plan import Plan
     from fedsim.studies.results import StudyStore, SweepStore
     from fedsim.training.callbacks import Callback
-
-
-SMALLEST, LARGEST = 1e-150, 1e150
-"""Of the largest entry of updates: their squares are neither 0 nor infinite in float64."""
 
 
 def run(
@@ -254,8 +248,7 @@ def aggregate(
 
     Raises:
         ContractError: shapes that do not fit, or a method that needs more than updates.
-        ConfigError: an unknown method or hyperparameter, or one without effect on the step, such as
-            those of the clients' training.
+        ConfigError: an unknown method or hyperparameter.
     """
     rows = _rows(updates)
     counts = np.asarray(num_samples, dtype=np.float64)
@@ -269,7 +262,6 @@ def aggregate(
         raise ContractError(f"num_samples must be positive, got {counts.tolist()}")
     layout = _layout(len(rows[0]), sizes)
     server = _server(algorithm, pre, hyperparameters)
-    _check_used(algorithm, pre, hyperparameters, server)
     _check_alone(algorithm, server, round)
     if any(part.needs_own_clients for part in server.receive) and num_steps is None:
         raise ContractError(f"{algorithm} needs num_steps (m,), the local steps of each client")
@@ -289,99 +281,17 @@ def aggregate(
     return server.step(state, cohort, ctx).step
 
 
-def decompose(
-    client_losses: ArrayLike,
-    global_losses: ArrayLike,
-    num_samples: ArrayLike,
-    owner_samples: ArrayLike | None = None,
-    owners: ArrayLike | None = None,
-) -> dict[str, float]:
-    """Local, distribution-shift and aggregation loss of a round (Zeng et al., MICCAI 2024, Eq. 2).
-
-    The three add up to the global loss, whatever the weights; they are signed.
-
-    Args:
-        client_losses: (m, K) mean loss of each client's local model on the data of each owner.
-        global_losses: (K,) mean loss of the model after aggregation on the data of each owner, or
-            (m, K) of each client's own model in personalised methods.
-        num_samples: (m,) training samples of each client.
-        owner_samples: (K,) samples of each owner; by default ``num_samples``, each in the column
-            of its client.
-        owners: (m,) the column of each client's own data; by default column i is client i's.
-
-    Returns:
-        ``local_loss``, ``shift_loss``, ``aggregation_loss`` and ``global_loss``.
-
-    Raises:
-        ContractError: shapes that do not fit, weights that are no counts, NaN or infinity.
-        DivergedError: losses so large that the terms do not add up in float64.
-    """
-    local = np.asarray(client_losses, dtype=np.float64)
-    after = np.asarray(global_losses, dtype=np.float64)
-    n = np.asarray(num_samples, dtype=np.float64)
-    weights = n if owner_samples is None else np.asarray(owner_samples, dtype=np.float64)
-    own = np.arange(n.size) if owners is None else np.asarray(owners)
-    if local.ndim != 2 or 0 in local.shape or after.shape not in (local.shape, local.shape[1:]):
-        raise ContractError(
-            f"client_losses must be (m, K) and global_losses (K,) or (m, K), got {local.shape} "
-            f"and {after.shape}"
-        )
-    m, k = local.shape
-    if n.shape != (m,) or weights.shape != (k,) or own.shape != (m,):
-        raise ContractError(
-            f"client_losses are {local.shape}, so num_samples and owners must be ({m},) and "
-            f"owner_samples ({k},); got {n.shape}, {own.shape} and {weights.shape}"
-        )
-    if not (own.dtype.kind in "iu" and own.min() >= 0 and own.max() < k):
-        raise ContractError(f"owners must be columns 0..{k - 1}, got {own.tolist()}")
-    for name, counts in (("num_samples", n), ("owner_samples", weights)):
-        if not (np.isfinite(counts).all() and (counts >= 0).all() and counts.sum() > 0):
-            raise ContractError(f"{name} must be counts, some of them above 0: {counts.tolist()}")
-    if not (np.isfinite(local).all() and np.isfinite(after).all()):
-        raise ContractError("client_losses and global_losses must be finite")
-    if owner_samples is None:
-        weights = np.bincount(own.astype(np.int64), n, k).astype(np.float64)
-    p, q = n / n.sum(), weights / weights.sum()
-    parts = terms(local, np.broadcast_to(after, local.shape), p, q, own)
-    return {
-        name: parts[name]
-        for name in ("local_loss", "shift_loss", "aggregation_loss", "global_loss")
-    }
-
-
-def _server(algorithm: str, pre: Sequence[str], given: Mapping[str, Any]) -> Server:
+def _server(algorithm: str, pre: Sequence[str], hyperparameters: Mapping[str, Any]) -> Server:
     """The server of a method, after pre-aggregations."""
     if not pre:
-        return algorithms.load(algorithm, given).server
-    known = {
-        name: {key: value for key, value in given.items() if key in algorithms.parameters(name)}
+        return algorithms.load(algorithm, hyperparameters).server
+    by_name = {
+        name: {k: v for k, v in hyperparameters.items() if k in algorithms.parameters(name)}
         for name in (*pre, algorithm)
     }
-    taken = {key for values in known.values() for key in values}
-    known[algorithm] |= {key: value for key, value in given.items() if key not in taken}
-    return algorithms.compose(algorithm, known, server=",".join([*pre, algorithm])).server
-
-
-OF_TRAINING = {"fednova": ("mu", "gh_on"), "fltrust": ("samples",)}
-"""By method hyperparameters of its server on which the step depends only in a run."""
-
-
-def _check_used(
-    algorithm: str, pre: Sequence[str], given: Mapping[str, Any], server: Server
-) -> None:
-    """Refuses hyperparameters, other than their defaults, that do not change the step."""
-    declared = algorithms.parameters(algorithm)
-    for key, value in given.items():
-        default = declared[key].default if key in declared else value
-        if default in (value, Parameter.empty):
-            continue
-        others = {name: other for name, other in given.items() if name != key}
-        unused = key in OF_TRAINING.get(algorithm, ()) and not (pre and key == "gh_on")
-        if unused or _server(algorithm, pre, others) == server:
-            raise ConfigError(
-                f"{algorithm}.{key}: {value!r} given; it changes the training of a run, not the "
-                "step from updates: leave it out"
-            )
+    taken = {key for values in by_name.values() for key in values}
+    by_name[algorithm] |= {k: v for k, v in hyperparameters.items() if k not in taken}
+    return algorithms.compose(algorithm, by_name, server=",".join([*pre, algorithm])).server
 
 
 def _check_alone(algorithm: str, server: Server, round: int) -> None:
@@ -410,12 +320,6 @@ def _rows(updates: Sequence[ArrayLike] | Array) -> list[Array]:
     bad = [i for i, r in enumerate(rows) if not np.isfinite(r).all()]
     if bad:
         raise ContractError(f"updates {bad} contain NaN or infinity")
-    largest = max(float(np.abs(r).max(initial=0.0)) for r in rows)
-    if largest and not SMALLEST <= largest <= LARGEST:
-        raise ContractError(
-            f"the largest entry of the updates is {largest:g}; rules square them, which needs it "
-            f"between {SMALLEST:g} and {LARGEST:g}: scale the updates"
-        )
     return rows
 
 
@@ -432,18 +336,19 @@ def _layout(size: int, sizes: Sequence[int] | None) -> Layout:
     )
 
 
-def _reference(algorithm: str, given: ArrayLike | None, like: Array) -> Array:
+def _reference(algorithm: str, reference: ArrayLike | None, like: Array) -> Array:
     """The server's own update (d,), finite."""
-    if given is None:
+    if reference is None:
         raise ContractError(
             f"{algorithm} compares with the server's own update: give reference (d,)"
         )
-    own = np.asarray(given, dtype=like.dtype)
-    if own.shape != like.shape or not np.isfinite(own).all():
+    update = np.asarray(reference, dtype=like.dtype)
+    if update.shape != like.shape or not np.isfinite(update).all():
         raise ContractError(
-            f"reference must have {like.size} finite entries as the updates have, got {own.shape}"
+            f"reference must have {like.size} finite entries as the updates have, got "
+            f"{update.shape}"
         )
-    return own
+    return update
 
 
 def _history(algorithm: str, history: ArrayLike | None, size: int, round: int) -> RuleState:

@@ -7,16 +7,14 @@ be written. ``--verbose`` or ``FEDSIM_DEBUG=1`` also shows the traceback.
 
 import sys
 from collections.abc import Sequence
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import click
 
 from fedsim.cli.common import (
-    error_status,
     error_text,
-    reader_is_gone,
     show_error,
     show_log,
     show_notes,
@@ -38,8 +36,7 @@ from fedsim.cli.show import show
 from fedsim.cli.sweep import study, sweep, tune
 from fedsim.cli.verify import verify
 from fedsim.core.errors import ConfigError, EngineLostError
-from fedsim.core.reading import ON_DISK, URL
-from fedsim.core.terminal import check_text, echo
+from fedsim.core.terminal import echo
 from fedsim.version import __version__
 
 HELP = """Federated learning under data heterogeneity, simulated on Ray.
@@ -70,14 +67,7 @@ class Commands(click.Group):
         """Runs a command and leaves the process with its exit status."""
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, False, **extra)
-        given = sys.argv[1:] if args is None else list(args)
         try:
-            for before, word in pairwise(["", *given]):
-                check_text(word, "argument")
-                joined = word.partition("=") if word.startswith("--") else (before, "", word)
-                if URL.match(joined[2]):
-                    where = joined[0] if joined[0].startswith("-") else "argument"
-                    raise ConfigError(f"{where}: {joined[2]!r} given; {ON_DISK}")
             status = super().main(args, prog_name, complete_var, False, **extra)
         except ConfigError as error:
             show_error(str(error))
@@ -100,25 +90,14 @@ class Commands(click.Group):
         """Runs the command of a context; an error becomes one line and an exit status."""
         try:
             return super().invoke(ctx)
-        except (click.ClickException, click.exceptions.Exit, click.Abort):
-            raise
-        except EngineLostError as error:  # it was said when it happened
-            show_traceback(ctx, error)
-            show_notes(error)
-            ctx.exit(error.exit_status)
-        except BrokenPipeError as error:
-            if reader_is_gone():
-                raise  # click ends the command without a word
-            self._fail(ctx, error)
+        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+            raise  # click ends the command without a word where nobody reads on, as after | head
         except Exception as error:  # noqa: BLE001 - the last place that can say what happened
-            self._fail(ctx, error)
-
-    def _fail(self, ctx: click.Context, error: Exception) -> None:
-        """Says what happened and ends the command."""
-        show_traceback(ctx, error)
-        show_error(error_text(error))
-        show_notes(error)
-        ctx.exit(error_status(error))
+            show_traceback(ctx, error)
+            if not isinstance(error, EngineLostError):  # else it was said when it happened
+                show_error(error_text(error))
+            show_notes(error)
+            ctx.exit(getattr(error, "exit_status", 1))
 
 
 @click.group(

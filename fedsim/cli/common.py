@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
-import select
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -37,48 +36,26 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-LONGEST = 1000
-"""Characters of an error's line."""
-
 
 def configuration(preset: str | None, config: str | None, flags: Settings) -> RunConfig:
     """The configuration of one run, from --preset, --config and the other flags.
 
-    Raises:
-        ConfigError: a setting cannot be used.
-    """
-    return resolved(layers_of(preset, config, flags))
-
-
-def layers_of(preset: str | None, config: str | None, flags: Settings) -> Sequence[Settings]:
-    """The settings of --preset, --config and the other flags; a later layer wins.
-
-    The user's modules that they name can be imported from then on.
+    The user's modules that they name can be imported from then on. Warns of settings that have no
+    effect.
 
     Raises:
-        ConfigError: there is no such preset, file or folder.
+        ConfigError: there is no such preset, file or folder, or a setting cannot be used.
     """
-    from fedsim.config.resolve import read_layers
+    from fedsim.config.resolve import read_layers, resolve, warn_unused
 
     file = None if config is None else Path(config)
     layers = read_layers(preset=preset, file=file, overrides=flags)
     make_importable(*layers)
-    return layers
-
-
-def resolved(layers: Sequence[Settings]) -> RunConfig:
-    """The configuration of layers of settings; warns of those that have no effect.
-
-    Raises:
-        ConfigError: a setting cannot be used.
-    """
-    from fedsim.config.resolve import resolve, warn_unused
-
     resolve(*layers, build=False)  # finds most errors before torch is imported
-    config = resolve(*layers)
+    resolved = resolve(*layers)
     for layer in layers:
-        warn_unused(layer, [config])
-    return config
+        warn_unused(layer, [resolved])
+    return resolved
 
 
 def trackers_of(names: Sequence[str]) -> list[Tracker]:
@@ -104,11 +81,11 @@ def make_importable(*layers: Settings) -> None:
         ConfigError: the folder is not there.
     """
     folders = [Path.cwd()]
-    given = [layer["engine.working_dir"] for layer in layers if "engine.working_dir" in layer]
-    if given and isinstance(given[-1].value, str):
-        folder = Path(given[-1].value)
+    settings = [layer["engine.working_dir"] for layer in layers if "engine.working_dir" in layer]
+    if settings and isinstance(settings[-1].value, str):
+        folder = Path(settings[-1].value)
         if not folder.is_dir():
-            raise ConfigError(f"{given[-1].origin}: {str(folder)!r} is not a directory")
+            raise ConfigError(f"{settings[-1].origin}: {str(folder)!r} is not a directory")
         folders.insert(0, folder.resolve())
     sys.path[:0] = [str(path) for path in folders if str(path) not in sys.path]
 
@@ -141,25 +118,47 @@ def newest(argument: str, *, sweeps: bool = False, searches: bool = False) -> st
     return str(path)
 
 
-def run_argument(
-    name: str, metavar: str = "[RUN]", *, several: bool = False, **kinds: bool
+def on_run(
+    name: str = "run",
+    metavar: str = "[RUN]",
+    *,
+    several: bool = False,
+    importable: bool = True,
+    **kinds: bool,
 ) -> Callable[[F], F]:
-    """The directory of a run, or of several; unset: :func:`newest`."""
+    """A command on a run: the argument for its directory, unset the :func:`newest`.
 
-    def given(ctx: click.Context, _: click.Parameter, value: Any) -> Any:
+    Args:
+        name: of the parameter.
+        metavar: of the argument.
+        several: whether it takes several runs.
+        importable: whether the user's own modules that the run names can then be imported.
+        kinds: those of :func:`newest`.
+    """
+
+    def directory(ctx: click.Context, _: click.Parameter, value: Any) -> Any:
         if ctx.resilient_parsing or value not in (None, ()):
             return value
         path = newest(metavar.strip("[]."), **kinds)
         return (path,) if several else path
 
-    return click.argument(
-        name,
-        metavar=metavar,
-        nargs=-1 if several else 1,
-        required=False,
-        shell_complete=folders,
-        callback=given,
-    )
+    def decorate(function: F) -> F:
+        @wraps(function)
+        def command(*args: Any, **parameters: Any) -> Any:
+            if importable and not several:
+                make_run_importable(parameters[name], parameters.get("flags"))
+            return function(*args, **parameters)
+
+        return click.argument(
+            name,
+            metavar=metavar,
+            nargs=-1 if several else 1,
+            required=False,
+            shell_complete=folders,
+            callback=directory,
+        )(cast("F", command))
+
+    return decorate
 
 
 def check_new_file(file: Path, flag: str) -> None:
@@ -198,11 +197,8 @@ def show_log() -> None:
 
 
 def show_error(message: str) -> None:
-    """``error: ...`` in one line without control characters; a very long one loses its middle."""
-    text = printable(" ".join(message.split()))
-    if len(text) > LONGEST:
-        text = f"{text[: LONGEST // 2]} ... {text[-LONGEST // 2 :]}"
-    echo(f"error: {text}", file=sys.stderr)
+    """``error: ...`` in one line without control characters."""
+    echo(f"error: {printable(' '.join(message.split()))}", file=sys.stderr)
 
 
 def show_notes(error: BaseException) -> None:
@@ -232,25 +228,6 @@ def error_text(error: Exception) -> str:
     return f"unexpected {described(error)}; FEDSIM_DEBUG=1 shows where, please report it"
 
 
-def reader_is_gone() -> bool:
-    """Whether standard output is a pipe that nobody reads any more, as after ``| head``."""
-    if not hasattr(select, "poll"):  # Windows
-        return True
-    try:
-        poll = select.poll()
-        poll.register(sys.stdout.fileno(), 0)  # errors are always reported
-        return bool(poll.poll(0))
-    except (OSError, ValueError):  # closed, or no file
-        return False
-
-
-def error_status(error: Exception) -> int:
-    """1 for what failed, 2 for usage and configuration, and for a path longer than any file's."""
-    if isinstance(error, FedsimError):
-        return error.exit_status
-    return 2 if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG else 1
-
-
 @contextmanager
 def repeatable(ctx: click.Context, contents: str, folder: Path) -> Iterator[None]:
     """Runs the block of a command that continues when it is given again.
@@ -266,8 +243,8 @@ def repeatable(ctx: click.Context, contents: str, folder: Path) -> Iterator[None
         with handled():
             yield
     except KeyboardInterrupt as interrupt:
-        where = f"{contents} in {folder}, " if folder.exists() else ""
-        echo(f"interrupted; {where}the same command continues", err=True)
+        place = f"{contents} in {folder}, " if folder.exists() else ""
+        echo(f"interrupted; {place}the same command continues", err=True)
         show_notes(interrupt)
         ctx.exit(exit_status(interrupt))
 

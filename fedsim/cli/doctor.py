@@ -158,13 +158,12 @@ def machine() -> list[tuple[str, str]]:
 
 def machine_row(node: Node) -> dict[str, str]:
     """A row of the table: a machine and its resources for Ray."""
-    known = math.isfinite(node.memory)
     return {
         "machine": node.name,
         "CPUs": f"{node.cpus:g}",
         "GPUs": f"{node.gpus:g}",
         "type": node.accelerator or "-",
-        "GiB for actors": f"{node.memory / 2**30:.1f}" if known else "-",
+        "GiB for actors": f"{node.memory / 2**30:.1f}" if math.isfinite(node.memory) else "-",
     }
 
 

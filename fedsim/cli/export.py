@@ -8,7 +8,7 @@ from typing import Literal
 
 import click
 
-from fedsim.cli.common import make_run_importable, run_argument
+from fedsim.cli.common import on_run
 from fedsim.cli.options import (
     GroupedCommand,
     GroupedOption,
@@ -23,7 +23,7 @@ what_option = partial(click.option, cls=GroupedOption, group="What to export")
 
 
 @click.command(cls=GroupedCommand)
-@run_argument("run")
+@on_run()
 @what_option(
     "--to",
     "form",
@@ -58,7 +58,6 @@ def export(
       fedsim export RUN --out model/
       fedsim export RUN --to onnx --client 2 --out model/
     """
-    make_run_importable(run)
     from fedsim.predictions.export import export as write
 
     for file in write(Path(run), form, Path(out), client, accept_changed_code=accept_changed_code):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fedsim.cli.common import check_new_file, make_run_importable, run_argument
+from fedsim.cli.common import check_new_file, on_run
 from fedsim.cli.names import files
 from fedsim.cli.options import (
     GroupedOption,
@@ -38,7 +38,7 @@ what_option = partial(click.option, cls=GroupedOption, group="What to measure")
 
 
 @click.command(cls=SettingsCommand, takes=changeable, show_defaults=False)
-@run_argument("run")
+@on_run()
 @what_option(
     "--rounds",
     default="all",
@@ -122,7 +122,6 @@ def influence(
             check_new_file(Path(file), flag)
     if figure is not None and Path(figure).suffix not in (".png", ".pdf", ".svg"):
         raise click.UsageError(f"--figure {figure}: a figure is named .png, .pdf or .svg")
-    make_run_importable(run, flags)
     from fedsim.audit.influence import influence as measured
     from fedsim.audit.influence import parse_rounds, summed
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 import click
 
 from fedsim.cli.names import files, folders, key_or_value, named, value_of
+from fedsim.core.errors import ConfigError
+from fedsim.core.reading import ON_DISK, URL
 from fedsim.core.terminal import echo
 
 if TYPE_CHECKING:
@@ -202,8 +204,10 @@ class SettingsCommand(GroupedCommand):
         """The parameters that the help lists."""
         if ctx.meta.get(HELP_ALL) or self.shown is None:
             return self.get_params(ctx)
-        own = [each for each in super().get_params(ctx) if each.name not in self.rare]
-        return own + [option for key, option in self.setting_options.items() if self.shown(key)]
+        parameters = [each for each in super().get_params(ctx) if each.name not in self.rare]
+        return parameters + [
+            option for key, option in self.setting_options.items() if self.shown(key)
+        ]
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """The command's own parameters, then the flags."""
@@ -257,7 +261,17 @@ files_option = partial(click.option, cls=GroupedOption, group="Files and setting
 """An option under the heading Files and settings."""
 several_option = partial(click.option, cls=GroupedOption, group="Runs")
 """An option under the heading Runs: which are done, and how many at once."""
-out_option = partial(files_option, "--out", metavar="DIR", shell_complete=folders)
+
+
+def _on_disk(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
+    if value is not None and URL.match(value):
+        raise ConfigError(f"--out: {value!r} given; {ON_DISK}")
+    return value
+
+
+out_option = partial(
+    files_option, "--out", metavar="DIR", shell_complete=folders, callback=_on_disk
+)
 """``--out DIR``."""
 set_option = partial(
     click.option,

@@ -227,12 +227,12 @@ def save_picture(dataset: Dataset, split: Partition, title: str, note: str, file
     rows = []
     shown_clients = drawing.CLIENTS if dataset.inputs == "images" else 0
     for client in drawing.spread(split.num_clients, shown_clients).tolist():
-        own = split.train[client]
-        shown = own[drawing.in_proportion(dataset.y[own])]
+        samples = split.train[client]
+        shown = samples[drawing.in_proportion(dataset.y[samples])]
         images = resize(dataset.x[shown], min(MAX_PIXELS, dataset.x.shape[-1]))
         name = split.names[client] if split.names else f"Client {client}"
         labels = [class_names(dataset)[label] for label in dataset.y[shown].tolist()]
-        rows.append(drawing.ImageRow(f"{name}\n{len(own):,} samples", images, labels))
+        rows.append(drawing.ImageRow(f"{name}\n{len(samples):,} samples", images, labels))
     frame = pd.DataFrame(partitions.table(dataset, split))
     classes = ["text"] if dataset.per_token else class_names(dataset)  # the table's label is -1
     figure = drawing.figure_with_images(frame, title, classes, rows, note)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fedsim.cli.common import check_new_file, make_run_importable, run_argument
+from fedsim.cli.common import check_new_file, on_run
 from fedsim.cli.names import files, folders
 from fedsim.cli.options import (
     GroupedCommand,
@@ -33,7 +33,7 @@ what_option = partial(click.option, cls=GroupedOption, group="What to predict")
 
 
 @click.command(cls=GroupedCommand)
-@run_argument("run")
+@on_run()
 @click.argument("more", metavar="", nargs=-1, shell_complete=files)
 @what_option(
     "--images",
@@ -98,7 +98,6 @@ def predict(
     if images is not None and (split or data_dir):
         raise click.UsageError("--images does not go with --split or --data-dir")
     check_new_file(Path(out), "--out")
-    make_run_importable(run)
     if images is not None:
         _predict_images(Path(run), (images, *more), client, Path(out), accept_changed_code)
         return
@@ -129,14 +128,14 @@ def _predict_images(
     """Writes the predictions for image files, and says how many there are of each class."""
     from fedsim.predictions.new_images import frames, image_files, image_model
 
-    found = image_files(paths)
+    images = image_files(paths)
     model = image_model(run, client, accept_changed_code=accept_changed_code)
     counts: Counter[str] = Counter()
-    for frame in _written(frames(model, found), out):
+    for frame in _written(frames(model, images), out):
         counts.update(frame["prediction"])
     whose = "the global model" if client is None else f"client {client}'s model"
     shown = few([f"{count} {name}" for name, count in counts.most_common()], SHOWN, "classes")
-    echo(f"{counted(len(found), 'image')}, predicted by {whose}: {shown}")
+    echo(f"{counted(len(images), 'image')}, predicted by {whose}: {shown}")
     echo(f"file  {out}")
 
 

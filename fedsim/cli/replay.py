@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedsim.cli.common import check_new_file, make_run_importable, run_argument
+from fedsim.cli.common import check_new_file, on_run
 from fedsim.cli.names import files
 from fedsim.cli.options import (
     GroupedOption,
@@ -54,7 +54,7 @@ def client(text: str) -> int | str:
     more={"attack.name": "--attack"},
     show_defaults=False,
 )
-@run_argument("run")
+@on_run()
 @rounds_option("--round", required=True, metavar="R", help="The first round.")
 @rounds_option("--until", metavar="S", help="The last round; unset: the first one.")
 @click.option(
@@ -105,7 +105,6 @@ def replay(
     """
     if out is not None:
         check_new_file(Path(out), "--out")
-    make_run_importable(run, flags)
     from fedsim.audit.replay import replay as again
     from fedsim.config.sections import FREE
 

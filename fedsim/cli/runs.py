@@ -56,8 +56,8 @@ def runs(directories: tuple[str, ...], form: str) -> None:
         idle = {key for key in ("label", "problem") if not any(row[key].strip("-") for row in rows)}
         show([{key: cell for key, cell in row.items() if key not in idle} for row in rows])
     else:
-        where = ", ".join(map(str, chosen))
-        echo(f"no runs in {where}; 'fedsim run' writes to runs/, or to --out DIR")
+        places = ", ".join(map(str, chosen))
+        echo(f"no runs in {places}; 'fedsim run' writes to runs/, or to --out DIR")
 
 
 def _values(item: Found) -> dict[str, Any]:
@@ -123,8 +123,7 @@ def _done(sweep: SweepStatus) -> str:
     from fedsim.storage.status import FAILED, FINISHED
 
     counts = sweep.counts
-    known = sweep.grid is not None
-    total = counted(len(sweep.grid or sweep.runs), "run" if known else "begun run")
+    total = counted(len(sweep.grid or sweep.runs), "begun run" if sweep.grid is None else "run")
     failed = f", {counts[FAILED]} failed" if counts[FAILED] else ""
     return f"{counts[FINISHED]} of {total}{failed}"
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import click
 
-from fedsim.cli.common import run_argument
+from fedsim.cli.common import on_run
 from fedsim.cli.options import format_option, verbose_option
 from fedsim.core.terminal import echo
 
 
 @click.command()
-@run_argument("runs", "[RUN]...", several=True, searches=True)
+@on_run("runs", "[RUN]...", several=True, searches=True)
 @format_option
 @verbose_option
 def show(runs: tuple[str, ...], form: str) -> None:
@@ -46,11 +46,11 @@ def show(runs: tuple[str, ...], form: str) -> None:
         else:
             searches.show(search)
         return
-    found = [details.read(run) for run in runs]
+    shown = [details.read(run) for run in runs]
     if form == "json":
-        values = details.comparison(found) if len(found) > 1 else found[0].values
+        values = details.comparison(shown) if len(shown) > 1 else shown[0].values
         echo(json.dumps(values, indent=2))
-    elif len(found) > 1:
-        details.show_comparison(found)
+    elif len(shown) > 1:
+        details.show_comparison(shown)
     else:
-        details.show(found[0])
+        details.show(shown[0])

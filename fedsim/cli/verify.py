@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from fedsim.cli.common import make_run_importable, run_argument
+from fedsim.cli.common import make_run_importable, on_run
 from fedsim.cli.options import (
     GroupedCommand,
     GroupedOption,
@@ -33,7 +33,7 @@ what_option = partial(click.option, cls=GroupedOption, group="What is verified")
 
 
 @click.command(cls=GroupedCommand)
-@run_argument("path", "[RUN|SWEEP]", sweeps=True)
+@on_run("path", "[RUN|SWEEP]", sweeps=True, importable=False)
 @what_option(
     "--rounds",
     type=WordOrNumber("all", 9),

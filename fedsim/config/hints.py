@@ -39,21 +39,21 @@ def known_as(leaf: str, keys: Iterable[str]) -> str | None:
     return FOREIGN.get(leaf) or next((k for k in keys if k.rpartition(".")[2] == leaf), None)
 
 
-def unknown_key(key: str, known: Iterable[str], keys: Iterable[str]) -> str:
+def unknown_key(key: str, names: Iterable[str], keys: Iterable[str]) -> str:
     """Why the dotted ``key`` is refused, with the key that is probably meant, if there is one.
 
     Args:
         key: as it was given.
-        known: the keys that exist, of which the most similar one may be meant.
+        names: the keys that exist, of which the most similar one may be meant.
         keys: those of all sections.
     """
-    known = tuple(known)
+    names = tuple(names)
     section, dot, leaf = key.rpartition(".")
-    inside = [k for k in known if dot and k.startswith(f"{section}.") and leaf in k[len(section) :]]
+    inside = [k for k in names if dot and k.startswith(f"{section}.") and leaf in k[len(section) :]]
     if len(inside) == 1 and len(leaf) > 3:
         return f"unknown key {key!r} (did you mean {inside[0]!r}?)"
     meant = known_as(key.rpartition(".")[2], keys)
-    meant = meant or next((k for k in known if k.endswith(f".{key}")), None)
+    meant = meant or next((k for k in names if k.endswith(f".{key}")), None)
     return f"unknown key {key!r}" + (
-        f" (did you mean {meant!r}?)" if meant else nearest(key, known)
+        f" (did you mean {meant!r}?)" if meant else nearest(key, names)
     )

@@ -69,16 +69,16 @@ def resolve(*layers: Settings, build: bool = True) -> RunConfig:
     """
     merged = _merged(layers)
     nested: dict[str, Any] = {}
-    known = fields()
+    keys = fields()
     for key, setting in merged.items():
         section, _, leaf = key.rpartition(".")
         if not section and (leaf in SECTIONS or is_section(leaf)):
             if setting.value is not None:
-                given = reprlib.repr(setting.value)
-                raise ConfigError(f"{setting.origin}: {given} given; {leaf} is a section of keys")
-        elif not section and key in known:
+                value = reprlib.repr(setting.value)
+                raise ConfigError(f"{setting.origin}: {value} given; {leaf} is a section of keys")
+        elif not section and key in keys:
             nested[key] = setting.value
-        elif key in known or is_section(section):
+        elif key in keys or is_section(section):
             nested.setdefault(section, {})[leaf] = setting.value
         else:
             raise ConfigError(f"{setting.origin}: {RunConfig.unknown(key)}")
@@ -114,15 +114,15 @@ def _merged(layers: Iterable[Settings]) -> dict[str, Setting]:
     return merged
 
 
-def warn_unused(given: Settings, runs: Iterable[RunConfig]) -> None:
+def warn_unused(settings: Settings, runs: Iterable[RunConfig]) -> None:
     """Warns of hyperparameters of methods that none of the runs uses; those of presets may be."""
-    for key, reason in unused(given, runs).items():
+    for key, reason in unused(settings, runs).items():
         of_method = data.find(key.rpartition(".")[0]) is None
-        if of_method and not given[key].origin.startswith("preset "):
+        if of_method and not settings[key].origin.startswith("preset "):
             _LOGGER.warning(reason)
 
 
-def unused(given: Settings, runs: Iterable[RunConfig]) -> dict[str, str]:
+def unused(settings: Settings, runs: Iterable[RunConfig]) -> dict[str, str]:
     """The keys of methods and data sets that none of the runs uses, each with a line that says so.
 
     The line names where the key was given.
@@ -135,7 +135,7 @@ def unused(given: Settings, runs: Iterable[RunConfig]) -> dict[str, str]:
         data_sets |= {run.data.name: None}
         split |= {run.data.partition, run.attack.name, run.compress.name}
     reasons = {}
-    for key, setting in given.items():
+    for key, setting in settings.items():
         section = key.rpartition(".")[0]
         if is_section(section) and section not in {*methods, *data_sets, *split}:
             what, used = (

@@ -7,7 +7,7 @@ used raises :class:`~fedsim.core.settings.InvalidSetting`, one line that names t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationInfo, model_validator
@@ -35,6 +35,16 @@ from fedsim.models import trainable
 
 if TYPE_CHECKING:
     from fedsim.client import LocalRule
+    from fedsim.config.attack import AttackConfig
+    from fedsim.config.sections import (
+        AsyncConfig,
+        ClockConfig,
+        CompressConfig,
+        DpConfig,
+        EngineConfig,
+        EvaluationConfig,
+        ModelConfig,
+    )
 
 
 class RunConfig(RunSettings):
@@ -49,7 +59,28 @@ class RunConfig(RunSettings):
 
     if TYPE_CHECKING:  # sections as dictionaries, too, and options, for checkers without a plugin
 
-        def __init__(self, **settings: Any) -> None: ...
+        def __init__(
+            self,
+            *,
+            algorithm: str = ...,
+            server: str | Sequence[str] | None = ...,
+            margin: str | None = ...,
+            margin_weight: float | None = ...,
+            margin_threshold: float | None = ...,
+            label: str | None = ...,
+            seed: int = ...,
+            data: DataConfig | Mapping[str, Any] = ...,
+            model: ModelConfig | Mapping[str, Any] = ...,
+            train: TrainConfig | Mapping[str, Any] = ...,
+            evaluation: EvaluationConfig | Mapping[str, Any] = ...,
+            clock: ClockConfig | Mapping[str, Any] = ...,
+            async_: AsyncConfig | Mapping[str, Any] = ...,
+            attack: AttackConfig | Mapping[str, Any] = ...,
+            compress: CompressConfig | Mapping[str, Any] = ...,
+            dp: DpConfig | Mapping[str, Any] = ...,
+            engine: EngineConfig | Mapping[str, Any] = ...,
+            **options: Mapping[str, Any],
+        ) -> None: ...
 
     @model_validator(mode="before")
     @classmethod

@@ -14,7 +14,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
 from fedsim.config.asynchrony import AsyncConfig as AsyncConfig
-from fedsim.config.attack import AttackConfig
+from fedsim.config.attack import AttackConfig as AttackConfig
 from fedsim.config.compress import CompressConfig as CompressConfig
 from fedsim.config.dp import DpConfig as DpConfig
 from fedsim.config.engine import EngineConfig as EngineConfig
@@ -136,7 +136,7 @@ class DataConfig(Section):
     @classmethod
     def _columns(cls, value: object) -> str | None:
         names = {} if value is None else column_names(value)
-        return in_line(f"{what}={name}" for what, name in names.items()) or None
+        return in_line(f"{role}={name}" for role, name in names.items()) or None
 
     @property
     def column_names(self) -> dict[str, str]:
@@ -266,10 +266,10 @@ class TrainConfig(Section):
     def _ids_or_file(cls, value: object) -> str | None:
         if value is None or str(value).endswith(".csv"):
             return None if value is None else str(value)
-        given = value if isinstance(value, list | tuple) else str(value).split(",")
-        texts = [str(client).strip() for client in given]
-        known = all(text.isascii() and text.isdigit() and len(text) < 10 for text in texts)
-        if not (texts and known):
+        ids = value if isinstance(value, list | tuple) else str(value).split(",")
+        texts = [str(client).strip() for client in ids]
+        valid = all(text.isascii() and text.isdigit() and len(text) < 10 for text in texts)
+        if not (texts and valid):
             raise ValueError("must be ids of clients, as in 0,3,7, or a file FILE.csv")
         return ",".join(map(str, sorted(set(map(int, texts)))))
 

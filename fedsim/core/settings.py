@@ -132,8 +132,8 @@ def in_line(names: Iterable[str]) -> str:
     return text.getvalue()
 
 
-def _line(given: object) -> object:
-    line = in_line(map(str, given)) if isinstance(given, list | tuple) else given
+def _line(value: object) -> object:
+    line = in_line(map(str, value)) if isinstance(value, list | tuple) else value
     if isinstance(line, str):
         listed(line)
     return line
@@ -143,37 +143,37 @@ Names = Annotated[str, BeforeValidator(_line)]
 """Names in a line of CSV; in a YAML file also a list of them."""
 
 
-def column_names(given: object) -> dict[str, str]:
+def column_names(value: object) -> dict[str, str]:
     """The names of columns by what they hold, in the order of :data:`COLUMNS`.
 
     Args:
-        given: a line of CSV, ``label=fine_label,site=hospital``, or a mapping; a name that is None
+        value: a line of CSV, ``label=fine_label,site=hospital``, or a mapping; a name that is None
             is none.
 
     Raises:
         ValueError: another form, something that no column holds, or an empty name.
     """
-    if isinstance(given, str):
-        pairs = [tuple(text.split("=", 1)) for text in listed(given)]
+    if isinstance(value, str):
+        pairs = [tuple(text.split("=", 1)) for text in listed(value)]
     else:
-        pairs = list(given.items()) if isinstance(given, Mapping) else [()]
+        pairs = list(value.items()) if isinstance(value, Mapping) else [()]
     if any(len(pair) != 2 for pair in pairs):
         raise ValueError(
             "must be names of columns, as in label=fine_label,site=hospital, with quotes around a "
             'pair that holds a comma, "site=ward, floor"'
         )
     columns: dict[str, str] = {}
-    for what, name in pairs:
-        if what not in COLUMNS:
-            near = nearest(str(what), COLUMNS)
-            raise ValueError(f"must be of {', '.join(COLUMNS)}; {what!r} is none of them{near}")
-        if what in columns:
-            raise ValueError(f"must name each column once; {what} is given twice")
+    for role, name in pairs:
+        if role not in COLUMNS:
+            near = nearest(str(role), COLUMNS)
+            raise ValueError(f"must be of {', '.join(COLUMNS)}; {role!r} is none of them{near}")
+        if role in columns:
+            raise ValueError(f"must name each column once; {role} is given twice")
         if name is not None and (not isinstance(name, str) or not name):
-            raise ValueError(f"must be names of columns; {what}={name!r} is none")
+            raise ValueError(f"must be names of columns; {role}={name!r} is none")
         if name is not None:
-            columns[what] = name
-    return {what: columns[what] for what in COLUMNS if what in columns}
+            columns[role] = name
+    return {role: columns[role] for role in COLUMNS if role in columns}
 
 
 def defaults(declared: Mapping[str, Parameter]) -> dict[str, Any]:
@@ -198,8 +198,8 @@ def first_problem(error: ValidationError) -> str:
     if not isinstance(value, str | int | float | None):
         return message
     choices = str(first.get("ctx", {}).get("expected", "")).split("'")[1::2]
-    given = "null" if value is None else repr(value)
-    return f"{given} given; {message}{nearest(str(value), choices)}"
+    text = "null" if value is None else repr(value)
+    return f"{text} given; {message}{nearest(str(value), choices)}"
 
 
 def word_or_number(value: object, words: Sequence[str]) -> str | int:

@@ -52,9 +52,9 @@ class OneByOne:
             show_traceback(event, self.verbose)
             self.say(job, f": failed: {event.reason}")
 
-    def say(self, job: Job, what: str) -> None:
+    def say(self, job: Job, text: str) -> None:
         """A line about a run."""
-        logger.info("[%d/%d] %s%s", self.positions[job.name], len(self.names), job.name, what)
+        logger.info("[%d/%d] %s%s", self.positions[job.name], len(self.names), job.name, text)
 
     def stopping(self) -> None:
         """Nothing: the run has stopped by itself."""
@@ -175,16 +175,16 @@ class Board:
             show_traceback(event, self.verbose)
         if not self.lines:
             return
-        where = f"[{self.ended}/{self.total}] {run.name}"
+        title = f"[{self.ended}/{self.total}] {run.name}"
         if isinstance(event, Failed):
-            logger.info("%s: failed: %s", where, event.reason)
+            logger.info("%s: failed: %s", title, event.reason)
         elif isinstance(event, Done) and event.before:
-            logger.info("%s: finished before", where)
+            logger.info("%s: finished before", title)
         elif isinstance(event, Done):
             seconds = time.monotonic() - run.since
             accuracy = decimals(event.summary.get("final_test_accuracy"))
             logger.info(
-                "%s: %s, test accuracy %s%s", where, duration(seconds), accuracy, self._rest()
+                "%s: %s, test accuracy %s%s", title, duration(seconds), accuracy, self._rest()
             )
 
     def _rest(self) -> str:
@@ -212,8 +212,8 @@ class Bars(Board):
         elif run is not None:
             if slot not in self.tasks:
                 self.tasks[slot] = self.bars.add_task(printable(run.name), total=None, text="")
-            what = self.metric.replace("test_accuracy", "test acc")
-            text = f"{what} {run.accuracy}  {run.took / run.seen:.2f} s/round" if run.seen else ""
+            name = self.metric.replace("test_accuracy", "test acc")
+            text = f"{name} {run.accuracy}  {run.took / run.seen:.2f} s/round" if run.seen else ""
             total = run.rounds or None
             self.bars.update(self.tasks[slot], total=total, completed=run.done, text=text)
         left = self.left() if self.active else None

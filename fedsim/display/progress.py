@@ -219,9 +219,9 @@ class Notebook(Lines):
         info = self.info
         if info is None:
             return self.output.HTML("")
-        what = f"{info.algorithm} on {info.dataset}, {info.model}, seed {info.seed}: {info.out}"
+        title = f"{info.algorithm} on {info.dataset}, {info.model}, seed {info.seed}: {info.out}"
         return self.output.HTML(
-            f"<div>{escape(what)}</div><div><progress value='{self.done}' max='{info.rounds}'>"
+            f"<div>{escape(title)}</div><div><progress value='{self.done}' max='{info.rounds}'>"
             f"</progress> round {self.done}/{info.rounds} {escape(self.line)}</div>"
         )
 

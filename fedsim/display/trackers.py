@@ -205,8 +205,8 @@ class MLflow(Tracker):
             client.update_run(self.id, "RUNNING")
         else:
             name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "fedsim")
-            known = client.get_experiment_by_name(name)
-            experiment = known.experiment_id if known else client.create_experiment(name)
+            existing = client.get_experiment_by_name(name)
+            experiment = existing.experiment_id if existing else client.create_experiment(name)
             run = client.create_run(experiment, run_name=info.out.resolve().name)
             self.id = run.info.run_id
             files.write(state, json.dumps({"id": self.id}).encode())

@@ -13,8 +13,9 @@ and ``Lq(w) = sum_j q_j L_j(w)``:
 import math
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from fedsim.core.errors import DivergedError
+from fedsim.core.errors import ContractError, DivergedError
 from fedsim.core.types import F64, I64
 
 TOLERANCE = 1e-9
@@ -62,3 +63,63 @@ def terms(client_losses: F64, global_losses: F64, p: F64, q: F64, owners: I64) -
             f"{client_losses.max():g} are too large to be added"
         )
     return losses
+
+
+def decompose(
+    client_losses: ArrayLike,
+    global_losses: ArrayLike,
+    num_samples: ArrayLike,
+    owner_samples: ArrayLike | None = None,
+    owners: ArrayLike | None = None,
+) -> dict[str, float]:
+    """Local, distribution-shift and aggregation loss of a round (Zeng et al., MICCAI 2024, Eq. 2).
+
+    The three add up to the global loss, whatever the weights; they are signed.
+
+    Args:
+        client_losses: (m, K) mean loss of each client's local model on the data of each owner.
+        global_losses: (K,) mean loss of the model after aggregation on the data of each owner, or
+            (m, K) of each client's own model in personalised methods.
+        num_samples: (m,) training samples of each client.
+        owner_samples: (K,) samples of each owner; by default ``num_samples``, each in the column
+            of its client.
+        owners: (m,) the column of each client's own data; by default column i is client i's.
+
+    Returns:
+        ``local_loss``, ``shift_loss``, ``aggregation_loss`` and ``global_loss``.
+
+    Raises:
+        ContractError: shapes that do not fit, weights that are no counts, NaN or infinity.
+        DivergedError: losses so large that the terms do not add up in float64.
+    """
+    local = np.asarray(client_losses, dtype=np.float64)
+    after = np.asarray(global_losses, dtype=np.float64)
+    n = np.asarray(num_samples, dtype=np.float64)
+    weights = n if owner_samples is None else np.asarray(owner_samples, dtype=np.float64)
+    columns = np.arange(n.size) if owners is None else np.asarray(owners)
+    if local.ndim != 2 or 0 in local.shape or after.shape not in (local.shape, local.shape[1:]):
+        raise ContractError(
+            f"client_losses must be (m, K) and global_losses (K,) or (m, K), got {local.shape} "
+            f"and {after.shape}"
+        )
+    m, k = local.shape
+    if n.shape != (m,) or weights.shape != (k,) or columns.shape != (m,):
+        raise ContractError(
+            f"client_losses are {local.shape}, so num_samples and owners must be ({m},) and "
+            f"owner_samples ({k},); got {n.shape}, {columns.shape} and {weights.shape}"
+        )
+    if not (columns.dtype.kind in "iu" and columns.min() >= 0 and columns.max() < k):
+        raise ContractError(f"owners must be columns 0..{k - 1}, got {columns.tolist()}")
+    for name, counts in (("num_samples", n), ("owner_samples", weights)):
+        if not (np.isfinite(counts).all() and (counts >= 0).all() and counts.sum() > 0):
+            raise ContractError(f"{name} must be counts, some of them above 0: {counts.tolist()}")
+    if not (np.isfinite(local).all() and np.isfinite(after).all()):
+        raise ContractError("client_losses and global_losses must be finite")
+    if owner_samples is None:
+        weights = np.bincount(columns.astype(np.int64), n, k).astype(np.float64)
+    p, q = n / n.sum(), weights / weights.sum()
+    parts = terms(local, np.broadcast_to(after, local.shape), p, q, columns)
+    return {
+        name: parts[name]
+        for name in ("local_loss", "shift_loss", "aggregation_loss", "global_loss")
+    }

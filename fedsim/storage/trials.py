@@ -66,7 +66,7 @@ def folder_of(number: int) -> str:
 
 def lowest(by: str) -> bool:
     """Whether the lowest value of a metric is the best."""
-    return METRICS[by].lowest
+    return by in METRICS and METRICS[by].lowest
 
 
 def best(trials: Sequence[Trial], by: str) -> list[Trial]:

@@ -91,25 +91,14 @@ def test_the_history_of_a_rule_can_be_given():
         ({"updates": np.ones((2, 0)), "num_samples": [1, 1]}, "must be positive and add up to 0"),
         ({"updates": np.array([[1, np.nan], [1, 2]]), "num_samples": [1, 1]}, r"\[0\] contain NaN"),
         ({"updates": np.array([[1, 2], [-np.inf, 2]]), "num_samples": [1, 1]}, r"\[1\] contain"),
-        (
-            {"updates": G * 1e200},
-            r"largest entry of the updates is .*e\+200; .* 1e-150 and 1e\+150",
-        ),
-        (
-            {"updates": G * 1e-200},
-            r"largest entry of the updates is .*e-200; .*: scale the updates",
-        ),
         ({"num_samples": [1, 2, 3]}, r"4 updates, but num_samples has shape \(3,\)"),
         ({"num_samples": [[1, 2, 3, 4]]}, r"num_samples has shape \(1, 4\)"),
         ({"num_samples": 5}, r"num_samples has shape \(\)"),
         ({"num_samples": [1, 2, 3, 0]}, "num_samples must be positive"),
-        ({"num_samples": [1, 2, 3, -1]}, "num_samples must be positive"),
         ({"num_samples": [1, 2, 3, np.nan]}, "num_samples must be positive"),
-        ({"num_samples": [1, 2, 3, np.inf]}, "num_samples must be positive"),
         ({"num_steps": [1, 2]}, r"num_steps \(2,\)"),
         ({"sizes": [10, 10]}, r"sizes \[10, 10\] must be positive and add up to 30"),
         ({"sizes": [31, -1]}, r"sizes \[31, -1\]"),
-        ({"sizes": [30, 0]}, r"sizes \[30, 0\]"),
         ({"sizes": []}, r"sizes \[\]"),
         ({"algorithm": "fedpac"}, "fedpac also combines what clients upload"),
         ({"algorithm": "fedgh_released", "round": 1}, "give history"),
@@ -142,28 +131,6 @@ def test_unknown_methods_and_options_are_config_errors(algorithm, options, messa
         fedsim.aggregate(G, N, algorithm, **options)
     assert isinstance(error.value, FedsimError)
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "options", "by_default"),
-    [
-        ("fednova", {"mu": 0.05}, {"mu": 0.0}),
-        ("fednova", {"gh_on": "delta"}, {"gh_on": "normalised", "gmf": 0.5}),
-        ("fedprox", {"mu": 0.5}, {}),
-        ("fedld", {"margin_weight": 0.5}, {"keep": 0.5}),
-        ("fltrust", {"samples": 7}, {}),
-    ],
-)
-def test_options_that_change_no_step_are_refused(algorithm, options, by_default):
-    more = {"fednova": {"num_steps": [1, 2, 3, 4]}, "fltrust": {"reference": G[0]}}.get(
-        algorithm, {}
-    )
-    (key,) = options
-    with pytest.raises(
-        ConfigError, match=rf"{algorithm}\.{key}: .* given; it changes the training"
-    ):
-        fedsim.aggregate(G, N, algorithm, **more, **options)
-    fedsim.aggregate(G, N, algorithm, **more, **by_default)
 
 
 @pytest.mark.parametrize(

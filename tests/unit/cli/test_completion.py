@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.shell_completion import BashComplete, ShellComplete
+from click.shell_completion import ShellComplete
 
 from fedsim import algorithms, data
-from fedsim.cli import main, names
+from fedsim.cli import main
 from fedsim.config import presets
 from fedsim.config.sections import fields
 from fedsim.data import partitions
@@ -89,14 +89,3 @@ def test_a_shell_asks_without_importing_torch() -> None:
             [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, env=env
         )
         assert done.stdout.splitlines() == [f"plain,{offered}", "False"], done.stderr
-
-
-def test_the_scripts_of_shells_name_the_command() -> None:
-    script = BashComplete(main, {}, "fedsim", "_FEDSIM_COMPLETE").source_vars
-    assert script()["complete_var"] == "_FEDSIM_COMPLETE"
-
-
-def test_defaults_of_methods_and_data_sets() -> None:
-    assert names.defaults("fedprox")["mu"] == 0.1
-    assert names.defaults("synthetic")["beta"] == 0.0
-    assert names.defaults("my_module:build") == {}

@@ -6,7 +6,6 @@ import contextlib
 import csv
 import json
 import re
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +49,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("names")
     with contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDSIM_CACHE", str(folder / "cache"))
-        for data, names in (("maths", MATHS), ("commands", COMMANDS), ("both", MATHS + COMMANDS)):
+        for data, names in (("commands", COMMANDS), ("both", MATHS + COMMANDS)):
             write_images(folder / data, names)
         given = ("-d", "folder", "--data-dir", "both", "--set", "data.image_size=8")
         fedsim("run", *given, *SERIAL, "--evaluate-clients-every", "1", "--out", RUN)
@@ -115,22 +114,3 @@ def test_figures_show_names_as_they_are(suffix, place, tmp_path):
         check_seen(text)
         for name in ("$\\frac{$", "b$x$", "\\x1b[31mred", "gnp\\u202e.exe"):
             assert f"<!-- {name} -->" in text
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("data", ["maths", "commands"])
-def test_a_partition_is_drawn(data, place, tmp_path):
-    given = ("-d", "folder", "--data-dir", data, "--set", "data.image_size=8")
-    done = fedsim("partition", *given, "--out", tmp_path / "out", "--plot", tmp_path / "p.png")
-    check_seen(done.output)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("error")
-def test_a_report_is_written(place, tmp_path):
-    shutil.copytree(RUN, tmp_path / "runs" / RUN)
-    done = fedsim("report", tmp_path / "runs", "--by", "run_id", "--out", tmp_path / "report")
-    check_seen(done.output)
-    page = (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
-    assert {c for c in page if not c.isprintable()} <= {"\n", "\N{NO-BREAK SPACE}"}

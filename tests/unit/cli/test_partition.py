@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import sys
 from pathlib import Path
@@ -15,7 +14,6 @@ import fedsim
 from fedsim.cli import main
 from fedsim.config.run import RunConfig
 from fedsim.core.analysis import analysis
-from tests.sites import SHORTCUT
 
 
 @pytest.fixture(autouse=True)
@@ -70,21 +68,6 @@ def test_bad_values_are_refused_in_one_line(args: list[str], message: str) -> No
     done = partition(*args)
     assert (done.exit_code, done.stderr.count("\n"), done.stdout) == (2, 1, "")
     assert message in done.stderr
-
-
-@pytest.mark.slow
-def test_own_test_samples_are_in_the_table(tmp_path: Path) -> None:
-    args = ["-d", SHORTCUT, "--set", f"{SHORTCUT}.sites=10"]
-    args += ["--set", "data.client_test_fraction=0.1"]
-    done = partition(*args, "--out", "p")
-    assert done.exit_code == 0, done.output
-    head = "shortcut, by_site: 540 training samples of 2 classes on 10 clients"
-    assert done.stdout.splitlines()[0] == head
-    rows = list(csv.DictReader((tmp_path / "p" / "partition.csv").open()))
-    assert {row["name"] for row in rows} >= {"colour_0", "ring_1", "text_2"}
-    for client in range(10):
-        own = [row for row in rows if row["client_id"] == str(client)]
-        assert sum(int(row["test_samples"]) for row in own) == 6
 
 
 def pictures(root: Path) -> Path:
@@ -165,14 +148,3 @@ def test_remarks_on_labels_and_patients_are_lines(hospitals: Path) -> None:
     )
     off = partition(*args, "--strict-labels", "--set", "folder.strict_labels=true")
     assert "folder.strict_labels is also given by --strict-labels" in off.stderr
-
-
-@pytest.mark.integration
-def test_a_run_begins_with_the_remarks(hospitals: Path) -> None:
-    data = {"name": "folder", "dir": str(hospitals), "image_size": 8}
-    args = [f"--set=data.{key}={value}" for key, value in data.items()]
-    args += ["--engine", "serial", "--rounds", "1", "--sample-rate", "1", "-a", "fedavg"]
-    done = CliRunner().invoke(main, ["run", *args, "--out", "r"])
-    assert done.exit_code == 0, done.output
-    assert "labels that may be typing errors: 'illl' (1 image in row 8) like 'ill'" in done.output
-    assert "1 patient name occurs at several sites (p0)" in done.output

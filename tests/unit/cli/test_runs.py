@@ -113,12 +113,6 @@ def test_labels_are_shown_where_runs_have_one(tmp_path, label):
     assert re.split(" {2,}", rows[1])[1] == "-"
 
 
-def test_a_sweep_of_one_run(tmp_path):
-    write_run(tmp_path / "s" / "algorithm=fedavg,seed=0", end=True, seed=0)
-    text = CliRunner().invoke(main, ["runs", str(tmp_path)]).output
-    assert "(1 of 1 begun run)" in text
-
-
 def test_runs_of_a_sweep_follow_it(tmp_path):
     for seed, end in ((0, True), (1, False)):
         write_run(tmp_path / "s" / f"algorithm=fedavg,seed={seed}", end=end, seed=seed)
@@ -265,19 +259,6 @@ def test_a_damaged_search(tmp_path):
     assert CliRunner().invoke(main, ["show", str(search)]).exit_code == 2
 
 
-@pytest.mark.parametrize(("end", "state"), [(True, "finished"), (False, "interrupted")])
-def test_a_trial_needs_no_tables(tmp_path, end, state):
-    write_run(tmp_path / "trial-0000" / "seed=0", end=True)
-    write_run(tmp_path / "trial-0000" / "seed=1", end=end)
-    assert listed(tmp_path)["trial-0000"]["state"] == state
-
-
-def test_a_run_with_an_equals_sign_in_its_name_makes_no_sweep(tmp_path):
-    for name in ("a", "lr=0.1"):
-        write_run(tmp_path / name, end=True)
-    assert {entry["kind"] for entry in listed(tmp_path).values()} == {"run"}
-
-
 def test_a_run_that_holds_its_lock_is_running_and_stays_undisturbed(tmp_path):
     run = write_run(tmp_path / "a")
     with files.lock(run):
@@ -313,17 +294,6 @@ def test_a_process_elsewhere_counts_while_it_writes(tmp_path):
     assert listed(tmp_path)["a"]["state"] == "interrupted"
 
 
-def test_a_look_at_the_lock_does_not_keep_a_run_from_starting(tmp_path, monkeypatch):
-    fcntl = pytest.importorskip("fcntl")
-    (tmp_path / ".lock").write_text(f"pid 1 on {platform.node()}\n")
-    with (tmp_path / ".lock").open("rb") as file:
-        fcntl.flock(file, fcntl.LOCK_SH)  # as lock_holder does, here until the second attempt
-        real = time.sleep
-        monkeypatch.setattr(time, "sleep", lambda s: (fcntl.flock(file, fcntl.LOCK_UN), real(s)))
-        with files.lock(tmp_path):
-            assert files.lock_holder(tmp_path).held
-
-
 DAMAGES = {
     "config.yaml": [None, "a: [", "just text", "\udcff"],
     "summary.csv": ["", "rounds\n", "rounds,final_test_accuracy\n3\n", "final_test_accuracy\nx\n"],
@@ -346,14 +316,6 @@ def test_a_damaged_run_is_listed_with_the_reason(name, text, tmp_path):
     assert table.output.splitlines()[0].endswith("problem")
 
 
-def test_a_row_that_is_being_written_does_not_count(tmp_path):
-    run = write_run(tmp_path / "a")
-    with (run / "rounds.csv").open("a") as file:
-        file.write("4,0.1,1,0,0.")
-    entry = listed(tmp_path)["a"]
-    assert (entry["state"], entry["rounds_done"]) == ("interrupted", 3)
-
-
 def test_runs_with_few_files_and_folders_that_are_no_runs(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "config.yaml").write_text("some: thing\n")
@@ -365,14 +327,6 @@ def test_runs_with_few_files_and_folders_that_are_no_runs(tmp_path):
     found = listed(tmp_path)
     assert list(found) == ["started"]
     assert (found["started"]["state"], found["started"]["rounds_done"]) == ("interrupted", 0)
-
-
-def test_a_configuration_in_another_style_is_parsed(tmp_path):
-    run = write_run(tmp_path / "a")
-    text = "{algorithm: fedavg, seed: 4, data.name: digits, train: {rounds: 7}}\n"
-    (run / "config.yaml").write_text(text)
-    entry = listed(tmp_path)["a"]
-    assert (entry["algorithm"], entry["seed"], entry["rounds"]) == ("fedavg", 4, 7)
 
 
 def test_no_runs_is_said_and_an_absent_folder_refused(tmp_path, monkeypatch):

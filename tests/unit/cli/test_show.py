@@ -12,8 +12,6 @@ import pytest
 from click.testing import CliRunner
 
 from fedsim.cli import details, main
-from fedsim.config.resolve import to_yaml
-from fedsim.config.run import RunConfig
 from fedsim.core.files import lock
 from fedsim.core.rows import ClassRow, ClientRow, RoundRow
 from fedsim.storage.run_dir import RunWriter
@@ -57,17 +55,6 @@ def test_the_settings_that_differ_from_the_defaults(tmp_path):
     assert (found["state"], found["rounds_done"], found["rounds"]) == ("finished", 3, 3)
 
 
-def test_what_the_data_set_decides_is_a_default(tmp_path):
-    store = RunWriter.create(tmp_path / "a")
-    config = RunConfig(data={"name": "synthetic"}).resolved(
-        num_clients=50, partition="natural", model="leaf_synthetic"
-    )
-    store.write("config.yaml", to_yaml(config))
-    store.write("env.json", "{}")
-    assert list(shown(tmp_path / "a")["changed"]) == ["data.name"]
-    assert "all settings have their defaults" not in call("show", tmp_path / "a")
-
-
 def test_results_at_the_end_in_the_best_round_and_of_the_last_ten(tmp_path):
     accuracies = [0.9, *(None if n % 2 else n / 20 for n in range(2, 13))]
     found = shown(write_run(tmp_path / "a", accuracies, rounds=12))
@@ -107,13 +94,6 @@ def test_a_page_to_read(tmp_path):
         assert call("show", run).startswith(f"{run}: running (pid ")
 
 
-def test_a_run_without_rounds_is_shown(tmp_path):
-    run = write_run(tmp_path / "a", ())
-    found = shown(run)
-    assert (found["results"], found["best_round"], found["state"]) == ({}, None, "interrupted")
-    assert call("show", run).startswith(f"{run}: interrupted\n")
-
-
 def test_settings_in_which_runs_differ(tmp_path):
     a = write_run(tmp_path / "a", end=True, algorithm="fedprox", seed=1)
     b = write_run(tmp_path / "b", (0.125,), algorithm="fedavg", data={"name": "synthetic"})
@@ -142,13 +122,6 @@ def test_runs_are_told_apart_by_the_ends_of_their_paths(tmp_path):
     text = call("show", runs[0], runs[0])
     assert "all are equal" in text
     assert "run (1)" in text
-
-
-def test_an_unknown_key_is_shown_as_it_is(tmp_path):
-    run = write_run(tmp_path / "a")
-    with (run / "config.yaml").open("a") as file:
-        file.write("later:\n  key: 7\n")
-    assert shown(run)["changed"]["later.key"] == {"value": 7, "default": None}
 
 
 @pytest.mark.parametrize("others", [0, 1])
@@ -270,10 +243,3 @@ def test_the_epsilon_of_samples_is_the_largest_of_the_clients(tmp_path):
         "differential privacy of samples: epsilon at most 9 after 2 rounds, delta 1e-05; "
         "neighbours add or remove one sample of a client"
     ) in call("show", run)
-
-
-def test_the_success_of_an_attack_is_a_result(tmp_path):
-    run = write_run(tmp_path / "a", ())
-    for number, success in ((1, 0.25), (2, 0.75)):
-        RunWriter(run).append("rounds", [round_row(number, attack_success_rate=success)])
-    assert shown(run)["results"]["attack_success_rate"]["final"] == 0.75

@@ -1,14 +1,19 @@
+"""The presets: every number of the published protocols, and what the small twins have."""
+
 from __future__ import annotations
 
+import math
 from functools import cache
 
 import pytest
 
-from fedsim import data
+from fedsim import algorithms, models
 from fedsim.config import presets
 from fedsim.config.resolve import load_config
 from fedsim.config.run import RunConfig
+from fedsim.config.validation import cohort_size
 from fedsim.core.errors import ConfigError
+from fedsim.core.types import ModelSpec
 from fedsim.studies import sweep
 
 SIX = ["fedavg", "fedprox", "fedbn", "fedpac", "fedgh", "fedld"]
@@ -27,11 +32,6 @@ def config_of(name: str) -> RunConfig:
 
 
 RETINA = ["table1_retina_split1", "table1_retina_split2", "table1_retina_split3"]
-
-
-def test_the_experiments_of_the_issue_are_there() -> None:
-    tables = {*RETINA, "table1_covidfl", "table2", "table3", "table3_small", "fedld_released"}
-    assert tables <= set(presets.names())
 
 
 @pytest.mark.parametrize("name", presets.names())
@@ -82,13 +82,6 @@ def test_table2_switches_both_parts_on_three_splits() -> None:
     assert weights == {"split_1": 0.1, "split_2": 0.03, "split_3": 0.03}
 
 
-@pytest.mark.parametrize("name", ["table3", "table3_small"])
-def test_table3_is_fifty_clients_a_tenth_of_them_per_round(name: str) -> None:
-    c = config_of(name)
-    assert (c.data.num_clients, c.train.sample_rate, c.data.alpha) == (50, 0.1, 0.5)
-    assert c.data.partition == "dirichlet"
-
-
 def test_table3_small_runs_without_files_on_three_seeds() -> None:
     runs = runs_of("table3_small")
     assert len(runs) == 18
@@ -105,54 +98,9 @@ def test_the_released_code_warms_up_and_freezes_batchnorm() -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [n for n in presets.names() if n.endswith("_small")])
-def test_a_data_set_in_a_name_is_the_one_that_is_used(name: str) -> None:
-    known = {info.name for info in data.catalogue()} | {"covidfl"}
-    named = {part for part in known if part in name.replace("fedgh_", "")}
-    used = config_of(name).data.name
-    assert all(part in used for part in named)
-
-
 def test_an_unknown_preset_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"unknown preset 'tabel2' \(did you mean 'table2'\?\)"):
         load_config(preset="tabel2")
-
-
-FULL = [name for name in presets.names() if not name.endswith("_small")]
-IMAGES_SMALL = ("cnn", "mlp", "cnn_reddi")
-USERS_SMALL = ("leaf_synthetic", "mlp", "leaf_sent140")
-"""The models of small twins, all quick on a CPU: on images, on users' features and texts."""
-
-
-TWINS = {
-    "fedgh_celeba": "fedgh_synthetic_mlp",
-    "fedgh_cifar100": "fedgh_digits_alpha001",
-    "fedgh_cifar10": "fedgh_digits",
-    "fedgh_femnist": "fedgh_synthetic_batch64",
-    "fedgh_reddit": "fedgh_shakespeare_clipped",
-    "fedgh_sent140": "fedgh_synthetic_7users",
-    "fedgh_tiny_imagenet": "fedgh_digits_5rounds",
-    "pfl_cifar10": "pfl_digits",
-    "table1_covidfl": "table1_covid_cxr",
-    "table1_retina": "table1_retinamnist",
-    "table1_retina_split1": "table1_retinamnist_alpha100",
-    "table1_retina_split2_alpha01": "table1_retinamnist_alpha01",
-    "table1_retina_split2": "table1_retinamnist_alpha1",
-    "table1_retina_split3": "table1_retinamnist_alpha05",
-}
-"""Small twins that are named after the data that they have."""
-
-
-@pytest.mark.parametrize("name", FULL)
-def test_every_preset_has_a_small_twin(name: str) -> None:
-    twin = f"{TWINS.get(name, name)}_small"
-    full, small = presets.load(name), presets.load(twin)
-    axes = {axis.name for axis in full.grid} - {"seed", "split", "images", "data.partition_file"}
-    assert axes <= {axis.name for axis in small.grid}
-    for run in runs_of(twin):
-        by_users = run.config.data.partition == "natural"
-        assert run.config.model.name in (USERS_SMALL if by_users else IMAGES_SMALL)
-        assert not run.config.model.pretrained
 
 
 @pytest.mark.parametrize("name", ["table2_small", "fig2", "fig2_small", "fig2_training_small"])
@@ -176,20 +124,178 @@ def test_fig2_is_one_round_of_five_clients_at_five_alphas(name: str) -> None:
         assert (c.evaluation.decompose_every, c.evaluation.decompose_split) == (1, "train")
 
 
-@pytest.mark.parametrize("name", [n for n in presets.names() if n.endswith("_small")])
-def test_the_small_twins_run_five_seeds_those_of_many_methods_or_rounds_three(name: str) -> None:
-    seeds = next(axis for axis in presets.load(name).grid if axis.name == "seed")
-    three = name == "table3_small" or name.startswith("fedgh_")
-    assert len(seeds.values) == (3 if three else 5)
-
-
-def test_lambda_is_chosen_where_there_is_a_validation_part() -> None:
-    assert config_of("lambda").data.val_fraction == 0.1
-    assert config_of("lambda_small").data.name == "retinamnist"  # brings one
-
-
 def test_a_preset_may_start_from_another() -> None:
     base, small = config_of("table1_retinamnist_small"), config_of("table2_small")
     assert (small.data.name, small.train) == (base.data.name, base.train)
     assert small.evaluation.decompose_every == 5
     assert len(runs_of("table1_retinamnist_alpha100_small")) == 30
+
+
+def cohort(c: RunConfig) -> tuple[int, int]:
+    return c.data.num_clients, cohort_size(c.data.num_clients, c.train.sample_rate)
+
+
+def plain_sgd(c: RunConfig) -> bool:
+    return c.train.momentum == c.train.weight_decay == 0 and c.train.clip_norm is None
+
+
+def test_pfl_cifar10() -> None:
+    c = config_of("pfl_cifar10")
+    t = c.train
+    assert (c.data.name, c.data.partition, cohort(c)) == ("cifar10", "iid", (1000, 50))
+    assert (t.rounds, t.local_epochs, t.batch_size, t.lr, t.lr_schedule) == (
+        1500, 1, 10, 0.1, "constant",
+    )  # fmt: skip
+    assert plain_sgd(c)
+    assert (c.algorithm, c.hyperparameters["fedavg"]["weights"]) == ("fedavg", "uniform")
+    assert c.evaluation.every == 10
+    small = runs_of("pfl_digits_small")[0].config
+    assert cohort(small) == (28, 5)
+    assert small.model.name == c.model.name == "cnn_reddi"
+    assert (small.train.lr, small.train.batch_size) == (0.1, 10)
+
+
+def test_mcmahan_mnist() -> None:
+    configs = [run.config for run in runs_of("mcmahan_mnist")]
+    found = [(c.data.partition, c.train.local_epochs) for c in configs]
+    assert found == [("iid", 1), ("iid", 5), ("shards", 1), ("shards", 5)]
+    for c in configs:
+        assert (c.data.name, cohort(c), c.data.shards_per_client) == ("mnist", (100, 10), 2)
+        assert (c.train.batch_size, c.evaluation.target_accuracy) == (10, 0.99)
+        assert c.model.name == "cnn_mcmahan"
+        assert plain_sgd(c)
+    small = runs_of("mcmahan_mnist_small")
+    assert {(cohort(run.config), run.config.model.name) for run in small} == {((100, 10), "mlp")}
+    assert len(small) == 20
+
+
+@pytest.mark.parametrize(
+    ("name", "channels", "size", "parameters"),
+    [("cnn_mcmahan", 1, 28, 1_663_370), ("cnn_reddi", 3, 32, 1_626_442)],
+)
+def test_the_networks_have_the_published_number_of_parameters(
+    name: str, channels: int, size: int, parameters: int
+) -> None:
+    spec = ModelSpec(name=name, num_classes=10, in_channels=channels, image_size=size)
+    assert sum(p.numel() for p in models.build(spec, 0).parameters()) == parameters
+
+
+FOUR = ["fedavg", "fedprox", "fednova", "feddecorr"]
+PUBLISHED = {
+    # data set: model, E, T, B, lr, weight decay, target
+    "cifar10": ("cnn_reddi", 5, 100, 64, 0.01, 1e-5, 0.60),
+    "cifar100": ("mobilenetv2_cifar", 5, 100, 64, 0.01, 1e-4, 0.40),
+    "tiny_imagenet": ("mobilenetv2_cifar", 5, 50, 64, 0.01, 1e-4, 0.30),
+    "celeba": ("leaf_celeba", 1, 100, 5, 0.01, 0.0, 0.85),
+    "femnist": ("leaf_femnist", 1, 1000, 64, 0.01, 0.0, 0.75),
+    "sent140": ("leaf_sent140", 1, 100, 5, 0.01, 0.0, 0.60),
+    "synthetic": ("leaf_synthetic", 1, 100, 5, 0.1, 0.0, 0.80),
+    "shakespeare": ("leaf_shakespeare", 1, 50, 64, 1.0, 0.0, 0.45),
+    "reddit": ("leaf_reddit", 1, 100, 5, 1.0, 0.0, 0.10),
+}
+USERS = {
+    "celeba": (467, 50), "femnist": (195, 20), "sent140": (132, 10), "synthetic": (1000, 50),
+    "shakespeare": (660, 50), "reddit": (813, 50),
+}  # fmt: skip
+"""Clients, and how many of them are in a round."""
+
+
+def configs(name: str) -> list[RunConfig]:
+    return [run.config for run in runs_of(name)]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_settings_of_each_data_set(name: str) -> None:
+    for c in configs(f"fedgh_{name}"):
+        t = c.train
+        assert c.data.name == name
+        assert (
+            c.model.name, t.local_epochs, t.rounds, t.batch_size, t.lr, t.weight_decay,
+            c.evaluation.target_accuracy,
+        ) == PUBLISHED[name]  # fmt: skip
+        assert (t.momentum, t.lr_schedule) == (0.9, "constant")
+        assert t.clip_norm == (5 if name == "reddit" else None)
+        assert c.hyperparameters["fedprox"]["mu"] == 0.1
+        assert c.hyperparameters["feddecorr"]["beta"] == 0.1
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_every_method_with_and_without_fedgh(name: str) -> None:
+    methods = [m for m in FOUR if name != "synthetic" or m != "feddecorr"]
+    found = [(c.algorithm, c.server) for c in configs(f"fedgh_{name}")]
+    assert sorted(set(found), key=str) == sorted(
+        ((method, server) for method in methods for server in (None, "fedgh")), key=str
+    )
+    for method, server in set(found):
+        algorithms.compose(method, configs(f"fedgh_{name}")[0].hyperparameters, server=server)
+
+
+@pytest.mark.parametrize(
+    ("name", "splits"),
+    [
+        ("cifar10", [(0.1, 20), (1.0, 4), (1.0, 20)]),
+        ("cifar100", [(0.01, 20), (0.1, 4), (0.1, 20)]),
+        ("tiny_imagenet", [(0.01, 20), (0.1, 4), (0.1, 20)]),
+    ],
+)
+def test_images_are_dealt_to_twenty_clients(name: str, splits: list[tuple[float, int]]) -> None:
+    found = configs(f"fedgh_{name}")
+    rates = {(c.data.alpha, round(20 * c.train.sample_rate)): None for c in found}
+    assert list(rates) == splits
+    assert {(c.data.partition, c.data.num_clients) for c in found} == {("dirichlet_plain", 20)}
+    policy = "imagenet" if name == "tiny_imagenet" else "cifar10"
+    assert {c.data.augment for c in found} == {f"autoaugment_{policy}"}
+
+
+@pytest.mark.parametrize("name", USERS)
+def test_users_are_clients(name: str) -> None:
+    c = config_of(f"fedgh_{name}")
+    clients, cohort = USERS[name]
+    assert c.data.partition == "natural"
+    assert c.data.min_samples == 1
+    assert math.floor(clients * c.train.sample_rate + 1e-9) == cohort
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "values"),
+    [
+        ("fedgh_clients", "num_clients", [5, 10, 20, 30]),
+        ("fedgh_epochs", "local_epochs", [1, 5, 10, 15]),
+    ],
+)
+def test_studies_of_clients_and_epochs(name: str, key: str, values: list[int]) -> None:
+    found = configs(name)
+    assert len(found) == 2 * 4 * 2
+    assert {(c.algorithm, c.train.sample_rate) for c in found} == {("fedavg", 1.0)}
+    assert {(c.data.name, c.data.alpha, c.model.name, c.train.weight_decay) for c in found} == {
+        ("cifar10", 0.1, "cnn_reddi", 1e-5), ("cifar100", 0.01, "mobilenetv2_cifar", 1e-4),
+    }  # fmt: skip
+    own = {getattr(c.data, key, None) or getattr(c.train, key) for c in found}
+    assert sorted(own) == values
+    other = {(c.data.num_clients, c.train.local_epochs) for c in found}
+    assert len(other) == 4
+    assert {c.server for c in found} == {None, "fedgh"}
+
+
+@pytest.mark.parametrize("name", ["fedgh_fig2", "fedgh_fig2_small"])
+def test_fig2_writes_the_cosines_of_five_and_ten_clients(name: str) -> None:
+    found = configs(name)
+    settings = {(c.data.num_clients, c.data.alpha) for c in found}
+    assert settings == {(5, 0.1), (5, 0.01), (10, 0.1), (10, 0.01)}
+    for c in found:
+        assert (c.algorithm, c.server, c.train.sample_rate) == ("fedavg", None, 1.0)
+        assert c.evaluation.cosines
+    assert name != "fedgh_fig2" or {c.train.rounds for c in found} == {100}
+
+
+def test_table2_in_small_on_mnist() -> None:
+    found = configs("fedgh_mnist_small")
+    assert sorted({(c.algorithm, c.server, c.seed) for c in found}, key=str) == sorted(
+        ((m, s, seed) for m in FOUR for s in (None, "fedgh") for seed in (0, 1, 2)), key=str
+    )
+    assert len(found) == 24
+    assert {(c.data.name, c.data.alpha, c.data.num_clients) for c in found} == {("mnist", 0.1, 20)}
+    names = [run.name for run in runs_of("fedgh_mnist_small")]
+    assert names[:2] == [
+        "algorithm=fedavg,server=mean,seed=0", "algorithm=fedavg,server=mean,seed=1",
+    ]  # fmt: skip

@@ -12,7 +12,7 @@ from fedsim.config import experiments
 from fedsim.config.hints import FOREIGN
 from fedsim.config.resolve import from_flags, load_config, to_yaml
 from fedsim.config.run import RunConfig
-from fedsim.config.sections import TrainConfig, fields
+from fedsim.config.sections import fields
 from fedsim.config.validation import cohort_size
 from fedsim.core.errors import ConfigError
 
@@ -61,28 +61,10 @@ def test_a_method_section_fills_up_with_the_defaults_of_build() -> None:
     assert c.hyperparameters == {"fedprox": {"mu": 0.5, "prox_form": "squared"}}
 
 
-def test_the_server_method_brings_its_hyperparameters() -> None:
-    c = RunConfig(algorithm="fedprox", server="fedld", fedld={"keep": 0.5})
-    assert c.hyperparameters["fedld"]["keep"] == 0.5
-    assert c.hyperparameters["fedld"]["norm"] == "l2"
-    assert set(c.hyperparameters) == {"fedprox", "fedld"}
-
-
 def test_names_of_other_frameworks_stand_for_keys_and_are_none() -> None:
     assert set(FOREIGN.values()) <= set(fields())
     # with another section or none these two are more probably what other frameworks call so
     assert set(FOREIGN) & {key.rpartition(".")[2] for key in fields()} == {"clients", "fraction"}
-
-
-def test_drives_of_windows_and_addresses_of_ray_are_no_remote_files() -> None:
-    config = RunConfig(data={"dir": "C:\\data"}, engine={"address": "ray://head:10001"})
-    assert (config.data.dir, config.engine.address) == ("C:\\data", "ray://head:10001")
-    assert RunConfig(data={"dir": "D:/data"}).data.dir == "D:/data"
-
-
-def test_it_is_frozen() -> None:
-    with pytest.raises(ValueError, match="frozen"):
-        RunConfig().seed = 3  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
@@ -92,12 +74,10 @@ def test_it_is_frozen() -> None:
         ({"server": "fedavgg"}, ["server:", "did you mean 'fedavg'?"]),
         ({"algoritm": "fedld"}, ["unknown key", "did you mean 'algorithm'?"]),
         ({"lr": 0.1}, ["did you mean 'train.lr'?"]),
-        ({"attack": {"frac": 0.1}}, ["did you mean 'attack.fraction'?"]),
         ({"margin": "marglog"}, ["did you mean 'marg_log'?", "sigma_stitch"]),
         ({"data": {"name": "digit"}}, ["data.name:", "did you mean 'digits'?"]),
         ({"data": {"partition": "dirichelt"}}, ["data.partition:", "did you mean 'dirichlet'?"]),
         ({"data": {"augment": "flop"}}, ["data.augment:", "did you mean 'flip'?"]),
-        ({"model": {"name": "resnet"}}, ["model.name:", "did you mean 'resnet"]),
         ({"model": {"norm": "layer"}}, ["model.norm:", "'batch' or 'group'"]),
         ({"data": {"alpha": 0}}, ["data.alpha: 0 given", "greater than 0"]),
         ({"data": {"alpha": float("nan")}}, ["data.alpha:", "finite"]),
@@ -106,24 +86,16 @@ def test_it_is_frozen() -> None:
         ({"train": {"rounds": 1.5}}, ["train.rounds: 1.5 given", "integer"]),
         ({"train": {"rounds": True}}, ["train.rounds: True given", "must not be true or false"]),
         ({"train": {"epochs": 2}}, ["train.epochs", "did you mean 'train.local_epochs'?"]),
-        ({"train": {"learning_rate": 1}}, ["train.learning_rate", "did you mean 'train.lr'?"]),
         ({"train": {"seed": 1}}, ["unknown key 'train.seed' (did you mean 'seed'?)"]),
-        ({"data": {"n_clients": 1}}, ["did you mean 'data.num_clients'?"]),
         ({"data": {"dir": "s3://b/d"}}, ["data.dir: 's3://b/d' given; must be a path", "mount"]),
         ({"data": {"partition_file": "memory://x"}}, ["data.partition_file:", "or copy"]),
-        ({"bs": 1}, ["did you mean 'train.batch_size'?"]),
         ({"mu": 1}, ["did you mean 'fed", ".mu'?"]),
-        ({"engine": {"gpus_per_client": 1.5}}, ["1.5 given", "whole number", "1 or 2"]),
-        ({"engine": {"gpus_per_client": -1}}, ["greater than or equal to 0"]),
-        ({"engine": {"cpus_per_client": 0}}, ["greater than 0"]),
-        ({"engine": {"gpus_per_client": 1e-5}}, ["1e-05 given", "must be 0.0001 or more"]),
         ({"engine": {"actors": "many"}}, ["'many' given", "auto, per-client or a whole number"]),
         ({"engine": {"aggregation_shards": "per-client"}}, ["auto or a whole number"]),
         (
             {"evaluation": {"conflicts": "often"}},
             ["always, never or a whole number from 1 to 1000000000"],
         ),
-        ({"evaluation": {"conflicts": 0}}, ["evaluation.conflicts: 0 given", "always, never or"]),
         (
             {"evaluation": {"conflicts": "never", "cosines": True}},
             ["evaluation.conflicts: never given", "evaluation.cosines=true needs"],
@@ -132,7 +104,6 @@ def test_it_is_frozen() -> None:
         ({"fedprox": {"mu": "much"}}, ["fedprox.mu: 'much' given", "number"]),
         ({"fedprox": {"nu": 1}}, ["fedprox.nu:", "did you mean 'mu'?"]),
         ({"fedld": {"norm": "l3"}}, ["fedld.norm: 'l3' given", "'l2', 'l1' or 'scalar'"]),
-        ({"fedld": {"keep": 2}}, ["fedld.keep:", "less than or equal to 1"]),
         ({"fedprox": 3}, ["fedprox: 3 given", "section"]),
         ({"algorithm": "no_such_module:f"}, ["algorithm:", "no_such_module"]),
     ],
@@ -158,11 +129,6 @@ def test_amounts_that_ray_does_not_assign(key: str, values: list[float]) -> None
         assert refusal(engine={key: value}).startswith(f"engine.{key}: {value} given; must be")
 
 
-def test_a_section_built_on_its_own_is_checked_too() -> None:
-    with pytest.raises(ConfigError, match=r"train\.lr: 0 given"):
-        TrainConfig(lr=0)
-
-
 def test_files_and_sites_decide_the_number_of_clients_later() -> None:
     rate = {"sample_rate": 0.01}
     for data in ({"name": "retina"}, {"partition": "by_site"}, {"name": "npz"}):
@@ -178,13 +144,6 @@ def test_cohort_size() -> None:
     assert cohort_size(49, 1.0) == 49
     assert cohort_size(30, 0.1) == 3  # 0.1 * 3 is above 0.3, 0.7 * 10 below 7
     assert cohort_size(10, 0.7) == 7
-
-
-def test_a_cohort_is_at_least_one_client() -> None:
-    assert cohort_size(5, 0.1) == 1
-    assert cohort_size(3, 1e-12) == 1
-    config = RunConfig(data={"num_clients": 5}, train={"sample_rate": 0.019})
-    assert config.train.sample_rate == 0.019
 
 
 def test_a_method_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,14 +195,6 @@ def test_flags_win_over_file_over_preset_over_defaults(tmp_path: Path) -> None:
     assert (other.data.name, other.train.rounds) == ("covid_fl", 7)
 
 
-def test_an_empty_preset_is_not_the_defaults(tmp_path: Path) -> None:
-    path = tmp_path / "exp.yaml"
-    path.write_text("preset: table3_small\n")
-    for file in (None, path):
-        with pytest.raises(ConfigError, match="--preset: unknown preset ''"):
-            load_config(preset="", file=file)
-
-
 def test_set_parses_by_the_type_of_the_field() -> None:
     texts = [
         "train.lr=1e-3",
@@ -289,8 +240,6 @@ def test_messages_name_the_set() -> None:
         ("seed: [1\n", "exp.yaml:2: not valid YAML"),
         ("seed: !!python/name:os.system x\n", "exp.yaml:1: not valid YAML"),
         ("seed: 2020-13-45\n", "exp.yaml:1 (seed): '2020-13-45' given; not a timestamp of YAML"),
-        ("model: {pretrained: !!bool x}\n", "(model.pretrained): 'x' given; not a bool of YAML"),
-        ("seed: !!timestamp x\n", "(seed): 'x' given; not a timestamp of YAML"),
         ("preset: ''\n", "exp.yaml (preset): unknown preset ''"),
         ("- 1\n- 2\n", "exp.yaml:1 (the file): must hold lines"),
         ("train: 5\n", "exp.yaml:1 (train): 5 given; train is a section"),
@@ -383,15 +332,3 @@ def test_the_value_that_a_method_refuses_alone_is_named(values, key):
     method = f"{__name__}:ordered"
     with pytest.raises(ConfigError, match=rf"{key}: low \S+ is above high"):
         RunConfig(algorithm=method, **{method: values})
-
-
-@pytest.mark.parametrize("section", [{"train": 5}, {"scaffold": 5}])
-def test_a_section_that_is_no_section_is_refused(section):
-    (name,) = section
-    with pytest.raises(ConfigError, match=f"{name}"):
-        RunConfig(algorithm="scaffold", **section)
-
-
-def test_a_configuration_that_is_no_mapping_is_refused():
-    with pytest.raises(ConfigError, match="must be"):
-        RunConfig.model_validate(5)

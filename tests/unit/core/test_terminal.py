@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -71,31 +69,6 @@ def test_names_that_are_no_text_are_refused():
     check_text("\u00e9\x1b", "--out")
     with pytest.raises(ConfigError, match=r"--out 'r\\udce9': is no UTF-8"):
         check_text("r\udce9", "--out")
-
-
-PLAIN = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize(
-    "command", ["run --engine serial --rounds 1 --out", "show", "table", "sweep x.yaml --out"]
-)
-def test_in_a_locale_without_the_characters_a_name_is_refused_before_anything(command, tmp_path):
-    """A run would train to its end, and then could not write its name to summary.csv."""
-    done = subprocess.run(
-        [os.fsencode(sys.executable), b"-m", b"fedsim", *command.encode().split(), b"r\xc3\xa9"],
-        cwd=tmp_path,
-        env=os.environ | PLAIN | {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
-        capture_output=True,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert done.stdout == b""
-    assert done.stderr.count(b"\n") == 1
-    assert done.stderr.startswith(
-        b"error: argument 'r\\udcc3\\udca9': is not ascii as in this locale; set"
-    )
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_nobody_reads_is_no_failure() -> None:

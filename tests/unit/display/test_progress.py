@@ -111,35 +111,12 @@ def test_the_bar_stays_on_stderr_and_gives_the_terminal_back(
     )
 
 
-def test_a_cohort_below_one_client_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    progress.Lines().on_run_start(replace(INFO, num_clients=5, cohort_size=1))
-    line = capsys.readouterr().out.splitlines()[1]
-    assert line.startswith("5 clients, 1 per round (at least one; sample rate 0.1 gives 0.5), 100")
-    progress.Lines().on_run_start(INFO)
-    assert "50 clients, 5 per round, 100 rounds;" in capsys.readouterr().out
-
-
 def test_a_run_that_goes_on_says_from_where(capsys: pytest.CaptureFixture[str]) -> None:
     watcher = progress.Lines()
     watcher.on_run_start(replace(INFO, out=Path("my runs/a"), done=40))
     assert capsys.readouterr().out.endswith("\nresuming my runs/a after round 40\n")
     line = "interrupted after 40 of 100 rounds; resume with: fedsim resume 'my runs/a'"
     assert watcher.interrupted() == line
-
-
-def test_the_last_ten_rounds_make_the_pace() -> None:
-    watcher = progress.Lines()
-    watcher.on_run_start(INFO)
-    for number in range(1, 12):  # the first round is slow; the mean of rounds 2 to 11 is 1
-        watcher.on_round_end(number, rows(number, 100.0 if number == 1 else 1.0))
-    assert watcher.pace() == 1.0
-
-
-def test_a_terminal_gets_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    assert isinstance(progress.display(), progress.Bar)
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: False)
-    assert type(progress.display()) is progress.Lines
 
 
 def test_aligned_columns() -> None:
@@ -150,14 +127,6 @@ def test_aligned_columns() -> None:
         "long       -",
         "b     5 +- 2",
     ]
-
-
-def test_brackets_survive_on_a_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    tables.show([{"columns": "images[, sites]"}])
-    assert "images[, sites]" in capsys.readouterr().out
 
 
 def test_a_narrow_terminal_loses_no_name(
@@ -224,17 +193,6 @@ def test_a_notebook_has_one_bar_that_is_replaced(
     assert f"<progress value='3' max='100'></progress> round 3/100 {wanted}" in notebook.shown[3]
     assert len(notebook.shown) == 4
     assert capsys.readouterr() == ("", "")
-
-
-def test_a_notebook_is_updated_now_and_then_and_at_the_end(
-    notebook: Cell, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    watcher = progress.Notebook()
-    monkeypatch.setattr(progress, "PAUSE", 1e9)
-    watch(watcher, 100)
-    assert len(notebook.shown) == 2, "the bar, and its first round"
-    watcher.close()
-    assert "round 100/100" in notebook.shown[-1]
 
 
 def test_python_shows_progress_where_somebody_looks(monkeypatch: pytest.MonkeyPatch) -> None:

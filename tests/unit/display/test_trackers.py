@@ -143,12 +143,6 @@ def test_the_tables_are_the_same_bytes_and_the_trackers_have_them(plain, tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_each_tracker_alone_changes_no_byte(name, plain, tmp_path):
-    assert results(run(tmp_path / "b", (name,))) == results(plain)
-
-
-@pytest.mark.slow
 def test_histograms_of_clients_and_hyperparameters(tmp_path):
     store = run(tmp_path / "run", ("tensorboard",))
     found = {(v.tag, e.step): v.histo for e in events(store.path) for v in e.summary.value
@@ -272,18 +266,6 @@ def test_a_run_goes_on_without_a_package_that_has_gone(plain, tmp_path, monkeypa
     with caplog.at_level(logging.WARNING, "fedsim"):
         assert results(fedsim.resume(tmp_path / "run")) == results(plain)
     assert any("resumed without this tracker" in r.getMessage() for r in caplog.records)
-
-
-@pytest.mark.slow
-def test_a_sweep_tracks_every_run(tmp_path):
-    (tmp_path / "grid.yaml").write_text("grid:\n  seed: [0, 1]\n")
-    out = tmp_path / "sweep"
-    args = ["sweep", str(tmp_path / "grid.yaml"), *ARGUMENTS, "--parallel", "1", "--out", str(out)]
-    done = CliRunner().invoke(main, [*args, "--track", "tensorboard", "--track", "tensorboard"])
-    assert done.exit_code == 0, done.output
-    for name in ("seed=0", "seed=1"):
-        wanted = {key: np.float32(v) for key, v in expected(out / name).items()}
-        assert in_tensorboard(out / name) == wanted
 
 
 def test_names_of_trackers():
