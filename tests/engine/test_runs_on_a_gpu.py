@@ -90,7 +90,5 @@ def test_out_of_memory_names_the_fraction(shared_ray, tmp_path):
         train={"rounds": 1},
         engine={"gpus_per_client": 0.0625, "max_retries": 0, "cpus_per_client": 0.1},
     )
-    with pytest.raises(
-        FedsimError, match=r"out of GPU memory, on 0\.0625 of a GPU: a lar"
-    ):
+    with pytest.raises(FedsimError, match=r"out of GPU memory, on 0\.0625 of a GPU: a lar"):
         fedsim.run(config, tmp_path / "run", session=shared_ray)
