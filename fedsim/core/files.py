@@ -1,6 +1,7 @@
 """Files: atomic writes, and the lock of a run directory."""
 
 import errno
+import fcntl
 import hashlib
 import logging
 import os
@@ -131,8 +132,6 @@ def blocks(path: Path, size: int | None = None) -> Iterator[bytes]:
 def sync(path: Path) -> None:
     """Flushes a file, or a folder's entries where the file system can, to the disk (fsync)."""
     is_folder = path.is_dir()
-    if is_folder and os.name == "nt":
-        return
     descriptor = os.open(path, os.O_RDONLY if is_folder else os.O_RDWR)
     try:
         os.fsync(descriptor)
@@ -199,7 +198,7 @@ def lock(folder: Path) -> Iterator[None]:
         yield
     finally:
         if held.is_locked:
-            with suppress(OSError):  # the directory was renamed, or Windows keeps the file locked
+            with suppress(OSError):  # the directory was renamed
                 os.truncate(path, 0)
             held.release()
 
@@ -231,18 +230,12 @@ def lock_holder(folder: Path) -> LockHolder | None:
                 return None
             elsewhere = not process.endswith(f" on {platform.node()}")
             return LockHolder(process, not _can_share(file.fileno()), elsewhere)
-    except PermissionError:  # Windows lets nobody read what is locked
-        return LockHolder("a process", held=os.name == "nt", elsewhere=False)
     except OSError:
         return None
 
 
 def _can_share(descriptor: int) -> bool:
     """Whether an open file is free for a shared lock, which is given back at once."""
-    if os.name == "nt":
-        return True
-    import fcntl
-
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError as error:
@@ -257,7 +250,7 @@ def _write_holder(descriptor: int) -> None:
 
 
 def _read_holder(path: Path) -> str:
-    with suppress(OSError, UnicodeDecodeError):  # Windows lets nobody else read it
+    with suppress(OSError, UnicodeDecodeError):
         return path.read_text(encoding="utf-8").strip() or "it does not say which"
     return "it does not say which"
 

@@ -106,45 +106,18 @@ def make(
             fixes.
         DataError: more clients than samples, a minimum that is out of reach, a damaged file.
     """
-    partition = None
     if kind in ("by_site", "natural"):
         partition = _by_site(dataset, kind)
     elif kind == "files":
         partition = listed or _listed(dataset)
-    if partition is None:
-        drawn = kind_of(kind, by_label=not dataset.per_token)
-        if drawn.by_label and dataset.per_token:
-            other = [name for name, k in KINDS.items() if not k.by_label]
-            raise ConfigError(
-                f"data.partition {kind!r} depends on the samples' labels; {dataset.name} has a "
-                f"label for every token: take natural, {' or '.join(other)}"
-            )
+    else:
         if num_clients is None:
             raise ConfigError(f"data.num_clients is missing; partition {kind!r} does not fix it")
-        needed, n = num_clients * min_samples, len(dataset.train)
-        if needed > n:
-            raise DataError(
-                f"{num_clients} clients with data.min_samples {min_samples} need {needed} training "
-                f"samples, {dataset.name} has {n}"
-            )
-        declared = options(kind)
-        values = defaults(declared) | {k: v for k, v in given.items() if k in declared}
-        labels = dataset.y[dataset.train]
-        draw = Draw(labels=labels, num_clients=num_clients, rng=np.random.RandomState(seed))
-        rule: Deal = partial(drawn.deal, **values)
-        patient = None
-        if group == "patient":
-            patient = _patients(dataset, num_clients, min_patients)
-            rule = patients.whole(rule, patient, by_label=drawn.by_label)
-        if drawn.redrawn or patient is not None:
-            owned = redrawn(
-                rule, draw, min_samples, patient=patient, min_patients=min_patients,
-                alpha=values.get("alpha"),
-            )  # fmt: skip
-        else:
-            owned = rule(draw)
-        partition = Partition(train=tuple(dataset.train[p] for p in owned))
-    elif num_clients not in (None, partition.num_clients):
+        patient = _patients(dataset, num_clients, min_patients) if group == "patient" else None
+        partition = _drawn(
+            dataset, kind, num_clients, min_samples, seed, patient, min_patients, given
+        )  # fmt: skip
+    if num_clients not in (None, partition.num_clients):
         raise ConfigError(
             f"data.num_clients {num_clients}: partition {kind!r} of {dataset.name} has "
             f"{partition.num_clients} clients, no other number is possible"
@@ -153,6 +126,47 @@ def make(
     if group == "patient":
         patients.check(dataset, partition)
     return partition
+
+
+def _drawn(
+    dataset: Dataset,
+    kind: str,
+    num_clients: int,
+    min_samples: int,
+    seed: int,
+    patient: I64 | None,
+    min_patients: int,
+    values: Mapping[str, Scalar],
+) -> Partition:
+    """A random partition, of whole patients where these (n,) are given."""
+    drawn = kind_of(kind, by_label=not dataset.per_token)
+    if drawn.by_label and dataset.per_token:
+        other = [name for name, k in KINDS.items() if not k.by_label]
+        raise ConfigError(
+            f"data.partition {kind!r} depends on the samples' labels; {dataset.name} has a label "
+            f"for every token: take natural, {' or '.join(other)}"
+        )
+    needed, n = num_clients * min_samples, len(dataset.train)
+    if needed > n:
+        raise DataError(
+            f"{num_clients} clients with data.min_samples {min_samples} need {needed} training "
+            f"samples, {dataset.name} has {n}"
+        )
+    declared = options(kind)
+    settings = defaults(declared) | {k: v for k, v in values.items() if k in declared}
+    labels = dataset.y[dataset.train]
+    draw = Draw(labels=labels, num_clients=num_clients, rng=np.random.RandomState(seed))
+    rule: Deal = partial(drawn.deal, **settings)
+    if patient is not None:
+        rule = patients.whole(rule, patient, by_label=drawn.by_label)
+    if drawn.redrawn or patient is not None:
+        owned = redrawn(
+            rule, draw, min_samples, patient=patient, min_patients=min_patients,
+            alpha=settings.get("alpha"),
+        )  # fmt: skip
+    else:
+        owned = rule(draw)
+    return Partition(train=tuple(dataset.train[p] for p in owned))
 
 
 def _patients(dataset: Dataset, num_clients: int, min_patients: int) -> I64:

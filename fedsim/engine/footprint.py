@@ -22,7 +22,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.machine import BLOCK_COPIES
 from fedsim.core.types import GIB, ModelSpec, Training
 from fedsim.engine.blocks import tasks_per_call
-from fedsim.engine.devices import CONTEXT, fitting, total_memory
+from fedsim.engine.devices import CONTEXT, total_memory
 from fedsim.engine.transfer import KEPT
 from fedsim.engine.worker import Worker
 from fedsim.models.registry import zeros
@@ -33,6 +33,8 @@ _OF_A_BLOCK = BLOCK_COPIES - 2
 """Of the vectors of each client of a block, those that a step's trace and the optimiser lack."""
 WORKSPACES = 256 << 20
 """Bytes that cuBLAS and cuDNN take for themselves beside the context."""
+HEADROOM = 1.1
+"""By how much the fraction that is suggested exceeds the estimate."""
 
 
 class PeakMemory(TorchDispatchMode):
@@ -147,7 +149,8 @@ def check(need: int, total: int, fraction: float) -> None:
         raise ConfigError(
             f"{text}; a smaller train.batch_size, evaluation.batch_size or model would help"
         )
-    raise ConfigError(f"{text}; --gpus-per-client {fitting(need / total):g} would fit")
+    clients = max(1, math.floor(total / (need * HEADROOM)))
+    raise ConfigError(f"{text}; --gpus-per-client {math.floor(1e4 / clients) / 1e4:g} would fit")
 
 
 def check_worker(worker: Worker) -> None:

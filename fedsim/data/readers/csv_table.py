@@ -65,22 +65,10 @@ def read_csv(
     """
     file = request.own_folder
     table, named = _read(request)
-    columns = list(table.columns)
-    chosen = [_find_column(name, columns, "csv.features") for name in listed(features)]
-    for name in chosen:
-        if name in named.values() or chosen.count(name) > 1:
-            why = "is no feature (data.columns)" if chosen.count(name) == 1 else "is given twice"
-            raise ConfigError(f"csv.features: {name!r} {why}")
-    chosen = chosen or [name for name in columns if name not in named.values()]
-    if not chosen:
-        raise DataError(f"{file}: no column is left as a feature")
-    dropped = _dropped(categorical, columns)
-    for name in dropped:
-        if name not in chosen:
-            raise ConfigError(f"csv.categorical: {name!r} is no feature")
+    kinds = _features(table, named, features, categorical)
     remarks: tuple[str, ...] = ()
     if missing == "drop":
-        table, remarks = _complete(table, (*chosen, named["target"]))
+        table, remarks = _complete(table, (*kinds, named["target"]))
     classes, y = _target(table, named["target"])
     meant = len(classes) > _COMPARED or all(_number(name) is not None for name in classes)
     remarks = odd_labels(table, classes, y, named=meant, thing="row") + remarks
@@ -89,10 +77,8 @@ def read_csv(
     patients, patient = coded_column(table, named.get("patient", ""))
     check_patients(patient, site, parts, patients, table.where)
     blocks = {
-        name: _categories(table, name, dropped[name])
-        if name in dropped
-        else _numbers(table, name, missing)
-        for name in chosen
+        name: _numbers(table, name, missing) if level == "" else _categories(table, name, level)
+        for name, level in kinds.items()
     }
     x = np.column_stack(list(blocks.values()))
     if not x.shape[1]:
@@ -158,25 +144,32 @@ def _find_column(name: str, columns: Sequence[str], key: str) -> str:
     return name.lower()
 
 
-def _dropped(categorical: str, columns: Sequence[str]) -> dict[str, str | None]:
-    """By categorical column the value without a column of its own, None where each has one."""
-    dropped: dict[str, str | None] = {}
+def _features(
+    table: Table, named: Mapping[str, str], features: str, categorical: str
+) -> dict[str, str | None]:
+    """By feature the category without a column of its own; None where each has one, "" for numbers.
+
+    A name may hold an equals sign: the category begins after the last one.
+    """
+    columns = list(table.columns)
+    chosen = [_find_column(name, columns, "csv.features") for name in listed(features)]
+    for name in chosen:
+        if name in named.values() or chosen.count(name) > 1:
+            why = "is no feature (data.columns)" if chosen.count(name) == 1 else "is given twice"
+            raise ConfigError(f"csv.features: {name!r} {why}")
+    chosen = chosen or [name for name in columns if name not in named.values()]
+    if not chosen:
+        raise DataError(f"{table.file}: no column is left as a feature")
+    kinds: dict[str, str | None] = dict.fromkeys(chosen, "")
     for cell in listed(categorical):
-        equals = [i for i, letter in enumerate(cell) if letter == "="]
-        pairs = [(cell[:i].strip(), _level(cell[i + 1 :].strip())) for i in equals]
-        ways = sorted(  # a name may hold equals signs: the one in quotes, else the shortest
-            [*pairs, (cell, None)], key=lambda way: _in_quotes(way[0]) not in categorical
-        )
-        name, level = next((way for way in ways if way[0].lower() in columns), ways[0])
-        name = _find_column(name, columns, "csv.categorical")
-        if name in dropped:
-            raise ConfigError(f"csv.categorical: {name!r} is given twice")
-        dropped[name] = level
-    return dropped
-
-
-def _in_quotes(name: str) -> str:
-    return '"{}"'.format(name.replace('"', '""'))
+        whole = cell.lower() in columns or "=" not in cell
+        name, _, level = (cell, "", "") if whole else cell.rpartition("=")
+        name = _find_column(name.strip(), columns, "csv.categorical")
+        if kinds.get(name) != "":
+            why = "is given twice" if name in kinds else "is no feature"
+            raise ConfigError(f"csv.categorical: {name!r} {why}")
+        kinds[name] = None if whole else _level(level.strip())
+    return kinds
 
 
 def _is_given(cell: str) -> bool:
