@@ -90,6 +90,7 @@ class Setup:
         budget: the epsilon of the rounds, None without user-level differential privacy.
         root: (n,) indices of the validation samples that the server itself trains on.
         server_device: the GPU that aggregates, None where the CPU does.
+        has_features: whether the model is ``head(features(x))``.
         drops: whether the model has dropout layers whose numbers come from a counter.
     """
 
@@ -113,6 +114,7 @@ class Setup:
     budget: Budget | None = None
     root: I64 = field(default_factory=lambda: np.empty(0, np.int64))
     server_device: torch.device | None = None
+    has_features: bool = False
     drops: bool = False
 
     @property
@@ -237,9 +239,6 @@ def assemble(
         flat = FlatModel(built.model, torch.device("cpu"))
         clock = clock_of(config, partition.num_clients, algorithm, flat.layout)
     weights.check(flat, model.name)
-    algorithms.check_fit(
-        config.algorithm, algorithm, model, flat, dataset, lr_head=config.train.lr_head
-    )
     published = library_of(model.name) is not None or ":" not in model.name
     if not published or algorithm.adapt is not identity:
         again = models.build(model.without_weights, config.seed, algorithm.adapt)
@@ -289,6 +288,7 @@ def assemble(
         attack=attack,
         root=draw_root(algorithm.server.root_samples, dataset, config.data.seed),
         server_device=server_device(config.engine),
+        has_features=hasattr(flat.model, "features"),
         drops=dropout.active(built.model),
     )
     sent, k = setup.num_sent, config.compress.k or 0

@@ -528,7 +528,7 @@ def test_more_entries_than_there_are_is_refused():
         ("fedpac", "compression .*needs clients' exact models"),
         ("pfedla", "is not sent"),
         ("matched_mean", "compression .*needs clients' exact models"),
-        ("feddyn", "compression .*feddyn, which keeps the sum"),
+        ("feddyn", r"compression .*feddyn\), which keeps the sum"),
         ("local", "is not sent"),
         ("centralized", "sends no client's update"),
     ],
