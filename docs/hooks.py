@@ -72,6 +72,8 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "data sets": ("name", "description", "classes", "pixels", "partition", "options", "source"),
     "models": ("name", "inputs", "description"),
     "partitions": ("name", "description"),
+    "attacks": ("name", "description"),
+    "compressors": ("name", "description"),
     "presets": ("name", "runs", "description"),
 }
 KEYS = """# Configuration keys

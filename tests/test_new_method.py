@@ -6,10 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 import fedsim
-from fedsim.cli import main
 from fedsim.config.run import RunConfig
 
 pytestmark = pytest.mark.integration
@@ -53,9 +51,3 @@ def test_at_strength_zero_the_recipe_is_fedavg(toy, tmp_path):
     ours = fedsim.run(config(toy, **{toy: {"strength": 0.0}}), tmp_path / "toy")
     fedavg = fedsim.run(config("fedavg"), tmp_path / "fedavg")
     assert (ours.path / "rounds.csv").read_bytes() == (fedavg.path / "rounds.csv").read_bytes()
-
-
-def test_an_unknown_hyperparameter_of_the_recipe_is_refused(toy):
-    done = CliRunner().invoke(main, ["run", "-a", toy, "--set", f"{toy}.strenght=1"])
-    assert done.exit_code == 2
-    assert "strength" in done.stderr

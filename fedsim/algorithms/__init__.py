@@ -17,7 +17,7 @@ from fedsim.algorithms.catalogue import (
 
 if TYPE_CHECKING:
     from fedsim.algorithms.base import Algorithm, Probe
-    from fedsim.algorithms.registry import check_fit, compose, load
+    from fedsim.algorithms.registry import compose, load
 
 __all__ = [
     "FIELDS",
@@ -25,7 +25,6 @@ __all__ = [
     "Probe",
     "chain",
     "check",
-    "check_fit",
     "compose",
     "describe",
     "fields",
@@ -36,7 +35,7 @@ __all__ = [
 
 _HOME = {
     **dict.fromkeys(("Algorithm", "Probe"), "base"),
-    **dict.fromkeys(("check_fit", "compose", "load"), "registry"),
+    **dict.fromkeys(("compose", "load"), "registry"),
 }
 
 

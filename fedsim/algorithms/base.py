@@ -80,6 +80,10 @@ class Algorithm:
         transforms: of a client's update before it is sent, in order.
         poison: changes the samples that clients train on, and those of the passes before training;
             None: they are those of the data.
+        needs_exact_updates: clients and server keep sums of the updates, so that what arrives must
+            be what was sent (FedDyn).
+        measures_progress: it takes an update for what its client did since its start, which the
+            difference from a newer model is not (FedCM, FedNova).
         adapt: changes the model before anything is trained, or refuses one that does not fit by a
             ConfigError; draws from torch's global generator, which is seeded.
     """
@@ -93,6 +97,8 @@ class Algorithm:
     assign: Callable[[Sequence[int]], Sequence[tuple[int, ...]]] = one_each
     transforms: tuple[ClientTransform, ...] = ()
     poison: SampleTransform | None = None
+    needs_exact_updates: bool = False
+    measures_progress: bool = False
     adapt: Callable[[nn.Module], nn.Module] = identity
 
     @property

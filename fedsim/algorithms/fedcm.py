@@ -74,5 +74,5 @@ def build(alpha: Fraction = 0.1, eta_g: Positive = 1.0, weights: Weights = "unif
             rule.
         weights: of the models, uniform (the paper) or by samples.
     """
-    server = Server(Average(weights), optimizers=(Multiply(eta_g),), exchange=direction)
-    return Algorithm(local=MixedGradient(alpha), server=server)
+    server = Server(Average(weights), optimizers=(Multiply(eta_g),), exchange=direction, sums=True)
+    return Algorithm(local=MixedGradient(alpha), server=server, measures_progress=True)

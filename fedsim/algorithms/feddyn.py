@@ -80,7 +80,7 @@ class DualCorrection:
     def __call__(
         self, step: Array, state: Vectors, cohort: Cohort, ctx: RoundContext
     ) -> tuple[Array, Vectors]:
-        """See :class:`fedsim.server.base.ServerOptimizer`; keeps h."""
+        """Keeps h."""
         h = state.get("h", 0.0) - self.alpha * (len(cohort.updates) / ctx.num_clients) * step
         return step - h / self.alpha, {"h": h}
 
@@ -99,4 +99,5 @@ def build(
         optimizers=(DualCorrection(alpha),),
         incompatible_reason="subtracts h / alpha, which the mean of its clients' updates makes",
     )
-    return Algorithm(local=RegularisedObjective(alpha, client_alpha), server=server)
+    local = RegularisedObjective(alpha, client_alpha)
+    return Algorithm(local=local, server=server, needs_exact_updates=True)

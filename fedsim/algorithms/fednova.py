@@ -57,6 +57,8 @@ class NormalisedUpdates:
 
     name: ClassVar[str] = "normalise"
     needs_own_clients: ClassVar[bool] = True
+    by_client: ClassVar[bool] = True
+    rescales: ClassVar[bool] = True
 
     def __call__(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> Received:
         """Keeps no state; a client without a step adds nothing. Statistics are plain means."""
@@ -84,4 +86,4 @@ def build(
     """
     momentum = (HeavyBall(beta=gmf, eta=1.0, unit="lr"),) if gmf > 0 else ()
     server = Server(Average(), optimizers=momentum, receive=(NormalisedUpdates(mu > 0, gh_on),))
-    return Algorithm(local=WithNormaliser(mu, "squared"), server=server)
+    return Algorithm(local=WithNormaliser(mu, "squared"), server=server, measures_progress=True)

@@ -99,4 +99,4 @@ def build(
         server = Server(Average(weights))
         return Algorithm(local=SharpnessAware(rho, variant, eta), server=server)
     local = WithMomentum(rho=rho, variant=variant, eta=eta, alpha=alpha)
-    return Algorithm(local=local, server=Server(Average(weights), exchange=direction))
+    return Algorithm(local=local, server=Server(Average(weights), exchange=direction, sums=True))

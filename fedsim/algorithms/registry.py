@@ -10,14 +10,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from fedsim.algorithms.base import Algorithm, no_slot
+from fedsim.algorithms.base import Algorithm
 from fedsim.algorithms.catalogue import METHODS, chain, check
 from fedsim.client import LocalRule, MarginControl
 from fedsim.core.errors import ConfigError
-from fedsim.core.layout import FlatModel
-from fedsim.core.types import Dataset, ModelSpec
 from fedsim.server import Average, Server
-from fedsim.server.mixing import MIXING
+from fedsim.server.base import has_trait
 from fedsim.server.plain import PlainRule, is_rule
 
 
@@ -112,7 +110,7 @@ def chained(name: str, own: Server, servers: Mapping[str, Server]) -> Server:
             )
     others = [server for other, server in (*before, (reducer, reducing)) if other != name]
     received = [part for server in others for part in server.receive]
-    mixing = next((i for i, p in enumerate(received) if isinstance(p, MIXING)), len(received))
+    mixing = next((i for i, p in enumerate(received) if has_trait(p, "mixes")), len(received))
     return replace(
         own,
         reduction=reducing.reduction,
@@ -145,65 +143,3 @@ def _parts(servers: Mapping[str, Server]) -> tuple[list[Named], Named, list[Name
 
 def _is_mean(server: Server) -> bool:
     return type(server.reduction) is Average
-
-
-def check_fit(
-    name: str,
-    algorithm: Algorithm,
-    spec: ModelSpec,
-    flat: FlatModel,
-    dataset: Dataset,
-    *,
-    lr_head: float | None,
-) -> None:
-    """Refuses a model, data or a setting that the client part of a method cannot work with.
-
-    Args:
-        name: of the method.
-        algorithm: the method.
-        spec: of the model.
-        flat: the model.
-        dataset: the data.
-        lr_head: ``train.lr_head``.
-
-    Raises:
-        ConfigError: they do not go together; says why.
-    """
-    rule, keeps = algorithm.local, algorithm.personal
-    trained = [slot.head for slot in flat.layout.slots if slot.role == "param"]
-    has_features = hasattr(flat.model, "features")
-    if rule.needs_features and not (has_features and any(trained) and not all(trained)):
-        if has_features and flat.frozen:
-            raise ConfigError(
-                f"model.trainable={spec.trainable}: algorithm {name} trains features(x) and a "
-                "linear head apart, and here one of them is frozen"
-            )
-        raise ConfigError(
-            f"algorithm {name} trains features(x) and a linear head apart; model {spec.name} does "
-            "not have both"
-        )
-    if keeps is not no_slot and not any(map(keeps, flat.layout.slots)):
-        if flat.frozen:
-            raise ConfigError(
-                f"model.trainable={spec.trainable}: no tensor that trains is one of those that "
-                f"clients of {name} keep to themselves"
-            )
-        norm = " with model.norm=group" if spec.norm == "group" else ""
-        raise ConfigError(
-            f"algorithm {name}: model {spec.name}{norm} has none of the tensors that its clients "
-            "keep to themselves (those of fedbn: BatchNorm), without which it is fedavg under "
-            "another name; take another model or method"
-        )
-    if lr_head is not None:
-        given = f"train.lr_head: {lr_head:g} given"
-        if type(rule).phases is not LocalRule.phases:
-            raise ConfigError(
-                f"{given}; algorithm {name} trains in phases with learning rates of their own"
-            )
-        if not any(trained):
-            raise ConfigError(f"{given}; no head of model {spec.name} is trained")
-    if rule.needs_features and dataset.per_token:
-        raise ConfigError(
-            f"algorithm {name} works with the features of samples that have one label each; data "
-            f"set {dataset.name} has a label for every token"
-        )

@@ -22,7 +22,7 @@ evaluation mode, without augmentation.
     weighs models and control variates by samples (weights=samples, control=samples)
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -106,6 +106,7 @@ def build(
         weights: of the models, uniform (the paper) or by samples.
         control: weights of the control variates in the server's, uniform (the paper) or by samples.
     """
-    exchange = server_control if control == "uniform" else weighted_control
-    server = Server(Average(weights), optimizers=(Multiply(eta_g),), exchange=exchange)
+    server = Server(Average(weights), optimizers=(Multiply(eta_g),), exchange=weighted_control)
+    if control == "uniform":
+        server = replace(server, exchange=server_control, sums=True, private_sum="c")
     return Algorithm(local=CorrectedGradient(option), server=server)

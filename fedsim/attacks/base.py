@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedsim.attacks.omniscient import Omniscient
 from fedsim.client import Coded
 from fedsim.core.errors import ConfigError
 from fedsim.core.rng import generator
@@ -51,37 +52,10 @@ class Federation:
             raise ConfigError(f"attack.{key}: {label} given; the classes are 0 to {last}")
 
 
-class SampleAttack(Protocol):
-    """Changes the samples of a malicious client."""
-
-    def __call__(self, x: Tensor, y: Tensor, task: ClientTask) -> tuple[Tensor, Tensor]:
-        """Samples and labels to train on; see :class:`~fedsim.client.SampleTransform`."""
-
-
-class UpdateAttack(Protocol):
-    """Changes the update of a malicious client, which knows its own alone."""
-
-    def __call__(self, delta: Vector, task: ClientTask, layout: Layout) -> Vector:
-        """The (D,) that it sends; ``delta`` (D,) must not be written to."""
-
-
-class CohortAttack(Protocol):
-    """Changes the updates of malicious clients, which know updates of the round."""
-
-    @property
-    def in_span(self) -> bool:
-        """Whether it sends sums of the updates; else it reads whole vectors."""
-
-    def __call__(
-        self, cohort: Cohort, malicious: NDArray[np.bool_], state: Vectors, ctx: RoundContext
-    ) -> tuple[Cohort, Vectors]:
-        """The cohort as it is sent, and what the attack keeps.
-
-        ``malicious`` (m,) says whose updates are to be changed: some of them, and not all.
-        """
-
-    def has_effect(self, m: int, malicious: int) -> bool:
-        """Whether it changes an update in a cohort of m, of which so many are malicious."""
+SampleAttack = Callable[[Tensor, Tensor, ClientTask], tuple[Tensor, Tensor]]
+"""Samples and labels (x, y) and the client's work -> those to train on, in other memory."""
+UpdateAttack = Callable[[Vector, ClientTask, Layout], Vector]
+"""What a client trained (D,), which must not be written to -> what it sends."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +67,7 @@ class Attack:
         changes_x: whether that is more than other labels.
         affected: of labels (n,), how many of such samples are changed; None: nobody knows.
         update: what they send in place of their update, before it is compressed.
-        cohort: what they make of it by the updates of others, or by those of each other.
+        cohort: what they send in its place that know updates of the round.
         triggered: the test samples by whose predictions the success is measured; None: it is not.
     """
 
@@ -101,7 +75,7 @@ class Attack:
     changes_x: bool = True
     affected: Callable[[NDArray[np.int64]], int] | None = None
     update: UpdateAttack | None = None
-    cohort: CohortAttack | None = None
+    cohort: Omniscient | None = None
     triggered: Triggered | None = None
 
     @property
@@ -171,7 +145,7 @@ class AttackedCohort:
     """The cohort transform of an attack; a cohort of one kind of clients stays as it is."""
 
     malicious: Malicious
-    attack: CohortAttack
+    attack: Omniscient
     name: ClassVar[str] = "attack"
     needs_own_clients: ClassVar[bool] = False
 

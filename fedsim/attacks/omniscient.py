@@ -31,7 +31,9 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Omniscient(ABC):
-    """A :class:`~fedsim.attacks.base.CohortAttack`.
+    """Changes the updates of malicious clients, some of a cohort and not all.
+
+    ``in_span`` says whether what they send are sums of updates; else whole vectors are read.
 
     Args:
         knows: the benign updates of the round, or their own ones as they trained them.
@@ -43,7 +45,7 @@ class Omniscient(ABC):
     def __call__(
         self, cohort: Cohort, malicious: Mask, state: Vectors, ctx: RoundContext
     ) -> tuple[Cohort, Vectors]:
-        """Keeps what :meth:`prepare` keeps."""
+        """The cohort as it is sent; keeps what :meth:`prepare` keeps."""
         with single_threaded_blas():
             attack, state = self.prepare(cohort, self.seen(malicious), state, ctx)
             return attack.attack(cohort, malicious), state
@@ -59,7 +61,10 @@ class Omniscient(ABC):
         return malicious if self.knows == "own" else ~malicious
 
     def has_effect(self, m: int, malicious: int) -> bool:
-        """A single client that knows itself alone has the mean of what it knows."""
+        """Whether it changes an update in a cohort of m, of which so many are malicious.
+
+        A single client that knows itself alone has the mean of what it knows.
+        """
         return self.knows == "benign" or malicious > 1
 
     @abstractmethod

@@ -69,17 +69,14 @@ class BlockEnv:
         return self._grads
 
     def outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """See :meth:`LocalEnv.outputs`."""
         h: Tensor = self.model.features(x)  # type: ignore[operator]
         return h, self.model.head(h)  # type: ignore[operator]
 
     @property
     def weights(self) -> Tensor:
-        """See :attr:`LocalEnv.weights`."""
         return self._stack.padding.weights
 
     def mean(self, values: Tensor) -> Tensor:
-        """See :meth:`LocalEnv.mean`."""
         return (self.weights * values).sum(dim=-1)
 
     def norm(self, tensor: Tensor) -> Tensor:

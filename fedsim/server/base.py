@@ -152,6 +152,16 @@ class Received:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
+def has_trait(part: object, name: str) -> bool:
+    """Whether a part of a server declares a trait; one that says nothing has none.
+
+    Of cohort transforms ``by_client``: each client could do it to its own update, which sees no
+    other; ``mixes``: a row is no longer one client's; ``rescales``: the step is multiplied by
+    something that is of the clients. Of server optimisers ``blind``: it reads the step alone.
+    """
+    return bool(getattr(part, name, False))
+
+
 class CohortTransform(Protocol):
     """Changes the updates of a cohort before they are reduced (FedNova, clipping)."""
 
@@ -278,6 +288,9 @@ class Server:
         optimizers: change that step, one after the other.
         receive: change the updates before they are reduced, one after the other.
         exchange: answers what the method's clients upload beside their updates.
+        sums: the exchange reads nothing but sums over the clients, as of secure aggregation.
+        private_sum: the upload whose sum is all that the exchange reads, so that it can be clipped
+            and noised; empty: there is none.
         incompatible_reason: why no other reduction can serve its clients and it can serve no
             others, such as "mixes its clients' models one by one"; empty where they can.
         needs_same_start: it takes all clients of a cohort to start from the newest model: it mixes
@@ -294,6 +307,8 @@ class Server:
     optimizers: tuple[ServerOptimizer, ...] = ()
     receive: tuple[CohortTransform, ...] = ()
     exchange: Exchange | None = None
+    sums: bool = False
+    private_sum: str = ""
     incompatible_reason: str = ""
     needs_same_start: bool = False
     needs_whole_updates: bool = False

@@ -28,6 +28,7 @@ class ClipNorms:
     norm: float
     name: ClassVar[str] = "clip"
     needs_own_clients: ClassVar[bool] = False
+    by_client: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """See the class."""

@@ -67,31 +67,26 @@ class LocalColumns:
         """Precision of the updates; that of models where there are none."""
         return self.rows[0].dtype if self.rows else np.dtype(np.float32)
 
-    def map(self, rule: ByColumn, where: slice, out: Array) -> None:
-        """See :meth:`Columns.map`."""
-        map_pieces(self.rows, cut([where]), rule, out)
-
     def products(self, ranges: Sequence[slice], vector: Array | None = None) -> list[F64]:
-        """See :meth:`Columns.products`."""
         pieces = cut(ranges)
         partials = partial_products(self.rows, pieces, vector)
         return summed(pieces, partials, len(ranges), len(self.rows))
 
     def squares(self, where: slice) -> F64:
-        """See :meth:`Columns.squares`."""
         return sum(partial_squares(self.rows, cut([where])), start=np.zeros(len(self.rows)))
 
     def combine(self, weights: Sequence[F64], ranges: Sequence[slice], out: Array) -> None:
-        """See :meth:`Columns.combine`."""
         combine_pieces(self.rows, cut(ranges), weights, out)
+
+    def map(self, rule: ByColumn, where: slice, out: Array) -> None:
+        map_pieces(self.rows, cut([where]), rule, out)
 
 
 @dataclass(frozen=True)
-class ScaledColumns:
-    """Updates, each multiplied by its own of the ``factors`` (m,)."""
+class WrappedColumns:
+    """Updates made of others; here the same ones."""
 
     columns: Columns
-    factors: F64
 
     @property
     def dtype(self) -> np.dtype[np.floating]:
@@ -100,61 +95,66 @@ class ScaledColumns:
 
     @property
     def rows(self) -> tuple[Array, ...]:
-        """See :meth:`Columns.rows`; computed at each access."""
+        """Computed at each access where they are not the same."""
+        return self.columns.rows
+
+    def products(self, ranges: Sequence[slice], vector: Array | None = None) -> list[F64]:
+        return self.columns.products(ranges, vector)
+
+    def squares(self, where: slice) -> F64:
+        return self.columns.squares(where)
+
+    def combine(self, weights: Sequence[F64], ranges: Sequence[slice], out: Array) -> None:
+        self.columns.combine(weights, ranges, out)
+
+    def map(self, rule: ByColumn, where: slice, out: Array) -> None:
+        self.columns.map(rule, where, out)
+
+
+@dataclass(frozen=True)
+class ScaledColumns(WrappedColumns):
+    """Updates, each multiplied by its own of the ``factors`` (m,)."""
+
+    factors: F64
+
+    @property
+    def rows(self) -> tuple[Array, ...]:
         pairs = zip(self.factors.tolist(), self.columns.rows, strict=True)
         return tuple(factor * row for factor, row in pairs)
 
-    def map(self, rule: ByColumn, where: slice, out: Array) -> None:
-        """See :meth:`Columns.map`."""
-        factors = self.factors[:, None]
-        self.columns.map(lambda x: rule(factors * x), where, out)
-
     def products(self, ranges: Sequence[slice], vector: Array | None = None) -> list[F64]:
-        """See :meth:`Columns.products`."""
         scale = np.outer(self.factors, [*self.factors, 1.0])
         return [scale * products for products in self.columns.products(ranges, vector)]
 
     def squares(self, where: slice) -> F64:
-        """See :meth:`Columns.squares`."""
         return self.factors**2 * self.columns.squares(where)
 
     def combine(self, weights: Sequence[F64], ranges: Sequence[slice], out: Array) -> None:
-        """See :meth:`Columns.combine`."""
         self.columns.combine([c * self.factors for c in weights], ranges, out)
+
+    def map(self, rule: ByColumn, where: slice, out: Array) -> None:
+        factors = self.factors[:, None]
+        self.columns.map(lambda x: rule(factors * x), where, out)
 
 
 @dataclass(frozen=True)
-class MixedColumns:
+class MixedColumns(WrappedColumns):
     """Updates whose first ``params`` coordinates are linear combinations of those of ``columns``.
 
     There update i is ``sum_j mix[i, j] g_j``, with ``mix`` (k, m). The rest is its own, for k = m;
     otherwise there must be none.
     """
 
-    columns: Columns
     mix: F64
     params: int
 
     @property
-    def dtype(self) -> np.dtype[np.floating]:
-        """Precision of the updates."""
-        return self.columns.dtype
-
-    @property
     def rows(self) -> tuple[Array, ...]:
-        """See :meth:`Columns.rows`; those that are changed are computed at each access."""
-        rows, own = self.columns.rows, np.eye(*self.mix.shape)
+        rows, identity = self.columns.rows, np.eye(*self.mix.shape)
         return tuple(
-            rows[i] if np.array_equal(c, own[i]) else self._row(c, rows[min(i, len(rows) - 1)])
+            rows[i] if np.array_equal(c, identity[i]) else self._row(c, rows[min(i, len(rows) - 1)])
             for i, c in enumerate(self.mix)
         )
-
-    def map(self, rule: ByColumn, where: slice, out: Array) -> None:
-        """See :meth:`Columns.map`."""
-        mix = self.mix
-        mixed, rest = self._parts(where)
-        self.columns.map(lambda x: rule(mix @ x), mixed, out)
-        self.columns.map(rule, rest, out)
 
     def _row(self, coefficients: F64, row: Array) -> Array:
         mixed = row.copy()
@@ -162,28 +162,31 @@ class MixedColumns:
         return mixed
 
     def products(self, ranges: Sequence[slice], vector: Array | None = None) -> list[F64]:
-        """See :meth:`Columns.products`."""
         parts = [part for where in ranges for part in self._parts(where)]
-        found = iter(self.columns.products(parts, vector))
+        products = iter(self.columns.products(parts, vector))
         totals = []
         for _, rest in map(self._parts, ranges):
-            mixed, own = next(found), next(found)
+            mixed, unmixed = next(products), next(products)
             with single_threaded_blas():
                 both = self.mix @ symmetric(mixed) @ self.mix.T, self.mix @ mixed[:, -1:]
-            totals.append(np.hstack(both) + (own if rest.start < rest.stop else 0.0))
+            totals.append(np.hstack(both) + (unmixed if rest.start < rest.stop else 0.0))
         return totals
 
     def squares(self, where: slice) -> F64:
-        """See :meth:`Columns.squares`."""
         return self.products([where])[0].diagonal()
 
     def combine(self, weights: Sequence[F64], ranges: Sequence[slice], out: Array) -> None:
-        """See :meth:`Columns.combine`."""
         with single_threaded_blas():
-            both = [c for own in weights for c in (own @ self.mix, own)]
+            both = [c for coefficients in weights for c in (coefficients @ self.mix, coefficients)]
         parts = [part for where in ranges for part in self._parts(where)]
         kept = [(c, part) for c, part in zip(both, parts, strict=True) if part.start < part.stop]
         self.columns.combine([c for c, _ in kept], [part for _, part in kept], out)
+
+    def map(self, rule: ByColumn, where: slice, out: Array) -> None:
+        mix = self.mix
+        mixed, rest = self._parts(where)
+        self.columns.map(lambda x: rule(mix @ x), mixed, out)
+        self.columns.map(rule, rest, out)
 
     def _parts(self, where: slice) -> tuple[slice, slice]:
         """What of a range is mixed, and the rest; either may be empty."""

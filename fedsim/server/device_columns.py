@@ -37,7 +37,6 @@ class DeviceColumns(LocalColumns):
         return cls(tuple(rows), matrix)
 
     def products(self, ranges: Sequence[slice], vector: Array | None = None) -> list[F64]:
-        """See :meth:`fedsim.server.columns.Columns.products`."""
         m, device = len(self.matrix), self.matrix.device
         totals = torch.zeros((len(ranges), m, m + 1), dtype=torch.float64, device=device)
         beside = None if vector is None else as_tensor(vector).to(device)
@@ -50,14 +49,12 @@ class DeviceColumns(LocalColumns):
         return list(totals.cpu().numpy())
 
     def squares(self, where: slice) -> F64:
-        """See :meth:`fedsim.server.columns.Columns.squares`."""
         total = torch.zeros(len(self.matrix), dtype=torch.float64, device=self.matrix.device)
         for start, stop in _blocks(where):
             total += self.matrix[:, start:stop].double().square().sum(1)
         return np.asarray(total.cpu().numpy())
 
     def combine(self, weights: Sequence[F64], ranges: Sequence[slice], out: Array) -> None:
-        """See :meth:`fedsim.server.columns.Columns.combine`."""
         for c, where in zip(weights, ranges, strict=True):
             coefficients = torch.from_numpy(np.ascontiguousarray(c)).to(self.matrix.device)
             parts = [

@@ -25,9 +25,9 @@ class NearestNeighbourMixing:
     faulty: Faulty
     name: ClassVar[str] = "nnm"
     needs_own_clients: ClassVar[bool] = False
+    mixes: ClassVar[bool] = True
 
     def check(self, m: int, clients: int) -> int:
-        """See :class:`fedsim.server.base.Checks`."""
         self.faulty.count(m, clients)
         return m
 
@@ -45,19 +45,15 @@ class Bucketing:
     size: int
     name: ClassVar[str] = "bucketing"
     needs_own_clients: ClassVar[bool] = False
+    mixes: ClassVar[bool] = True
 
     def check(self, m: int, clients: int) -> int:
-        """See :class:`fedsim.server.base.Checks`."""
         return -(-m // self.size)
 
     def __call__(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> Received:
         """Keeps no state."""
         drawn = generator(ctx.seed, "bucketing", ctx.round).permutation(len(cohort.updates))
         return Received(cohort=cohort.mixed(bucket_means(drawn.tolist(), self.size)))
-
-
-MIXING = (NearestNeighbourMixing, Bucketing)
-"""The transforms after which a row is no longer one client's."""
 
 
 def nearest_means(distances: F64, f: int) -> F64:

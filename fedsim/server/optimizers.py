@@ -7,7 +7,7 @@ its precision. Sources: Reddi et al. 2021 (Adaptive Federated Optimization, Algo
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -20,11 +20,12 @@ class Multiply:
     """``w <- w + eta Delta``: a server learning rate."""
 
     eta: float
+    blind: ClassVar[bool] = True
 
     def __call__(
         self, step: Array, state: Vectors, cohort: Cohort, ctx: RoundContext
     ) -> tuple[Array, Vectors]:
-        """See :class:`fedsim.server.base.ServerOptimizer`; keeps no state."""
+        """Keeps no state."""
         return self.eta * step, state
 
 
@@ -40,11 +41,12 @@ class HeavyBall:
     eta: float  # server learning rate
     nesterov: bool = False  # ``w <- w + eta unit (Delta / unit + beta m)`` instead
     unit: Literal["one", "lr"] = "one"
+    blind: ClassVar[bool] = True
 
     def __call__(
         self, step: Array, state: Vectors, cohort: Cohort, ctx: RoundContext
     ) -> tuple[Array, Vectors]:
-        """See :class:`fedsim.server.base.ServerOptimizer`; keeps ``m``."""
+        """Keeps ``m``."""
         unit = ctx.lr if self.unit == "lr" else 1.0
         fresh = step / (unit or 1.0)
         m = self.beta * state["m"] + fresh if "m" in state else fresh
@@ -75,11 +77,12 @@ class Adaptive:
     tau: float
     v0: Start
     bias_correction: bool = False
+    blind: ClassVar[bool] = True
 
     def __call__(
         self, step: Array, state: Vectors, cohort: Cohort, ctx: RoundContext
     ) -> tuple[Array, Vectors]:
-        """See :class:`fedsim.server.base.ServerOptimizer`; keeps ``m`` and ``v``."""
+        """Keeps ``m`` and ``v``."""
         m = self.beta1 * state.get("m", 0.0) + (1 - self.beta1) * step
         start = self.tau**2 if self.v0 == "paper" else 0.0
         before = state["v"] if "v" in state else np.full_like(step, start)

@@ -52,7 +52,7 @@ class GaussianNoise:
     def __call__(
         self, step: Array, scale: float, state: Vectors, ctx: RoundContext
     ) -> tuple[Array, Vectors]:
-        """See :class:`Noise`; keeps no state."""
+        """Keeps no state."""
         if scale > 0:
             rng = generator(ctx.seed, "dp", ctx.round)
             for where in self.sent:

@@ -107,7 +107,6 @@ class Span:
     faulty: Faulty = NONE
 
     def check(self, m: int, clients: int) -> int:
-        """See :class:`fedsim.server.base.Checks`."""
         f = self.faulty.count(m, clients)
         self.rule(np.zeros((m, m)), f, np.ones(m))  # which refuses what it cannot do
         return 1
@@ -129,7 +128,6 @@ class ByCoordinate:
     select: Selection | None = None
 
     def check(self, m: int, clients: int) -> int:
-        """See :class:`fedsim.server.base.Checks`."""
         self.faulty.count(m, clients)
         return 1
 

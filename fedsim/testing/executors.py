@@ -13,16 +13,15 @@ from fedsim.algorithms import Algorithm
 from fedsim.client import LocalEnv, LocalRule
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ContractError, WorkerError
-from fedsim.core.types import ClientTask, ClientUpdate, RoundContext, Vectors
+from fedsim.core.types import ClientTask, ClientUpdate, Vectors
 from fedsim.engine import serial
 from fedsim.engine.base import Executor, Models
 from fedsim.engine.registry import MakeExecutor
-from fedsim.schedules.base import lr_at
 from fedsim.storage.checkpoint import ServerState
 from fedsim.testing.rounds import Content, content, difference
 from fedsim.training.assemble import prepare
 from fedsim.training.features import with_features
-from fedsim.training.round import run_round
+from fedsim.training.round import context, run_round
 from fedsim.training.rows import RoundLog
 from fedsim.training.setup import Setup, needs_whole_updates
 
@@ -143,13 +142,7 @@ def _followed(setup: Setup, make: MakeExecutor) -> list[Content]:
     state, contents = ServerState(params=setup.initial), list[Content]()
     with closing(made) as executor:
         for t in range(setup.config.train.rounds):
-            ctx = RoundContext(
-                round=t,
-                num_rounds=setup.config.train.rounds,
-                num_clients=setup.partition.num_clients,
-                lr=lr_at(setup.config, t),
-                seed=setup.config.seed,
-            )
+            ctx = context(setup, t)
             log = RoundLog(t + 1)
             try:
                 state = run_round(setup, _Sorted(executor), state, ctx, log)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -36,6 +36,7 @@ from fedsim.training import driver
 from fedsim.training.assemble import prepare
 from fedsim.training.callbacks import Callback
 
+T = TypeVar("T")
 BLOCK_TOLERANCE = 1e-3
 """How far a client's arrays may be from those of the client alone, as a part of their norm: for
 float32 rounding, much below what a rule that mixes the clients of a block is off by."""
@@ -91,13 +92,30 @@ def check_method(
     Raises:
         ContractError: it does not; names the case and the first difference.
     """
-    name = build if isinstance(build, str) else f"{build.__module__}:{build.__qualname__}"
-    method = Method(name, hyperparameters)
-    for case in cases or CASES:
-        broken = f"the method breaks its contract, case {case!r}"
+    method = Method(name_of(build), hyperparameters)
+    check_cases("the method", CASES, cases or CASES, method)
+
+
+def name_of(function: Callable[..., Any] | str) -> str:
+    """``module:function`` of a function, and a name as it is."""
+    if isinstance(function, str):
+        return function
+    return f"{function.__module__}:{function.__qualname__}"
+
+
+def check_cases(
+    title: str, known: Mapping[str, Callable[[T], None]], cases: Iterable[str], part: T
+) -> None:
+    """Tries a part in several ways.
+
+    Raises:
+        ContractError: it fails in one; names the case.
+    """
+    for case in cases:
+        broken = f"{title} breaks its contract, case {case!r}"
         with users_code(broken, ContractError):
             try:
-                CASES[case](method)
+                known[case](part)
             except FedsimError as error:
                 raise ContractError(f"{broken}: {error}") from error
 
@@ -150,16 +168,6 @@ def trains(made: Sequence[Round]) -> None:
 def state_of(r: Round, client: int) -> Iterable[tuple[str, Array]]:
     """What a client keeps after a round."""
     return r.after.clients[client].items()
-
-
-def with_batchnorm(method: Method) -> None:
-    """Three rounds of a network with BatchNorm."""
-    trains(method.undisturbed)
-
-
-def without_batchnorm(method: Method) -> None:
-    """Three rounds of a network without statistics."""
-    trains(rounds(method.small(method.plain)))
 
 
 def absent_clients(method: Method) -> None:
@@ -300,8 +308,8 @@ def updates(method: Method, size: int) -> list[ClientUpdate]:
 
 CASES: Mapping[str, Callable[[Method], None]] = {
     "builds and pickles": builds,
-    "a model with BatchNorm": with_batchnorm,
-    "a model without BatchNorm": without_batchnorm,
+    "a model with BatchNorm": lambda method: trains(method.undisturbed),
+    "a model without BatchNorm": lambda method: trains(rounds(method.small(method.plain))),
     "clients that take no part": absent_clients,
     "the order of updates": order_of_updates,
     "another process": another_process,

@@ -16,12 +16,11 @@ import numpy as np
 
 from fedsim import data
 from fedsim.config.run import RunConfig
-from fedsim.core.errors import ConfigError, ContractError, FedsimError
-from fedsim.core.imports import users_code
+from fedsim.core.errors import ConfigError, ContractError
 from fedsim.core.settings import Scalar
 from fedsim.core.types import Dataset
 from fedsim.data.registry import reader as reader_of
-from fedsim.testing.methods import require, trains
+from fedsim.testing.methods import check_cases, name_of, require, trains
 from fedsim.testing.rounds import rounds
 
 
@@ -73,15 +72,8 @@ def check_reader(
     Raises:
         ContractError: it breaks the contract; names the case and the first difference.
     """
-    name = reader if isinstance(reader, str) else f"{reader.__module__}:{reader.__qualname__}"
-    checked = Reader(name, None if folder is None else Path(folder), options)
-    for case in cases or CASES:
-        broken = f"the reader breaks its contract, case {case!r}"
-        with users_code(broken, ContractError):
-            try:
-                CASES[case](checked)
-            except FedsimError as error:
-                raise ContractError(f"{broken}: {error}") from error
+    checked = Reader(name_of(reader), None if folder is None else Path(folder), options)
+    check_cases("the reader", CASES, cases or CASES, checked)
 
 
 def options(reader: Reader) -> None:

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from fedsim.algorithms.base import one_each
-from fedsim.core.errors import ContractError, FedsimError
+from fedsim.core.errors import ContractError
 from fedsim.core.imports import users_code
 from fedsim.core.types import ClientTask, ClientUpdate, RoundContext, Vectors
 from fedsim.schedules.base import Roster, RoundPlan, Schedule, check_plan
 from fedsim.systems.clock import Clock, LocalSchedule
 from fedsim.systems.distributions import parse
-from fedsim.testing.methods import require
+from fedsim.testing.methods import check_cases, require
 
 ROUNDS = 8
 CLIENTS, HELD_OUT = 12, (3, 7)
@@ -48,12 +49,7 @@ def check_schedule(build: Callable[[], Schedule]) -> None:
     for name, clock in CLOCKS.items():
         if schedule.asynchronous and not clock.timed:
             continue
-        where = f"the schedule breaks its contract, clock {name!r}"
-        with users_code(where, ContractError):
-            try:
-                _check(schedule, clock)
-            except FedsimError as error:
-                raise ContractError(f"{where}: {error}") from error
+        check_cases("the schedule", {name: partial(_check, schedule)}, [name], clock)
 
 
 def _check(schedule: Schedule, clock: Clock) -> None:

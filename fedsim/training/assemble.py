@@ -144,6 +144,7 @@ def assemble(
         attack=attack,
         root=draw_root(algorithm.server.root_samples, dataset, config.data.seed),
         server_device=server_device(config.engine),
+        has_features=hasattr(flat.model, "features"),
         drops=dropout.active(built.model),
     )
     combinations.check(setup)
@@ -168,9 +169,6 @@ def _built(
         flat = FlatModel(built.model, torch.device("cpu"))
         clock = clock_of(config, partition.num_clients, algorithm, flat.layout)
     weights.check(flat, model.name)
-    algorithms.check_fit(
-        config.algorithm, algorithm, model, flat, dataset, lr_head=config.train.lr_head
-    )
     published = library_of(model.name) is not None or ":" not in model.name
     if not published or algorithm.adapt is not identity:
         again = models.build(model.without_weights, config.seed, algorithm.adapt)

@@ -1,7 +1,9 @@
-"""What cannot be combined: one table of reasons, which a run is checked against and the docs print.
+"""What cannot be combined: one table of two traits and a reason, which a run is checked against.
 
-What concerns a single part (a server that cannot serve another method's clients, a model without a
-head) is refused by that part.
+A trait is declared by a part (:class:`~fedsim.algorithms.base.Algorithm`, the client rule, the
+server and its parts, the attack), so that a part of the user's own is refused as fedsim's are, or
+follows from a setting. The docs print the table. What concerns numbers, such as the size of a
+cohort, is refused by the part that knows them, and a key without effect by its section.
 """
 
 from __future__ import annotations
@@ -10,112 +12,44 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fedsim.algorithms import fedcm, fednova, scaffold
+from fedsim.algorithms.base import no_slot
 from fedsim.client import LocalRule
 from fedsim.core.errors import ConfigError
-from fedsim.server import Average, ClipNorms
-from fedsim.server.optimizers import Adaptive, HeavyBall, Multiply
+from fedsim.core.types import Slot
+from fedsim.server import Average
+from fedsim.server.base import has_trait
 
 if TYPE_CHECKING:
     from fedsim.training.setup import Setup
 
 
 @dataclass(frozen=True)
-class Refusal:
-    """A combination that is refused before anything starts.
+class Trait:
+    """What a run may have.
 
     Args:
-        one: a part, as the user knows it.
-        other: what it cannot be combined with.
-        why: the reason.
-        has_one: whether a run has the one.
-        has_other: whether it has the other.
+        text: as the user knows it.
+        holds: whether a run has it.
     """
 
-    one: str
-    other: str
-    why: str
-    has_one: Callable[[Setup], bool]
-    has_other: Callable[[Setup], bool]
+    text: str
+    holds: Callable[[Setup], bool]
 
 
-def _asynchronous(setup: Setup) -> bool:
-    return setup.schedule.asynchronous
+def _some(setup: Setup, condition: Callable[[Slot], bool], role: str = "") -> bool:
+    """Whether a tensor of the model, of a role, is of some kind."""
+    return any(condition(slot) for slot in setup.layout.slots if not role or slot.role == role)
 
 
-def _chooses(setup: Setup) -> bool:
-    return setup.config.train.selection in ("power_of_choice", "oort")
-
-
-def _transforms(setup: Setup) -> bool:
-    return bool(setup.algorithm.transforms)
-
-
-def _compresses(setup: Setup) -> bool:
-    return setup.config.compress.name != "none"
-
-
-def _decomposes(setup: Setup) -> bool:
-    return setup.config.evaluation.decompose_every > 0
-
-
-def _personal(*ways: str) -> Callable[[Setup], bool]:
-    """Whether clients' own models are evaluated in one of these ways."""
-    return lambda setup: setup.personalised and setup.config.evaluation.personal in ways
-
-
-def _nothing_shared(setup: Setup) -> bool:
-    return all(map(setup.algorithm.personal, setup.layout.slots))
-
-
-def _attacked(setup: Setup) -> bool:
-    return setup.config.attack.name is not None
-
-
-def _attacked_updates(setup: Setup) -> bool:
-    return setup.attack.changes_updates
-
-
-def _weighs_stale(setup: Setup) -> bool:
-    own = setup.config.asynchrony
-    return _asynchronous(setup) and (own.staleness != "constant" or own.mixing is not None)
-
-
-def _mixes(setup: Setup) -> bool:
-    return _asynchronous(setup) and setup.config.asynchrony.mixing is not None
-
-
-def _user_level(setup: Setup) -> bool:
-    return setup.config.dp.level == "user"
-
-
-def _example_level(setup: Setup) -> bool:
-    return setup.config.dp.level == "example"
+def _one_part_frozen(setup: Setup) -> bool:
+    """Whether features and head are not both there, and trained."""
+    heads = {slot.head for slot in setup.layout.slots if slot.role == "param"}
+    return not setup.has_features or heads != {False, True}
 
 
 def _couples_samples(setup: Setup) -> bool:
-    kept = setup.config.train.frozen_bn
-    return any(not kept if s.batchnorm else s.role == "stat" for s in setup.layout.slots)
-
-
-def _has_root(setup: Setup) -> bool:
-    return setup.algorithm.server.root_samples > 0
-
-
-def _by_steps(setup: Setup) -> bool:
-    return setup.config.train.local_steps is not None
-
-
-def _by_loaders(setup: Setup) -> bool:
-    return setup.config.train.shuffle == "dataloader"
-
-
-def _sums(setup: Setup) -> bool:
-    return setup.config.train.secure_aggregation
-
-
-def _no_mean(setup: Setup) -> bool:
-    return type(setup.algorithm.server.reduction) is not Average
+    frozen = setup.config.train.frozen_bn
+    return _some(setup, lambda s: not frozen if s.batchnorm else s.role == "stat")
 
 
 def _weighs_by_samples(setup: Setup) -> bool:
@@ -124,296 +58,302 @@ def _weighs_by_samples(setup: Setup) -> bool:
     return by_samples and setup.config.dp.max_samples is None
 
 
-def _statistics_travel(setup: Setup) -> bool:
-    stats = (slot for slot in setup.layout.slots if slot.role == "stat")
-    return not all(map(setup.algorithm.personal, stats))
+def _personal(setup: Setup, *ways: str) -> bool:
+    """Whether clients' own models are evaluated in one of these ways."""
+    return setup.personalised and setup.config.evaluation.personal in ways
 
 
-def _exchanges(*known: object) -> Callable[[Setup], bool]:
-    """Whether the server answers what clients send beside the update in any other way."""
-    return lambda setup: setup.algorithm.server.exchange not in (None, *known)
+def _sent_statistics(setup: Setup) -> bool:
+    return _some(setup, lambda slot: not setup.algorithm.personal(slot), "stat")
 
 
-def _optimizers_see_cohort(setup: Setup) -> bool:
-    blind = (Adaptive, HeavyBall, Multiply)
-    return not all(isinstance(o, blind) for o in setup.algorithm.server.optimizers)
+def _weighs_stale(setup: Setup) -> bool:
+    section = setup.config.asynchrony
+    weighed = section.staleness != "constant" or section.mixing is not None
+    return setup.schedule.asynchronous and weighed
 
 
-def _omniscient(setup: Setup) -> bool:
-    return setup.attack.cohort is not None
-
-
-_STALE = "clock.mode=async, or another asynchronous schedule"
-_WEIGHED = "weights of stale updates (async.staleness other than constant, async.mixing)"
-_CHANGED = "transforms of clients' updates"
-_BASE = "takes all clients of a round to start from the newest model"
-_DELTA = "takes the update that is sent for the change of the client's model"
-
-_COMPRESSED = "compression (compress.name)"
-
-_WITH_STALE: tuple[tuple[str, str, Callable[[Setup], bool]], ...] = (
-    ("a pass before training (fediir)", _BASE, lambda s: s.algorithm.probe is not None),
-    (
-        "a server that mixes clients' models or answers single clients (fedpac, pfedla, "
-        "matched_mean)",
-        _BASE,
-        lambda s: s.algorithm.server.needs_same_start,
+TRAITS = {
+    # of the run
+    "asynchronous": Trait(
+        "clock.mode=async, or another asynchronous schedule", lambda s: s.schedule.asynchronous
     ),
-    ("pooled training (centralized)", _BASE, lambda s: s.algorithm.pools),
-    ("evaluation.decompose_every", _BASE, _decomposes),
-    (
-        "evaluation.personal=cohort_before or cohort_after",
-        _BASE,
-        _personal("cohort_before", "cohort_after"),
+    "weighs stale updates": Trait(
+        "weights of stale updates (async.staleness other than constant, async.mixing)",
+        _weighs_stale,
     ),
-)
-_WITH_WEIGHED: tuple[tuple[str, str, Callable[[Setup], bool]], ...] = (
-    (
-        "feddyn",
-        "keeps the sum of the updates on the server and the exact ones on the clients",
-        lambda s: s.config.algorithm == "feddyn",
+    "mixes models": Trait(
+        "async.mixing",
+        lambda s: s.schedule.asynchronous and s.config.asynchrony.mixing is not None,
     ),
-)
-_WITH_MIXED: tuple[tuple[str, str, Callable[[Setup], bool]], ...] = (
-    (
-        "fedcm and fednova",
-        "take an update for what the client did since its start",
-        lambda s: s.config.algorithm in ("fedcm", "fednova"),
-    ),
-)
-_WITH_CHANGED: tuple[tuple[str, str, Callable[[Setup], bool]], ...] = (
-    ("pooled training (centralized)", "sends no client's update", lambda s: s.algorithm.pools),
-    ("a model that stays on the clients (local)", "is not sent", _nothing_shared),
-    ("evaluation.decompose_every", _DELTA, _decomposes),
-    ("evaluation.personal=cohort_after", _DELTA, _personal("cohort_after")),
-)
-_WITH_COMPRESSED: tuple[tuple[str, str, Callable[[Setup], bool]], ...] = (
-    *_WITH_CHANGED,
-    (
-        "a server that mixes clients' models or answers single clients (fedpac, pfedla, "
-        "matched_mean)",
-        "needs clients' exact models or heads",
-        lambda s: s.algorithm.server.needs_same_start,
-    ),
-    *_WITH_WEIGHED,
-)
-_USER_LEVEL = "user-level privacy (dp.level=user)"
-_WITH_USER_LEVEL: tuple[tuple[str, str, Callable[[Setup], bool]], ...] = (
-    (_STALE, "lets clients take part in another way than the accountant knows", _asynchronous),
-    (
-        "train.selection=size, power_of_choice, oort or a list of clients",
-        "draws clients by their data, or the same ones again and again",
-        lambda s: s.config.train.selection not in ("uniform", "round_robin"),
-    ),
-    (
+    "own schedule": Trait(
         "a schedule of your own (train.schedule)",
-        "draws clients in a way that the accountant does not know",
         lambda s: s.config.train.schedule != "synchronous",
     ),
-    ("pooled training (centralized)", "sends no client's update", lambda s: s.algorithm.pools),
-    ("a model that stays on the clients (local)", "is not sent", _nothing_shared),
-    (
-        "a rule other than the mean (fedld, fedgh, krum; --server fedavg keeps the clients' part)",
-        "has coefficients that depend on the data, so that a client may change more than its own "
-        "clipped update",
-        _no_mean,
+    "selects by data": Trait(
+        "train.selection=size, power_of_choice, oort or a list of clients",
+        lambda s: s.config.train.selection not in ("uniform", "round_robin"),
     ),
-    (
-        "transforms of the cohort (fednova, nnm, bucketing, norm_clipping)",
-        "come before the clipping and may depend on other clients",
-        lambda s: bool(s.algorithm.server.receive),
-    ),
-    (
-        "what clients send beside the update (fedcm, fedpac, pfedla; not scaffold)",
-        "is neither clipped nor noised",
-        _exchanges(scaffold.server_control),
-    ),
-    (
-        "a pass before training (fediir)",
-        "is neither clipped nor noised",
-        lambda s: s.algorithm.probe is not None,
-    ),
-    (
-        "server optimisers that see the cohort (feddyn)",
-        "read more than the noised step",
-        _optimizers_see_cohort,
-    ),
-    (
-        "weights by samples (give --server fedavg --set fedavg.weights=uniform, or dp.max_samples)",
-        "are bounded by nothing",
-        _weighs_by_samples,
-    ),
-    (
-        "running statistics of BatchNorm that are sent",
-        "are not clipped; model.norm=group has none, and fedbn keeps them on the clients",
-        _statistics_travel,
-    ),
-    (
-        "attacks that know the benign updates (alie, ipm, mimic, min_max, min_sum)",
-        "make a client's update of those of others",
-        _omniscient,
-    ),
-)
-_EXAMPLE_LEVEL = "privacy of samples (dp.level=example)"
-_WITH_EXAMPLE_LEVEL: tuple[tuple[str, str, Callable[[Setup], bool]], ...] = (
-    (
-        "pooled training (centralized)",
-        "has no clients whose samples are protected",
-        lambda s: s.algorithm.pools,
-    ),
-    (
-        "clients that see more of their samples than gradients of the plain loss (moon, fedsam, "
-        "fedpac, feddecorr, scaffold with option I)",
-        "use them without clipping and noise",
-        lambda s: not s.algorithm.local.gradients_only,
-    ),
-    (
-        "a pass before training (fediir)",
-        "is neither clipped nor noised",
-        lambda s: s.algorithm.probe is not None,
-    ),
-    (
-        "margin=softmax_frob",
-        "is no mean over samples",
-        lambda s: s.algorithm.criterion.form == "softmax_frob",
-    ),
-    (
-        "BatchNorm that trains, or other running statistics",
-        "lets samples change each other's gradients; model.norm=group has none",
-        _couples_samples,
-    ),
-    ("text", "has models without gradients by sample", lambda s: bool(s.dataset.vocabulary)),
-    (
+    "selects by loss": Trait(
         "train.selection=power_of_choice or oort",
-        "reads the clients' losses, which have no noise",
-        _chooses,
+        lambda s: s.config.train.selection in ("power_of_choice", "oort"),
     ),
-    (
-        "evaluation.finetune_epochs",
-        "trains on after what epsilon counts",
-        lambda s: s.config.evaluation.finetune_epochs > 0,
+    "local steps": Trait(
+        "steps in place of epochs (train.local_steps)",
+        lambda s: s.config.train.local_steps is not None,
     ),
-)
-_SECURE = "secure aggregation (train.secure_aggregation)"
-_WITH_SECURE: tuple[tuple[str, str, Callable[[Setup], bool]], ...] = (
-    (
-        "a rule other than the mean (fedld, fedgh, krum)",
-        "needs single updates, or their inner products",
-        _no_mean,
+    "loaders": Trait("train.shuffle=dataloader", lambda s: s.config.train.shuffle == "dataloader"),
+    "lr_head": Trait("train.lr_head", lambda s: s.config.train.lr_head is not None),
+    "secure": Trait(
+        "secure aggregation (train.secure_aggregation)", lambda s: s.config.train.secure_aggregation
     ),
-    (
-        "transforms of the cohort (nnm, bucketing; not norm_clipping and fednova, whose clients "
-        "can scale their updates)",
-        "need single updates, or their inner products",
-        lambda s: (
-            not all(
-                isinstance(t, ClipNorms | fednova.NormalisedUpdates)
-                for t in s.algorithm.server.receive
-            )
-        ),
+    "user level": Trait(
+        "user-level privacy (dp.level=user)", lambda s: s.config.dp.level == "user"
     ),
-    (
-        "a server that answers single clients (fedpac, pfedla)",
-        "needs what single clients send",
-        _exchanges(scaffold.server_control, fedcm.direction),
+    "example level": Trait(
+        "privacy of samples (dp.level=example)", lambda s: s.config.dp.level == "example"
     ),
-    (
-        "train.selection=power_of_choice or oort",
-        "needs the losses of single clients",
-        _chooses,
+    "decomposes": Trait(
+        "evaluation.decompose_every", lambda s: s.config.evaluation.decompose_every > 0
     ),
-    (_COMPRESSED, "sends messages that cannot be summed under masks", _compresses),
-    (_STALE, "has no common cohort whose masks cancel", _asynchronous),
-    (
+    "personal after": Trait(
+        "evaluation.personal=cohort_after", lambda s: _personal(s, "cohort_after")
+    ),
+    "personal in cohort": Trait(
+        "evaluation.personal=cohort_before or cohort_after",
+        lambda s: _personal(s, "cohort_before", "cohort_after"),
+    ),
+    "finetunes": Trait(
+        "evaluation.finetune_epochs", lambda s: s.config.evaluation.finetune_epochs > 0
+    ),
+    # of attack and compression
+    "attacked": Trait(
+        "malicious clients (attack.name)", lambda s: s.config.attack.name is not None
+    ),
+    "attacked updates": Trait(
+        "malicious clients (attack.name) that change their updates",
+        lambda s: s.attack.changes_updates,
+    ),
+    "omniscient": Trait(
         "attacks that know the benign updates (alie, ipm, mimic, min_max, min_sum)",
-        "sees what secure aggregation hides",
-        _omniscient,
+        lambda s: s.attack.cohort is not None,
     ),
-)
-_WITH_ATTACK = tuple(
-    Refusal("malicious clients (attack.name)", other, why, attacked, has)
-    for (other, why, has), attacked in zip(
-        _WITH_CHANGED, (_attacked, _attacked, _attacked_updates, _attacked_updates), strict=True
-    )
-)
-_ROOT = "a server that trains on validation samples (fltrust)"
-_WITH_ROOT: tuple[tuple[str, str, Callable[[Setup], bool]], ...] = (
-    (_STALE, "has clients that start from older models than the server", _asynchronous),
-    ("pooled training (centralized)", "sends no client's update", lambda s: s.algorithm.pools),
-    (
-        "slots that stay on the clients (fedbn, fedpac, pfedla, local)",
-        "have no values on the server",
-        lambda s: any(map(s.algorithm.personal, s.layout.slots)),
-    ),
-    (
-        "fednova",
-        "multiplies the step by the clients' steps, where it has the server's own length",
-        lambda s: any(isinstance(t, fednova.NormalisedUpdates) for t in s.algorithm.server.receive),
-    ),
-)
-_CHOOSES = "train.selection=power_of_choice or oort"
-_WITH_CHOICE: tuple[tuple[str, str, Callable[[Setup], bool]], ...] = (
-    ("pooled training (centralized)", "has no clients with a loss", lambda s: s.algorithm.pools),
-)
-_STEPS = "steps in place of epochs (train.local_steps)"
-_WITH_STEPS: tuple[tuple[str, str, Callable[[Setup], bool]], ...] = (
-    (
-        "local training in phases (fedpac)",
-        "counts epochs in each",
-        lambda s: type(s.algorithm.local).phases is not LocalRule.phases,
-    ),
-    (
+    "compresses": Trait("compression (compress.name)", lambda s: s.config.compress.name != "none"),
+    "transforms": Trait("transforms of clients' updates", lambda s: bool(s.algorithm.transforms)),
+    # of the method
+    "probe": Trait("a pass before training (fediir)", lambda s: s.algorithm.probe is not None),
+    "pools": Trait("pooled training (centralized)", lambda s: s.algorithm.pools),
+    "pools some": Trait(
         "pooled training (centralized) at a sample rate below 1",
-        "pools other samples in each round, so that no pass can carry on",
         lambda s: s.algorithm.pools and s.cohort_size < len(s.partition.participants),
     ),
-    (_EXAMPLE_LEVEL, "draws each batch on its own, by epochs", _example_level),
-)
-_LOADERS = "train.shuffle=dataloader"
-_WITH_LOADERS: tuple[tuple[str, str, Callable[[Setup], bool]], ...] = (
-    (_STALE, "lets clients take turns in another order", _asynchronous),
-    ("pooled training (centralized)", "has one loader", lambda s: s.algorithm.pools),
-    (
-        "data.heldout_clients",
-        "has clients whose loaders draw nothing",
-        lambda s: bool(s.partition.held_out),
+    "needs exact updates": Trait(
+        "a method with sums of updates on both sides (feddyn)",
+        lambda s: s.algorithm.needs_exact_updates,
     ),
-)
+    "measures progress": Trait(
+        "a method that measures what clients did (fedcm, fednova)",
+        lambda s: s.algorithm.measures_progress,
+    ),
+    "shares nothing": Trait(
+        "a model that stays on the clients (local)",
+        lambda s: all(map(s.algorithm.personal, s.layout.slots)),
+    ),
+    "shares a part": Trait(
+        "slots that stay on the clients (fedbn, fedpac, pfedla, local)",
+        lambda s: _some(s, s.algorithm.personal),
+    ),
+    "keeps tensors": Trait(
+        "tensors that clients keep to themselves (fedbn: BatchNorm)",
+        lambda s: s.algorithm.personal is not no_slot,
+    ),
+    "phases": Trait(
+        "local training in phases (fedpac)",
+        lambda s: type(s.algorithm.local).phases is not LocalRule.phases,
+    ),
+    "needs features": Trait(
+        "a method that trains features(x) and a linear head apart",
+        lambda s: s.algorithm.local.needs_features,
+    ),
+    "more than gradients": Trait(
+        "clients that see more of their samples than gradients of the plain loss (moon, fedsam, "
+        "fedpac, feddecorr, scaffold with option I)",
+        lambda s: not s.algorithm.local.gradients_only,
+    ),
+    "softmax_frob": Trait(
+        "margin=softmax_frob", lambda s: s.algorithm.criterion.form == "softmax_frob"
+    ),
+    # of the server
+    "needs same start": Trait(
+        "a server that mixes clients' models or answers single clients (fedpac, pfedla, "
+        "matched_mean)",
+        lambda s: s.algorithm.server.needs_same_start,
+    ),
+    "trains itself": Trait(
+        "a server that trains on validation samples (fltrust)",
+        lambda s: s.algorithm.server.root_samples > 0,
+    ),
+    "no mean": Trait(
+        "a rule other than the mean (fedld, fedgh, krum; --server fedavg keeps the clients' part)",
+        lambda s: type(s.algorithm.server.reduction) is not Average,
+    ),
+    "weighs by samples": Trait(
+        "weights by samples (give --server fedavg --set fedavg.weights=uniform, or dp.max_samples)",
+        _weighs_by_samples,
+    ),
+    "transforms cohort": Trait(
+        "transforms of the cohort (fednova, nnm, bucketing, norm_clipping)",
+        lambda s: bool(s.algorithm.server.receive),
+    ),
+    "compares updates": Trait(
+        "transforms of the cohort (nnm, bucketing; not norm_clipping and fednova, whose clients "
+        "can scale their updates)",
+        lambda s: not all(has_trait(t, "by_client") for t in s.algorithm.server.receive),
+    ),
+    "rescales the step": Trait(
+        "a step that is rescaled (fednova)",
+        lambda s: any(has_trait(t, "rescales") for t in s.algorithm.server.receive),
+    ),
+    "reads uploads": Trait(
+        "what clients send beside the update (fedcm, fedpac, pfedla; not scaffold)",
+        lambda s: bool(s.algorithm.server.exchange and not s.algorithm.server.private_sum),
+    ),
+    "answers single clients": Trait(
+        "a server that answers single clients (fedpac, pfedla)",
+        lambda s: bool(s.algorithm.server.exchange and not s.algorithm.server.sums),
+    ),
+    "optimizers see cohort": Trait(
+        "server optimisers that see the cohort (feddyn)",
+        lambda s: not all(has_trait(o, "blind") for o in s.algorithm.server.optimizers),
+    ),
+    # of model and data
+    "not both": Trait(
+        "a model without features and head, or with one of them frozen (model.trainable)",
+        _one_part_frozen,
+    ),
+    "no head": Trait(
+        "a model of which no head is trained", lambda s: not _some(s, lambda t: t.head, "param")
+    ),
+    "sent statistics": Trait("running statistics of BatchNorm that are sent", _sent_statistics),
+    "couples samples": Trait(
+        "BatchNorm that trains, or other running statistics", _couples_samples
+    ),
+    "text": Trait("text", lambda s: bool(s.dataset.vocabulary)),
+    "labels of tokens": Trait("data with a label for every token", lambda s: s.dataset.per_token),
+    "held out": Trait("data.heldout_clients", lambda s: bool(s.partition.held_out)),
+    "none to keep": Trait(
+        "a model of which no such tensor is trained", lambda s: not _some(s, s.algorithm.personal)
+    ),
+}
+"""By name, as :data:`REFUSED` has them."""
+
+_BASE = "takes all clients of a round to start from the newest model"
+_DELTA = "takes the update that is sent for the change of the client's model"
+_NO_UPDATE = "sends no client's update"
+_SUMS = "keeps the sum of the updates on the server and the exact ones on the clients"
+_SINGLE = "needs single updates, or their inner products"
+
 REFUSED = (
-    *(Refusal(_STALE, other, why, _asynchronous, has) for other, why, has in _WITH_STALE),
-    *(Refusal(_WEIGHED, other, why, _weighs_stale, has) for other, why, has in _WITH_WEIGHED),
-    *(Refusal("async.mixing", other, why, _mixes, has) for other, why, has in _WITH_MIXED),
-    *_WITH_ATTACK,
-    *(Refusal(_ROOT, other, why, _has_root, has) for other, why, has in _WITH_ROOT),
-    *(Refusal(_STEPS, other, why, _by_steps, has) for other, why, has in _WITH_STEPS),
-    *(Refusal(_LOADERS, other, why, _by_loaders, has) for other, why, has in _WITH_LOADERS),
-    *(Refusal(_CHOOSES, other, why, _chooses, has) for other, why, has in _WITH_CHOICE),
-    *(Refusal(_COMPRESSED, other, why, _compresses, has) for other, why, has in _WITH_COMPRESSED),
-    *(Refusal(_CHANGED, other, why, _transforms, has) for other, why, has in _WITH_CHANGED),
-    *(Refusal(_USER_LEVEL, other, why, _user_level, has) for other, why, has in _WITH_USER_LEVEL),
-    *(
-        Refusal(_EXAMPLE_LEVEL, other, why, _example_level, has)
-        for other, why, has in _WITH_EXAMPLE_LEVEL
+    ("needs features", "not both", "leaves it one of the two at most"),
+    ("needs features", "labels of tokens", "have no features of a sample with one label"),
+    ("keeps tensors", "none to keep", "makes it fedavg by another name; fedbn needs BatchNorm"),
+    ("lr_head", "phases", "has learning rates of its own"),
+    ("lr_head", "no head", "leaves it without a place"),
+    ("asynchronous", "probe", _BASE),
+    ("asynchronous", "needs same start", _BASE),
+    ("asynchronous", "pools", _BASE),
+    ("asynchronous", "decomposes", _BASE),
+    ("asynchronous", "personal in cohort", _BASE),
+    ("weighs stale updates", "needs exact updates", _SUMS),
+    ("mixes models", "measures progress", "takes an update for its client's whole progress"),
+    ("attacked", "pools", _NO_UPDATE),
+    ("attacked", "shares nothing", "is not sent"),
+    ("attacked updates", "decomposes", _DELTA),
+    ("attacked updates", "personal after", _DELTA),
+    ("trains itself", "asynchronous", "has clients that start from older models than the server"),
+    ("trains itself", "pools", _NO_UPDATE),
+    ("trains itself", "shares a part", "have no values on the server"),
+    (
+        "trains itself", "rescales the step",
+        "multiplies the step by the clients' steps, where it has the server's own length",
     ),
-    *(Refusal(_SECURE, other, why, _sums, has) for other, why, has in _WITH_SECURE),
-)
-"""All refused combinations, in the order of the documentation."""
+    ("local steps", "phases", "counts epochs in each"),
+    ("local steps", "pools some", "pools other samples in each round: no pass can carry on"),
+    ("local steps", "example level", "draws each batch on its own, by epochs"),
+    ("loaders", "asynchronous", "lets clients take turns in another order"),
+    ("loaders", "pools", "has one loader"),
+    ("loaders", "held out", "has clients whose loaders draw nothing"),
+    ("selects by loss", "pools", "has no clients with a loss"),
+    ("compresses", "pools", _NO_UPDATE),
+    ("compresses", "shares nothing", "is not sent"),
+    ("compresses", "decomposes", _DELTA),
+    ("compresses", "personal after", _DELTA),
+    ("compresses", "needs same start", "needs clients' exact models or heads"),
+    ("compresses", "needs exact updates", _SUMS),
+    ("transforms", "pools", _NO_UPDATE),
+    ("transforms", "shares nothing", "is not sent"),
+    ("transforms", "decomposes", _DELTA),
+    ("transforms", "personal after", _DELTA),
+    ("user level", "asynchronous", "lets clients take part as the accountant does not know"),
+    ("user level", "selects by data", "draws clients by their data, or the same again and again"),
+    ("user level", "own schedule", "draws clients in a way that the accountant does not know"),
+    ("user level", "pools", _NO_UPDATE),
+    ("user level", "shares nothing", "is not sent"),
+    (
+        "user level", "no mean",
+        "has coefficients that depend on the data, so that a client may change more than its own "
+        "clipped update",
+    ),
+    (
+        "user level", "transforms cohort",
+        "come before the clipping and may depend on other clients",
+    ),
+    ("user level", "reads uploads", "is neither clipped nor noised"),
+    ("user level", "probe", "is neither clipped nor noised"),
+    ("user level", "optimizers see cohort", "read more than the noised step"),
+    ("user level", "weighs by samples", "are bounded by nothing"),
+    (
+        "user level", "sent statistics",
+        "are not clipped; model.norm=group has none, and fedbn keeps them on the clients",
+    ),
+    ("user level", "omniscient", "make a client's update of those of others"),
+    ("example level", "pools", "has no clients whose samples are protected"),
+    ("example level", "more than gradients", "use them without clipping and noise"),
+    ("example level", "probe", "is neither clipped nor noised"),
+    ("example level", "softmax_frob", "is no mean over samples"),
+    (
+        "example level", "couples samples",
+        "lets samples change each other's gradients; model.norm=group has none",
+    ),
+    ("example level", "text", "has models without gradients by sample"),
+    ("example level", "selects by loss", "reads the clients' losses, which have no noise"),
+    ("example level", "finetunes", "trains on after what epsilon counts"),
+    ("secure", "no mean", _SINGLE),
+    ("secure", "compares updates", _SINGLE),
+    ("secure", "answers single clients", "needs what single clients send"),
+    ("secure", "selects by loss", "needs the losses of single clients"),
+    ("secure", "compresses", "sends messages that cannot be summed under masks"),
+    ("secure", "asynchronous", "has no common cohort whose masks cancel"),
+    ("secure", "omniscient", "sees what secure aggregation hides"),
+)  # fmt: skip
+"""Two traits that no run has together, and what of the second is the reason."""
 
 
 def check(setup: Setup) -> None:
-    """Refuses a run that asks for what cannot be combined.
+    """Refuses a run that asks for what cannot be combined, before anything starts.
 
     Raises:
         ConfigError: it does; says what and why.
     """
-    for refusal in REFUSED:
-        if refusal.has_one(setup) and refusal.has_other(setup):
+    traits = {name: trait for name, trait in TRAITS.items() if trait.holds(setup)}
+    for one, other, why in REFUSED:
+        if one in traits and other in traits:
             raise ConfigError(
-                f"{refusal.one} cannot be combined with {refusal.other}, which {refusal.why}"
+                f"{traits[one].text} cannot be combined with {traits[other].text}, which {why}"
             )
 
 
 def table() -> str:
     """The refused combinations in Markdown."""
-    rows = (f"| {r.one} | {r.other} | {r.why} |" for r in REFUSED)
+    rows = (f"| {TRAITS[a].text} | {TRAITS[b].text} | {why} |" for a, b, why in REFUSED)
     return "\n".join(("| what | with | which |", "|---|---|---|", *rows))

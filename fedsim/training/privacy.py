@@ -196,7 +196,7 @@ def private(
     if exchange is not None and dp.clip_control is not None:
         # two Gaussian mechanisms of z sqrt(2) are one of z
         noise *= math.sqrt(2)
-        exchange = PrivateSum(exchange, "c", dp.clip_control, noise)
+        exchange = PrivateSum(exchange, server.private_sum, dp.clip_control, noise)
     if mean.adaptive is not None:
         count = mean.adaptive.count_noise * relative
         mean = replace(mean, adaptive=replace(mean.adaptive, count_noise=count))

@@ -47,6 +47,7 @@ class Setup:
         budget: the epsilon of the rounds, None without user-level differential privacy.
         root: (n,) indices of the validation samples that the server itself trains on.
         server_device: the GPU that aggregates, None where the CPU does.
+        has_features: whether the model is ``head(features(x))``.
         drops: whether the model has dropout layers whose numbers come from a counter.
     """
 
@@ -70,6 +71,7 @@ class Setup:
     budget: Budget | None = None
     root: I64 = field(default_factory=lambda: np.empty(0, np.int64))
     server_device: torch.device | None = None
+    has_features: bool = False
     drops: bool = False
 
     @property

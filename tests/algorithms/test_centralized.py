@@ -148,14 +148,6 @@ def test_a_round_sees_the_samples_of_its_clients_and_sends_no_model():
         assert len(r.after.clients) == 0
 
 
-def test_its_blocks_are_not_stacked():
-    wanted = "the round's clients are one data set"
-    with pytest.raises(ConfigError, match=wanted):
-        prepare(config("centralized", engine={"client_batch": 4}))
-    found = prepare(config("centralized", engine={"client_batch": "auto"}))
-    assert found.config.engine.client_batch == 1
-
-
 def test_a_clock_is_refused():
     clock = {"samples_per_second": 100.0}
     wanted = r"^clock.samples_per_second: 100.0 given; algorithm centralized trains on pooled data"
@@ -166,13 +158,3 @@ def test_a_clock_is_refused():
 def test_it_takes_no_other_server():
     with pytest.raises(ConfigError, match="cannot serve centralized, which trains on pooled data"):
         rounds(small("centralized").model_copy(update={"server": "fedld"}))
-
-
-@pytest.mark.integration
-def test_more_is_learned_than_by_each_client_alone():
-    train = {"rounds": 10, "sample_rate": 1.0, "lr": 0.1}
-    scores = {
-        name: rounds(small(name, "mlp", train=train))[-1].row["test_accuracy"]
-        for name in ("centralized", "local")
-    }
-    assert scores["centralized"] > scores["local"] + 0.1

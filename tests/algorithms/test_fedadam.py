@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import fedsim
 from tests.oracles import aggregation, optimisers
 
 from .cases import PRINTED
-from .serving import LAYOUT, answers, path, single
+from .serving import LAYOUT, answers, path
 
 DELTAS = np.random.default_rng(0).normal(size=12)
 
@@ -45,12 +44,6 @@ def test_flowers_correction_by_hand():
 
 
 @pytest.mark.parametrize("name", ["fedadam", "fedyogi", "fedadagrad"])
-def test_zero_updates_leave_everything_where_it_is(name):
-    for answer in answers(name, [np.zeros((2, 3))] * 3):
-        assert answer.step.tolist() == [0, 0, 0]
-
-
-@pytest.mark.parametrize("name", ["fedadam", "fedyogi", "fedadagrad"])
 def test_statistics_follow_their_mean_alone_and_state_is_of_parameters(name):
     updates = np.random.default_rng(1).normal(size=(2, 3, 6))
     for answer, g in zip(
@@ -61,27 +54,3 @@ def test_statistics_follow_their_mean_alone_and_state_is_of_parameters(name):
         assert not np.allclose(answer.step[:4], mean[:4])
         (kept,) = answer.state.optimizers
         assert {k: v.shape for k, v in kept.items()} == {"m": (4,), "v": (4,)}
-
-
-@pytest.mark.parametrize("name", ["fedadam", "fedyogi", "fedadagrad"])
-def test_weights(name):
-    g, n = np.array([[1.0, -0.1], [0.2, 0.7]]), [30, 10]
-    for weights in ("samples", "uniform"):
-        mean = aggregation.mean(g, n, weights)
-        np.testing.assert_allclose(
-            single(name, g, n, weights=weights).step, single(name, [mean]).step, rtol=1e-12
-        )
-
-
-@pytest.mark.parametrize("name", ["fedadam", "fedyogi", "fedadagrad", "fedavgm", "slowmo"])
-def test_float32_stays_float32(name):
-    updates = np.random.default_rng(2).normal(size=(3, 2, 4)).astype(np.float32)
-    for answer in answers(name, updates):
-        assert answer.step.dtype == np.float32
-        assert {array.dtype for array in answer.state.flatten().values()} == {np.dtype(np.float32)}
-
-
-def test_a_single_step_without_history_through_aggregate():
-    g = np.array([[0.3, -2.0], [0.3, 1.0]])
-    expected = [path("fedadam", [delta])[0] for delta in (0.3, -0.5)]
-    np.testing.assert_allclose(fedsim.aggregate(g, [1, 1], "fedadam"), expected, rtol=1e-12)

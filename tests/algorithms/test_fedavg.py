@@ -72,17 +72,6 @@ def test_laws(m):
     np.testing.assert_allclose(fedavg(g, 10 * n), step, rtol=0, atol=1e-15)
 
 
-@pytest.mark.parametrize("scale", [1e-10, 1.0, 1e10])
-def test_scale(scale):
-    g, n, _ = draw(samplers.uneven, 10)
-    np.testing.assert_allclose(fedavg(scale * g, n) / scale, oracle.mean(g, n), rtol=0, atol=1e-13)
-
-
-def test_more_coordinates_than_a_block():
-    g = np.random.default_rng(2).normal(size=(3, 2**18 + 77))
-    assert_step(fedavg(g, [1, 2, 3]), oracle.mean(g, [1, 2, 3]), g)
-
-
 @pytest.mark.parametrize(
     ("updates", "n", "fragment"),
     [
@@ -98,16 +87,6 @@ def test_unusable_input_is_named(updates, n, fragment):
         fedavg(updates, n)
     assert fragment in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_an_unknown_method_is_refused_with_the_nearest():
-    with pytest.raises(FedsimError, match="fedavg"):
-        fedsim.aggregate(np.ones((2, 3)), [1, 1], "fedavgg")
-
-
-def test_an_unknown_hyperparameter_is_refused_with_the_nearest():
-    with pytest.raises(FedsimError, match="keep"):
-        fedsim.aggregate(np.ones((2, 3)), [1, 1], "fedld", kep=0.5)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])

@@ -9,7 +9,7 @@ import fedsim
 from tests.oracles import aggregation, optimisers
 
 from .cases import PRINTED, draw, every_cohort, every_input
-from .serving import LAYOUT, answers, path, single
+from .serving import LAYOUT, answers, path
 
 DELTAS = np.random.default_rng(5).normal(size=12)
 
@@ -56,10 +56,3 @@ def test_statistics_follow_their_mean_alone_and_state_is_of_parameters():
         np.testing.assert_allclose(answer.step[4:], aggregation.mean(g, [1, 1])[4:], rtol=1e-12)
     (kept,) = said[-1].state.optimizers
     assert {k: v.shape for k, v in kept.items()} == {"m": (4,)}
-
-
-def test_weights():
-    g = np.array([[1.0, -0.1], [0.2, 0.3]])
-    uniform = single("fedavgm", g, [30, 10], weights="uniform").step
-    np.testing.assert_allclose(uniform, g.mean(axis=0), rtol=1e-12)
-    np.testing.assert_allclose(single("fedavgm", g, [30, 10]).step, [0.8, 0.0], atol=1e-15)

@@ -61,10 +61,3 @@ def test_the_first_round_is_fedavg_with_a_smaller_rate():
     first = Federation("fedcm", {"alpha": 0.25}, A, B, STEPS, SAMPLES, lr=0.1).step()
     smaller = Federation("fedavg", {"weights": "uniform"}, A, B, STEPS, SAMPLES, lr=0.025).step()
     np.testing.assert_allclose(first, smaller, rtol=1e-12)
-
-
-def test_a_rate_of_zero_has_no_direction():
-    federation = Federation("fedcm", {}, A, B, STEPS, SAMPLES, w=np.ones(3))
-    federation.lr = 0.0
-    np.testing.assert_array_equal(federation.step(), np.ones(3))
-    np.testing.assert_array_equal(federation.downlink["direction"], np.zeros(3))

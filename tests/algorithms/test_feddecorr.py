@@ -52,13 +52,6 @@ def test_gradient(form):
     )
 
 
-@pytest.mark.parametrize(("b", "d"), [(4, 3), (50, 8)])
-def test_the_forms_differ_by_a_factor_in_the_gradient(b, d):
-    x = features(b, d).requires_grad_()
-    code, paper = (torch.autograd.grad(decorrelation(x, form), x)[0] for form in FORMS)
-    torch.testing.assert_close(code, (b - 1) ** 2 / b * d / (d - 1) * paper, rtol=1e-5, atol=1e-9)
-
-
 @every_form
 def test_moving_and_stretching_a_feature_changes_nothing(form):
     x = features(20, 5)
@@ -68,21 +61,10 @@ def test_moving_and_stretching_a_feature_changes_nothing(form):
     )
 
 
-def test_orthogonal_features_have_no_term():
-    x = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]], dtype=torch.float64)
-    assert decorrelation(x, "code").item() == pytest.approx(0, abs=1e-30)
-    assert decorrelation(x, "paper").item() == pytest.approx(1 / 2, rel=1e-9)
-
-
 @every_form
 def test_one_sample_has_no_term(form):
     x = features(1, 5).requires_grad_()
     assert decorrelation(x, form).item() == 0
-
-
-def test_one_feature_correlates_with_nothing():
-    assert decorrelation(features(5, 1), "code").item() == 0
-    assert decorrelation(features(5, 1), "paper").item() == pytest.approx(1.0)
 
 
 @every_form
@@ -94,15 +76,6 @@ def test_constant_features_have_correlation_zero_and_a_finite_gradient(form):
     pairs = {"code": 3 * 2 / (5 * 4), "paper": 3 * 3 / (5 * 5)}[form]
     assert term.item() == pytest.approx(alone * pairs, rel=1e-5)
     assert torch.isfinite(torch.autograd.grad(term, dead)[0]).all()
-
-
-@every_form
-def test_half_precision_is_computed_in_single(form):
-    half = features(30, 4).to(torch.bfloat16)
-    with torch.autocast("cpu", torch.bfloat16):
-        got = decorrelation(half, form)
-    assert got.dtype == torch.float32
-    assert got.item() == pytest.approx(decorrelation(half.double(), form).item(), rel=1e-4)
 
 
 @every_form

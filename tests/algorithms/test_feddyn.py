@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fedsim
-from fedsim import RunConfig, algorithms
+from fedsim import algorithms
 from fedsim.core.errors import ConfigError, ContractError
 from tests.oracles import rounds as oracle
 
@@ -72,14 +72,6 @@ def test_one_gradient_step_by_hand():
     np.testing.assert_allclose([own[0, 0], h[0]], [-0.2, -0.2], **PRINTED)
     # w = 1.4 + 0.2 / 0.5
     np.testing.assert_allclose(federation.w, [1.8], **PRINTED)
-
-
-def test_it_trains_without_momentum():
-    assert RunConfig(algorithm="feddyn").train.momentum == 0.0
-    assert RunConfig(algorithm="fedavg").train.momentum == 0.5
-    assert RunConfig(algorithm="feddyn", train={"momentum": 0.0, "lr": 0.1}).train.lr == 0.1
-    with pytest.raises(ConfigError, match=r"train.momentum: 0.9 given; clients of feddyn"):
-        RunConfig(algorithm="feddyn", train={"momentum": 0.9})
 
 
 def test_what_cannot_be_combined():

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from decimal import Decimal, localcontext
-from fractions import Fraction
 from functools import partial
 
 import numpy as np
 import pytest
 
 import fedsim
-from fedsim.core.errors import FedsimError
 from tests.oracles import aggregation as oracle
 from tests.oracles import samplers
 
@@ -72,72 +69,3 @@ def test_without_conflicts_it_is_the_plain_mean():
     g, n, sizes = draw(samplers.agreeing, 10)
     step = released(g, n, history=np.ones(g.shape[1]), sizes=sizes)
     assert_step(step, g.mean(axis=0), g, 1e-13)
-
-
-def test_a_single_client_is_returned():
-    g, n, sizes = draw(samplers.gaussian, 1)
-    assert_step(released(g, n, history=np.ones(g.shape[1]), sizes=sizes), g[0], g, 1e-15)
-
-
-def test_a_history_of_another_length_is_refused():
-    with pytest.raises(FedsimError, match="history"):
-        released(np.ones((2, 3)), [1, 1], history=np.ones(4))
-
-
-def exactly(numbers, history):
-    """The hierarchy of a tensor of one element in rational arithmetic, before the division."""
-    eps = Fraction(1e-7)
-
-    def corrected(a, b):  # a without its conflict with b
-        return a - a * b / (b * b + eps) * b
-
-    rows, history = [Fraction(float(x)) for x in numbers], Fraction(float(history))
-    while len(rows) > 2:
-        rows.sort(key=lambda x: -x * history)
-        half = len(rows) // 2
-        pairs = zip(rows[:half], reversed(rows[-half:]), strict=True)
-        middle = rows[half : len(rows) - half]
-        rows = [
-            a + b if a * b >= 0 else corrected(a, b) + corrected(b, a) for a, b in pairs
-        ] + middle
-    a, b = rows
-    if a * b >= 0:
-        return a + b
-    first = corrected(a, b)
-    return first + b - a * b / (first * first + eps) * first
-
-
-@pytest.mark.parametrize("precision", [np.float32, np.float64])
-@pytest.mark.parametrize("size", [1e-6, 1e-3, 1.0, 1e3, 1e6])
-@pytest.mark.parametrize("m", [2, 3, 4, 5, 8])
-def test_numbers_keep_their_digits(m, size, precision):
-    """Updates of one element, of either sign: the remainders are near eps / size."""
-    draw = np.random.default_rng([m, int(size)])
-    for _ in range(50):
-        numbers = (size * draw.normal(size=m)).astype(precision).astype(np.float64)
-        numbers[-1] = draw.choice([numbers[-1], -numbers[0], 0.0])
-        history = draw.normal(size=1)
-        wanted = exactly(numbers, history[0]) / m
-        found = released(numbers[:, None], np.ones(m), history=history)[0]
-        # a number of float64 comes from its rounded square, and each merge rounds a few times
-        assert abs(Fraction(float(found)) - wanted) <= 5e-15 * max(*abs(numbers), abs(wanted))
-
-
-def test_two_opposite_numbers_of_a_thousand():
-    """By hand: a' = eps a / (b^2 + eps) = 1e-10, b' = b - ab a' / (a'^2 + eps), to 60 digits."""
-    with localcontext() as context:
-        context.prec = 60
-        a, b, eps = Decimal(1000), Decimal(-1001), Decimal("1e-7")
-        first = a - a * b / (b * b + eps) * b
-        wanted = float((first + b - a * b / (first * first + eps) * first) / 2)
-    found = released(np.array([[1000.0], [-1001.0]]), [1, 1], history=np.ones(1))[0]
-    assert found == pytest.approx(wanted, rel=1e-14)
-
-
-def test_one_element_beside_others_changes_nothing_else():
-    g, n, _ = draw(samplers.conflicting, 5)
-    history = np.random.default_rng(7).normal(size=g.shape[1])
-    sizes = [1, g.shape[1] - 1]
-    both = released(g, n, history=history, sizes=sizes)
-    rest = released(g[:, 1:], n, history=history[1:])
-    assert both[1:].tobytes() == rest.tobytes()

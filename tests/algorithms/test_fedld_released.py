@@ -74,11 +74,6 @@ def test_laws():
     assert_step(released(g[order], n, sizes=sizes), step, g, 1e-11)
 
 
-def test_identical_clients_are_the_mean():
-    g, n, sizes = draw(samplers.identical, 5)
-    assert_step(released(g, n, sizes=sizes), g[0], g, 1e-12)
-
-
 def test_a_tensor_whose_history_is_zero_everywhere_is_averaged():
     # One zero among others changes nothing: the values of the history are not used otherwise.
     g, n, sizes = draw(samplers.gaussian, 5)

@@ -10,7 +10,7 @@ import torch
 
 import fedsim
 from fedsim.algorithms.fedprox import Proximal
-from fedsim.client import LocalRule, Phase
+from fedsim.client import Phase
 from fedsim.client.trainer import train_local
 from tests.oracles import aggregation as oracle
 from tests.oracles import quadratics
@@ -24,17 +24,6 @@ CURVATURES, CENTRES, SHARES = (1.0, 2.0), (0.0, 3.0), (0.5, 0.5)
 def squared_distance(env, a, b):
     objective = 0.5 * a * (env.params[0] - b).square().sum()
     return objective, objective.detach()
-
-
-@dataclass(frozen=True)
-class Quadratic(LocalRule):
-    """a/2 (w - b)^2 in place of the cross-entropy."""
-
-    a: float
-    b: float
-
-    def loss(self, env, s, x, y):
-        return squared_distance(env, self.a, self.b)
 
 
 @dataclass(frozen=True)
@@ -109,30 +98,6 @@ def test_local_steps_follow_the_oracle(mu):
         got = trained(ProximalQuadratic(mu, "squared", a, b), 1.5, 4, 0.1)
         expected = quadratics.gradient_steps(1.5, a, b, 0.1, 4, mu)
         assert got == pytest.approx(expected, rel=1e-6)
-
-
-def test_fedavg_first_rounds_and_fixed_point():
-    # Two steps of 0.1: r = (0.81, 0.64); rounds 0.54, 0.9315, 1.2153375; settles at 108/55.
-    def local(w, a, b):
-        return trained(Quadratic(a, b), w, 2, 0.1)
-
-    def after(num_rounds):
-        return quadratics.rounds(0.0, local, CURVATURES, CENTRES, SHARES, num_rounds)
-
-    assert [after(t) for t in (1, 2, 3)] == pytest.approx([0.54, 0.9315, 1.2153375], rel=1e-6)
-    assert after(60) == pytest.approx(108 / 55, rel=1e-6)
-
-
-def test_fedprox_fixed_point():
-    # Exact local solutions (40 steps of 0.3), mu = 0.5: s = (2/3, 4/5), sum s b / sum s = 18/11.
-    def local(w, a, b):
-        return trained(ProximalQuadratic(0.5, "squared", a, b), w, 40, 0.3)
-
-    assert local(1.0, 2.0, 3.0) == pytest.approx(
-        quadratics.exact_prox(1.0, 2.0, 3.0, 0.5), rel=1e-6
-    )
-    fixed = quadratics.rounds(0.0, local, CURVATURES, CENTRES, SHARES, 20)
-    assert fixed == pytest.approx(18 / 11, rel=1e-6)
 
 
 def test_mu_zero_is_fedavg_bit_for_bit():

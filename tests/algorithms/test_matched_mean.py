@@ -204,15 +204,6 @@ def test_trained_clients_are_averaged_as_they_are():
     assert reduced.metrics == {"moved_share": 0.0}
 
 
-def test_channels_that_are_all_alike_stay():
-    layout = layout_of(made("perceptron"))
-    zero = np.zeros(layout.size)
-    for vectors in ([zero], [zero, zero], [zero, np.ones(layout.size)]):
-        reduced = step(layout, zero, vectors)
-        assert reduced.metrics == {"moved_share": 0.0}
-        np.testing.assert_allclose(reduced.step, np.mean(vectors, axis=0), rtol=1e-15)
-
-
 @pytest.mark.parametrize("name", ["resnet18", "mobilenetv2_cifar"])
 def test_models_with_skips_are_refused(name):
     model = models.build(ModelSpec(name=name, num_classes=3, in_channels=3, image_size=32), seed=0)

@@ -7,7 +7,6 @@ import pytest
 
 import fedsim
 from fedsim.algorithms.fedgh import harmonize_orders
-from fedsim.core.errors import ConfigError
 from tests.oracles import aggregation as oracle
 from tests.oracles import samplers
 
@@ -96,8 +95,3 @@ def test_statistics_are_averaged_uniformly_whatever_the_rate():
     g = np.random.default_rng(9).normal(size=(3, 6))
     answer = single("pcgrad", g, [1, 2, 30], layout=LAYOUT, eta_g=3.0)
     np.testing.assert_allclose(answer.step[4:], g[:, 4:].mean(axis=0), rtol=1e-12)
-
-
-def test_values_that_are_refused():
-    with pytest.raises(ConfigError, match=r"pcgrad\.order: 'shuffled' given; must be 'random'"):
-        single("pcgrad", [[1.0]], order="shuffled")

@@ -12,7 +12,6 @@ from fedsim.algorithms.pfedla import Mixtures, Shape, ascended, layers_of, mixin
 from fedsim.core.errors import ConfigError, ContractError
 from fedsim.core.types import ClientUpdate, Layout, RoundContext, Slot
 from fedsim.server.cohort import Cohort
-from fedsim.testing.rounds import config
 from tests.oracles import hypernetworks as oracle
 
 LAYOUT = Layout(
@@ -132,24 +131,6 @@ def test_the_gradient_against_the_oracle_in_float64():
         )
 
 
-def test_a_small_step_lowers_the_client_loss():
-    # Client i's loss is ||w - b||^2 / 2, its training goes towards b: so must the mixture.
-    rng = np.random.default_rng(4)
-    models = rng.normal(size=(CLIENTS, 10))
-    for client in range(CLIENTS):
-        b, psi = rng.normal(size=10), SHAPE.start(4, client)
-
-        def mixed(psi, client=client):
-            alpha = shares(SHAPE, psi, client)
-            m = torch.from_numpy(models)
-            return oracle.mixture(torch.from_numpy(alpha), m, COLUMNS).numpy()
-
-        gained = 0.1 * (b - mixed(psi))
-        gain = np.stack([models[:, c] @ gained[c] for c in COLUMNS])
-        after = ascended(SHAPE, psi, client, gain, 1e-3)
-        assert np.sum((mixed(after) - b) ** 2) < np.sum((mixed(psi) - b) ** 2)
-
-
 def test_shares_of_the_client_alone_are_local_training():
     # Every output but the client's own is cut off: its mixture is what it trained.
     trained = trained_models()
@@ -192,36 +173,6 @@ def test_nothing_is_learnt_from_layers_that_stay_local():
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
     mixed_all = exchange({1: end}, state).state["psi"][1]
     assert np.abs(found - mixed_all).max() > 1e-3
-
-
-@pytest.mark.slow
-def test_the_number_of_threads_changes_no_bit():
-    found, before = set(), torch.get_num_threads()
-    rule = Mixtures(0.1, 400, 0)
-    updates = [update(c, model) for c, model in trained_models().items()]
-    cohort = Cohort.of(updates, LAYOUT, params=np.arange(10.0, dtype=np.float32))
-    try:
-        for threads in (1, 2, 4):
-            torch.set_num_threads(threads)
-            first = rule(cohort, {}, context())  # all models are equal before: nothing to learn
-            found.add(rule(cohort, first.state, context()).state["psi"].tobytes())
-            assert torch.get_num_threads() == threads
-    finally:
-        torch.set_num_threads(before)
-    assert len(found) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.integration
-def test_in_a_run_nothing_is_shared_and_everybody_has_a_model(tmp_path):
-    store = fedsim.run(config("pfedla", evaluation={"every": 1}), tmp_path / "run")
-    rounds = store.read("rounds")
-    assert (rounds["update_norm"] == 0).all()
-    assert sorted(store.read("evaluations")["client_id"].unique()) == list(range(8))
-    size = (tmp_path / "run" / "model.safetensors").stat().st_size
-    # Up the trained model, down the mixture, for two clients; nothing else.
-    assert (rounds["uplink_bytes"] == rounds["downlink_bytes"]).all()
-    assert 0 < rounds["uplink_bytes"].iloc[0] < 2 * size
 
 
 def test_what_is_refused():

@@ -60,35 +60,3 @@ def test_feddyn_reaches_the_optimum():
 
 def test_feddyn_reaches_it_with_few_local_steps_too():
     assert Federation("feddyn", {"alpha": 0.5}, lr=0.3).run(200) == pytest.approx(2.0, **EXACT)
-
-
-VECTORS = {
-    "a": ((1.0, 0.5, 2.0), (2.0, 3.0, 0.5), (0.5, 1.0, 1.0)),
-    "b": ((0.0, 1.0, -1.0), (3.0, -2.0, 2.0), (1.0, 4.0, 0.5)),
-}
-
-
-def optimum(a, b):
-    return np.sum(np.multiply(a, b), axis=0) / np.sum(a, axis=0)
-
-
-def test_scaffold_in_three_dimensions_with_three_clients():
-    federation = Federation("scaffold", {}, **VECTORS, steps=(2, 5, 3), samples=(1, 1, 1))
-    np.testing.assert_allclose(federation.run(250), optimum(**VECTORS), rtol=1e-9)
-
-
-def test_feddyn_in_three_dimensions_with_three_clients():
-    a = ((1.0, 0.8, 1.6), (1.6, 1.4, 0.8), (0.8, 1.0, 1.2))  # with alpha between 1.3 and 2.1
-    given = {"a": a, "b": VECTORS["b"]}
-    federation = Federation(
-        "feddyn", {"alpha": 0.5}, **given, steps=(20, 20, 20), samples=(1, 1, 1), lr=0.6
-    )
-    np.testing.assert_allclose(federation.run(80), optimum(**given), rtol=1e-9)
-
-
-def test_fedavg_in_three_dimensions():
-    steps, samples = (2, 5, 3), (10, 20, 30)
-    federation = Federation("fedavg", {}, **VECTORS, steps=steps, samples=samples)
-    a, b = np.array(VECTORS["a"]), np.array(VECTORS["b"])
-    pull = np.array(samples)[:, None] / 60 * (1 - (1 - 0.1 * a) ** np.array(steps)[:, None])
-    np.testing.assert_allclose(federation.run(120), (pull * b).sum(0) / pull.sum(0), rtol=1e-9)

@@ -8,9 +8,8 @@ import pytest
 import fedsim
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, ContractError
-from fedsim.server.linalg import ENTRIES
 from fedsim.server.robust import Faulty, squared_distances_to
-from fedsim.testing.rounds import rounds, small
+from fedsim.testing.rounds import small
 from fedsim.training.assemble import prepare
 from tests.oracles import byzantine as oracle
 from tests.oracles import samplers
@@ -144,16 +143,6 @@ def test_distances_to_a_combination():
 
 
 @every_rule
-def test_clients_in_another_order(name):
-    g, n, _ = draw(samplers.gaussian, 11)
-    order = np.random.default_rng(6).permutation(11)
-    f = options(name, 0 if name == "bulyan" else 3)  # the last pair of Bulyan's Krum is a tie
-    assert_step(
-        fedsim.aggregate(g[order], n[order], name, **f), fedsim.aggregate(g, n, name, **f), g, 1e-12
-    )
-
-
-@every_rule
 def test_translations_and_scales(name):
     """Of centered clipping the radius has to scale too, and it does not move with the updates."""
     g, n, _ = draw(samplers.gaussian, 11)
@@ -255,14 +244,6 @@ def test_statistics_go_through_the_rule(name):
         assert_step(step[:4], RULES[name](g[:, :4], 1), g)
 
 
-@pytest.mark.parametrize("name", ["coordinate_median", "trimmed_mean"])
-def test_any_column_is_treated_alike_wherever_it_lies(name):
-    few = np.random.default_rng(12).standard_t(2, size=(6, 7))
-    times = 2 * ENTRIES // 6 // 7 + 1
-    step = single(name, np.tile(few, times)).step
-    np.testing.assert_array_equal(step, np.tile(single(name, few).step, times))
-
-
 def test_mda_by_hand():
     # Of 4 of 0, 1, 5, 6, 20: 0, 1, 5, 6 has diameter 6. Of 3, diameter 5: 0, 1, 5 and 1, 5, 6, each
     # with squared distances 1 + 25 + 16. With 5.5 in place of 5, diameter 5: 1, 5.5, 6.
@@ -286,16 +267,6 @@ def test_mda_of_ties_by_hand():
     assert single("mda", [g[i] for i in (4, 0, 1, 2, 3)], f=1).step.tolist() == [6.25, 2.0]
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_mda_of_duplicates_and_small_integers(seed):
-    rng = np.random.default_rng(seed)
-    for m, f in ((3, 1), (5, 1), (5, 2), (7, 2), (8, 3)):
-        g = rng.integers(0, 4, (m, 2)).astype(float)
-        g[rng.integers(0, m, 2)] = g[0]
-        found = single("mda", g, f=f).step
-        np.testing.assert_allclose(found, oracle.mda(g, f), rtol=1e-12, atol=1e-12)
-
-
 def test_bulyan_by_hand():
     # f = 1, m = 7. Krum takes 5 of 0, 1, 2, 4, 7, 11, 100, with r - 3 neighbours among r: 2 with
     # 4 + 1 + 4 + 25 = 34; 4 with 16 + 9 + 9 = 34; 1 with 1 + 36 = 37; 7 with 16 (11: the same, a
@@ -304,20 +275,3 @@ def test_bulyan_by_hand():
     g = [[0.0], [1.0], [2.0], [4.0], [7.0], [11.0], [100.0]]
     assert oracle.bulyan(np.array(g), 1).tolist() == [1.0]
     assert single("bulyan", g, f=1).step.tolist() == [1.0]
-
-
-@pytest.mark.slow
-@pytest.mark.integration
-def test_against_sign_flips_a_run_goes_on():
-    """Two of 10 clients send ten times the opposite of their update; without them it is 0.77."""
-    found = {}
-    for server in ("fedavg", "nnm,trimmed_mean", "nnm,krum"):
-        attack = {"name": "sign_flip", "scale": 10.0, "fraction": 0.2}
-        given = small(
-            "fedavg", "mlp", data={"num_clients": 10, "partition": "iid"},
-            train={"sample_rate": 1.0, "lr": 0.1, "rounds": 20},
-        ).model_dump()  # fmt: skip
-        made = rounds(RunConfig(**given | {"attack": attack, "server": server}))
-        found[server] = made[-1].row["test_accuracy"]
-    assert found.pop("fedavg") < 0.3
-    assert min(found.values()) > 0.5  # 0.68

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 import fedsim
 from fedsim import algorithms
 from fedsim.core.errors import ConfigError, ContractError
-from fedsim.core.types import Training
 from tests.oracles import rounds as oracle
 
 from .cases import PRINTED
 from .federation import Federation
-from .training import context, train, worker
+from .training import context
 
 RNG = np.random.default_rng(6)
 A, B = RNG.uniform(0.5, 2.0, (4, 3)), RNG.normal(size=(4, 3))
@@ -124,40 +122,6 @@ def test_option_one_takes_the_gradient_with_weight_decay():
     federation.step()
     expected = A * (1 - B) + 0.05
     np.testing.assert_allclose(controls(federation)[1], expected, rtol=1e-12)
-
-
-def test_option_one_on_images_is_the_full_gradient_in_eval_mode():
-    w = worker("scaffold", "cnn", Training(batch_size=8, weight_decay=0.01), option="I")
-    start = w.flat.vector()
-    reports, _ = train(w, clients=[1], params=start)
-    w.flat.load(torch.from_numpy(start))
-    w.flat.model.eval()
-    index = torch.from_numpy(w.spec.partition.train[1])
-    logits = w.flat.model(w.transforms.test(w.samples.x[index]))
-    torch.nn.functional.cross_entropy(logits, w.samples.y[index]).backward()
-    expected = torch.cat([p.grad.flatten() + 0.01 * p.detach().flatten() for _, p in w.flat.params])
-    np.testing.assert_allclose(reports[0].state["c"], expected, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("option", ["I", "II"])
-def test_a_rate_of_zero_leaves_the_control_variates_of_option_two(option):
-    # The first round of a warm-up: (x - y) / (K lr) would be 0 / 0.
-    federation = Federation("scaffold", {"option": option}, A, B, STEPS, SAMPLES, w=np.ones(3))
-    federation.lr = 0.0
-    np.testing.assert_array_equal(federation.step(), np.ones(3))
-    known = A * (1 - B) if option == "I" else np.zeros_like(A)
-    np.testing.assert_allclose(controls(federation)[1], known, rtol=1e-12)
-    federation.lr = 0.1
-    federation.step()
-    c, before = controls(federation)
-    assert np.abs(before).max() > 0.1
-    federation.lr = 0.0
-    federation.step()
-    after_c, after = controls(federation)
-    if option == "II":
-        np.testing.assert_array_equal(after, before)
-        np.testing.assert_array_equal(after_c, c)
-    np.testing.assert_allclose(after_c, after.mean(axis=0), rtol=1e-12)
 
 
 def test_another_reduction_keeps_the_control_variates():

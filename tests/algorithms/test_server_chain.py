@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import yaml
 
-import fedsim
 from fedsim import algorithms
 from fedsim.algorithms import Algorithm, compose
 from fedsim.config.resolve import load_config, to_yaml
@@ -15,11 +14,8 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.types import RoundContext
 from fedsim.server import Average, ClipNorms, Server
 from fedsim.server.base import RuleState
-from fedsim.testing.rounds import config, results
-from fedsim.training import driver
 from tests.algorithms.serving import LAYOUT, cohort
 from tests.oracles import aggregation, optimisers, robust
-from tests.stopping import Stop, Stopper
 
 SAMPLES = (3, 1, 2, 5)
 BY_HAND = {"eta": 0.1, "beta1": 0.5, "beta2": 0.0, "tau": 0.375}
@@ -165,37 +161,6 @@ def test_a_text_or_a_list_in_the_configuration(given, tmp_path):
     assert set(found.hyperparameters) == {"fedprox", "fedgh", "fedadam"}
     file.write_text(to_yaml(found))
     assert load_config(file=file) == found
-
-
-@pytest.mark.parametrize(
-    ("given", "reason"),
-    [
-        ("fedgh,fedgh", "names 'fedgh' twice"),
-        (["fedgh", "fedadm"], "unknown algorithm 'fedadm'"),
-        ([], "unknown algorithm ''"),
-        (3, "must be a valid string"),
-    ],
-)
-def test_a_chain_that_no_configuration_takes(given, reason):
-    with pytest.raises(ConfigError, match=f"server: .*{reason}"):
-        RunConfig(server=given)
-
-
-@pytest.mark.slow
-@pytest.mark.integration
-def test_resumed_in_the_middle(tmp_path):
-    chain = config("scaffold", engine={"checkpoint_every": 1}).model_dump()
-    chain = RunConfig(**chain | {"server": "fedgh,fedadam,fedavgm", "fedadam": {"eta": 0.01}})
-    reference = fedsim.run(chain, tmp_path / "through")
-    with pytest.raises(Stop):
-        fedsim.run(chain, tmp_path / "stopped", [Stopper(2)])
-    resumed = driver.resume(tmp_path / "stopped")
-    assert results(resumed) == results(reference)
-    summary = resumed.read("summary").iloc[0]
-    assert summary["server"] == "fedgh,fedadam,fedavgm"
-    assert (summary["fedgh.order"], summary["fedadam.eta"], summary["fedavgm.beta"]) == (
-        "random", 0.01, 0.9,
-    )  # fmt: skip
 
 
 def test_the_state_by_the_names_of_checkpoints():

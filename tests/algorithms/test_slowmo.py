@@ -6,7 +6,7 @@ import numpy as np
 
 from tests.oracles import optimisers
 
-from .serving import answers, path
+from .serving import path
 
 DELTAS = np.random.default_rng(7).normal(size=12)
 
@@ -35,13 +35,3 @@ def test_rounds_at_rate_zero_move_nothing_and_let_the_momentum_decay():
     # A warm-up begins at rate 0: the clients stay where they are.
     got = path("slowmo", [0.0, 0.3, 0.0, 0.3], rates=[0.0, 0.1, 0.0, 0.1], beta=0.5)
     np.testing.assert_allclose(got, [0.0, 0.3, 0.3, 0.3 + 0.3 + 0.25 * 0.3], rtol=1e-14)
-
-
-def test_weights_and_state():
-    g = np.array([[1.0, -0.1], [0.2, 0.3]])
-    for weights, expected in (("samples", [0.8, 0.0]), ("uniform", [0.6, 0.1])):
-        (answer,) = answers("slowmo", [g], samples=[30, 10], rates=[0.5], weights=weights)
-        np.testing.assert_allclose(answer.step, expected, atol=1e-15)
-        np.testing.assert_allclose(
-            answer.state.optimizers[0]["m"], 2 * np.array(expected), atol=1e-15
-        )

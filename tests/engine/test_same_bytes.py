@@ -17,7 +17,8 @@ from fedsim.testing import check_executor
 from fedsim.testing.methods import StopAfter
 from fedsim.testing.rounds import config, results
 from fedsim.training import driver
-from fedsim.training.setup import needs_whole_updates, prepare
+from fedsim.training.assemble import prepare
+from fedsim.training.setup import needs_whole_updates
 from tests.engine.chaos import SHARE
 from tests.sampling import marked_beside
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -213,8 +212,6 @@ METHODS = {
     "pfedla": {},
     "fedld": {"margin_weight": 0.3},
 }
-OF_LATER_ROUNDS = ("sca", "pfe")
-"""Begin of the names of methods whose clients train as FedAvg's in round 0."""
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
@@ -245,22 +242,6 @@ def test_a_method_over_three_rounds(name, model, dtype):
             "gm": (rng.standard_normal((CLASSES, federation.flat.model.head.in_features + 1)) / 9)
             .astype(scalar),
         }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "what", ["weight_decay", *(m for m in METHODS if m[:3] not in OF_LATER_ROUNDS)]
-)
-def test_the_float32_tolerance_shows_a_term_that_is_missing(what):
-    """The block leaves out a method's own term, or weight decay: 0.1 % of the weights."""
-    name, options = what.split()[0], METHODS.get(what, {})
-    whole = algorithms.load("fedavg" if what == "weight_decay" else name, options)
-    federation = Federation("mlp", algorithm=whole)
-    without = Federation("mlp", training=base(weight_decay=0 if what == "weight_decay" else 1e-3))
-    wanted, got = federation.one_by_one(federation.envs()), without.block(without.envs())
-    assert torch.equal(federation.start, without.start)
-    assert (
-        away(got[1] - without.start, wanted[1] - federation.start) > 10 * TOLERANCE[torch.float32]
-    )
 
 
 def test_every_method_says_whether_it_can_be_stacked():
@@ -470,15 +451,6 @@ def test_two_clients_by_hand():
     assert [u.num_steps for u in updates] == [1, 1]
 
 
-def test_the_fused_step_is_wrong_for_strided_parameters():
-    """Why the rows of a block are one contiguous leaf: this would have to be (1, 1), (1, 1)."""
-    wide = torch.zeros(2, 4)
-    sgd(
-        [wide[:, :2]], [torch.full((2, 2), -1.0)], [], Training(momentum=0.0, weight_decay=0.0), 1.0
-    )
-    assert wide[:, :2].tolist() != [[1, 1], [1, 1]]
-
-
 @pytest.mark.parametrize("model", MODELS)
 def test_what_the_fused_step_sees_is_contiguous(model, monkeypatch):
     seen = []
@@ -492,23 +464,6 @@ def test_what_the_fused_step_sees_is_contiguous(model, monkeypatch):
     federation.block(federation.envs())
     assert seen
     assert all(v.is_contiguous() for v in seen)
-
-
-def test_padding_would_change_the_statistics_of_batchnorm():
-    """Canary: with torch's own BatchNorm in the copy, a block is not its clients one by one."""
-    federation = Federation("cnn", torch.float64)
-    envs = federation.envs()
-    wanted = federation.one_by_one(envs)
-    federation.stack = Stack(federation.flat.model, LocalRule(), len(SIZES))
-    federation.stack.vmapped = True
-    federation.stack.reset = lambda: None  # which would undo this
-    for m in federation.stack.norms:
-        m.forward = partial(type(m).forward, m)
-    for m in federation.stack.model.modules():
-        if m not in federation.stack.norms:
-            vars(m).pop("forward", None)
-    got = federation.block(federation.envs())
-    assert away(got[1], wanted[1]) > 1e-3
 
 
 class Undeclared(LocalRule):

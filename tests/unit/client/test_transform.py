@@ -164,19 +164,6 @@ def test_a_block_and_a_client_alone_are_transformed_alike():
         assert update.state["half.rest"].tobytes() == other.state["half.rest"].tobytes()
 
 
-def test_what_a_block_trained_is_transformed_by_client():
-    stacking = Stacking(clients=3, width=8, batchnorm=False)
-    plain, w = transformed(stacking=stacking), transformed(Halved(), Noise(), stacking=stacking)
-    start, ctx = w.flat.vector(), context()
-    (block,) = w.spec.blocks(tasks([0, 1, 2], ctx))
-    _, deltas = plain.run([block], models(ctx, start), {})
-    reports, sent = w.run([block], models(ctx, start), {})
-    for task, delta, row, report in zip(block, deltas, sent, reports, strict=True):
-        noise = generator(0, "noise", 0, task.client).normal(size=len(start)).astype(np.float32)
-        assert row.tobytes() == (delta / 2 + noise).tobytes()
-        assert report.state["half.rest"].tobytes() == (delta / 2).tobytes()
-
-
 @pytest.mark.parametrize("stacked", [False, True])
 def test_who_diverged_is_found_before_a_transform_can_hide_it(stacked):
     zeros = Zeros()

@@ -335,11 +335,11 @@ def test_what_is_frozen_neither_moves_nor_travels(case, tmp_path):
 @pytest.mark.parametrize(
     ("method", "trainable", "message"),
     [
-        ("moon", "head", r"model\.trainable=head: algorithm moon .* one of them is frozen"),
-        ("fedpac", "features.*", r"model\.trainable=features\.\*: algorithm fedpac"),
+        ("moon", "head", r"features\(x\) and a linear head .* one of them frozen"),
+        ("fedpac", "features.*", r"features\(x\) and a linear head .* frozen \(model\.trainable\)"),
         ("matched_mean", "head", r"matched_mean permutes channels .* model\.trainable must be all"),
         ("matched_mean", "lora(2)", r"matched_mean: a chain of linear"),
-        ("fedbn", "head", r"trainable=head: no tensor that trains .* of fedbn keep to themselves"),
+        ("fedbn", "head", r"clients keep to themselves .* no such tensor is trained"),
     ],
 )
 def test_methods_that_need_what_is_frozen_refuse_it(method, trainable, message):

@@ -164,27 +164,6 @@ def test_laws(sampling, accountant):
     assert epsilon(z=0.0, rounds=0) == epsilon(rounds=0) == 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("release", "interval"),
-    [(Release(1.0, 100, 1), 1e-3), (Release(1.0, 1000, 1), 1e-4), (Release(1.9, 1000, 1), 1e-5)],
-)
-def test_the_interval_follows_the_largest_loss(release, interval):
-    """At 1e-3 epsilon of the second would be 3 % too large, and that of the third 24 %."""
-    assert accounting._interval(release.rate, release.effective_noise) == interval
-    (ours,) = epsilons(release, [1000], 1e-6)
-    event = dp.PoissonSampledDpEvent(release.rate, dp.GaussianDpEvent(release.noise_multiplier))
-    direct = PLDAccountant(RELATION.ADD_OR_REMOVE_ONE, interval / 2)
-    direct.compose(event, 1000)
-    assert 1 - 1e-3 < ours / direct.get_epsilon(1e-6) < 1.005
-
-
-def test_many_rounds_at_once_are_those_one_by_one():
-    release = Release(2.0, 50, 5)
-    together = epsilons(release, [30, 1, 2], 1e-3)
-    assert together == [epsilons(release, [count], 1e-3)[0] for count in (30, 1, 2)]
-
-
 def test_statement_names_relation_sampling_and_delta():
     assert statement(Release(1.0, 50, 5), 1e-5) == (
         "neighbours add or remove one, Poisson sampling with q=0.1, delta=1e-05, pld accountant"

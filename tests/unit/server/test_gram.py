@@ -6,11 +6,9 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-import threadpoolctl
 
 import fedsim
 from fedsim.server.gram import cosines, gradient_diversity, shares, spectrum
-from fedsim.training import round
 from tests.decomposing import config, rounds
 
 # (3, 0) and (0, 4): squared lengths 9 and 16, orthogonal
@@ -152,13 +150,6 @@ def test_statistics_of_pairs_are_computed_in_the_rounds_that_are_asked_for(metho
 
 
 @pytest.mark.integration
-def test_cosines_come_in_the_rounds_of_the_other_statistics_of_pairs():
-    settings = config(train={"rounds": 3}, evaluation=NEVER | {"cosines": True, "conflicts": 2})
-    written = [bool(done.tables.get("cosines")) for done in rounds(settings)]
-    assert written == [False, True, True]
-
-
-@pytest.mark.integration
 def test_a_cohort_of_one_client(tmp_path):
     settings = config(train={"sample_rate": 1 / 6}, evaluation=NEVER | {"cosines": True})
     store = fedsim.run(settings, tmp_path / "run")
@@ -168,24 +159,6 @@ def test_a_cohort_of_one_client(tmp_path):
     assert rows["conflict_ratio"].isna().all()
     assert not (store.path / "cosines.csv").exists(), "no pair, no row"
     assert store.read("spectrum")["share"].tolist() == [1.0, 1.0]
-
-
-@pytest.mark.integration
-def test_they_are_computed_with_one_blas_thread(monkeypatch):
-    """The last bits of products and eigenvalues depend on the number of threads."""
-    numbers = []
-    for name in ("spectrum", "gradient_diversity"):
-        statistic = getattr(round, name)
-
-        def watched(*args, statistic=statistic):
-            info = threadpoolctl.threadpool_info()
-            numbers.append({p["num_threads"] for p in info if p["user_api"] == "blas"})
-            return statistic(*args)
-
-        monkeypatch.setattr(round, name, watched)
-    with threadpoolctl.threadpool_limits(2, user_api="blas"):
-        list(rounds(config(evaluation=NEVER | {"cosines": True})))
-    assert numbers == [{1}] * 4, "each once in each of the two rounds"
 
 
 @pytest.mark.integration

@@ -66,5 +66,5 @@ class Broken:
     ],
 )
 def test_a_broken_schedule_is_named(mistake, said):
-    with pytest.raises(ContractError, match=f"breaks its contract, clock 'every.*{said}"):
+    with pytest.raises(ContractError, match=f"breaks its contract, case 'every.*{said}"):
         check_schedule(lambda: Broken(mistake))

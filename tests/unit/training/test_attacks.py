@@ -112,12 +112,6 @@ def test_what_an_attack_cannot_go_with(method, name, sections, other):
         prepare(config(method, attack={"name": name, **THIRD}, **sections))
 
 
-def test_flipped_labels_can_be_decomposed():
-    prepare(
-        config("fedavg", attack={"name": "label_flip", **THIRD}, evaluation={"decompose_every": 1})
-    )
-
-
 def test_the_malicious_clients_are_the_same_for_every_method_and_seed():
     settings = [
         config(method, attack={"name": name, **THIRD}).model_copy(update={"seed": seed})
@@ -177,19 +171,6 @@ def test_the_pass_before_training_sees_the_flipped_labels():
     assert (gradient[2] >= 0).all()  # (softmax - 0) times features of a ReLU
     (honest,) = rounds(small("fediir", train={"rounds": 1, "sample_rate": 1.0}))
     assert (honest.after.server.probe["gm"][2] < 0).any()
-
-
-@pytest.mark.slow
-@pytest.mark.integration
-@pytest.mark.parametrize("name", ["sign_flip", "label_flip", "alie", "min_max"])
-def test_the_order_of_arrival_changes_no_bit(name):
-    both = [rounds(attacked(name, "scaffold"), arrival=how) for how in (None, reversed_)]
-    contents = ([r.content() for r in one] for one in both)
-    assert difference(*contents, "a run in order") is None
-
-
-def reversed_(updates):
-    return updates[::-1]
 
 
 @pytest.mark.slow
@@ -268,22 +249,6 @@ def test_the_price_of_robust_rules_without_attackers(tmp_path):
         *("mda", "coordinate_median", "trimmed_mean", "bulyan"),
     ):
         assert final_accuracy(tmp_path / name, name) > plain - 0.05, name
-
-
-@pytest.mark.slow
-@pytest.mark.integration
-def test_asynchronous_rounds_resume_with_malicious_clients(tmp_path):
-    sections = {
-        "train": {"rounds": 4, "momentum": 0.0, "sample_rate": 0.5},
-        "clock": {"mode": "async", "samples_per_second": "lognormal(100, 0.8)"},
-        "engine": {"checkpoint_every": 1},
-        "attack": {"name": "min_max", **THIRD, "start_round": 2},
-    }
-    whole = ran(tmp_path / "whole", **sections)
-    assert list(whole.clients.columns)[-3:] == ["staleness", "version", "attacker"]
-    with pytest.raises(Stop):
-        fedsim.run(config("fedavg", **sections), tmp_path / "cut", [Stopper(2)], progress=False)
-    assert results(fedsim.resume(tmp_path / "cut", progress=False)) == results(whole)
 
 
 @pytest.mark.integration
