@@ -13,7 +13,6 @@ from __future__ import annotations
 import csv
 import functools
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
     from fedsim.studies.sweep import SweepRun
 
 FOLDER = Path(__file__).with_name("papers")
-METRIC = re.compile(r"(\|?)(?:(\w+)\.)?(\w+)(?:\[(\w+=\w+(?:, *\w+=\w+)*)\])?\|?")
-"""``COLUMN`` of summary.csv or ``TABLE.COLUMN``, which rows of it, bars for the absolute value."""
 UNITS: Mapping[str, float] = {
     "percent": 100.0, "accuracy": 1.0, "share": 1.0, "rounds": 1.0, "nats": 1.0,
 }  # fmt: skip
@@ -57,20 +54,10 @@ COLUMNS = ("table", "job", "method", "setting", "data.seed", "seed", "value", "s
 class Metric:
     """A column of a run's table: its last round, the rows that ``where`` selects by column."""
 
-    table: str
     column: str
-    where: Mapping[str, str] = field(default_factory=dict)
+    table: str = "summary"
+    where: Mapping[str, object] = field(default_factory=dict)
     absolute: bool = False
-
-    @classmethod
-    def parse(cls, text: str) -> Metric:
-        """From a text such as ``|evaluations.accuracy[client_id=2, split=own_test]|``."""
-        match = METRIC.fullmatch(text)
-        if match is None:
-            raise ValueError(f"{text!r} is no metric")
-        bar, table, column, rows = match.groups(default="")
-        where = dict(part.strip().split("=") for part in rows.split(",") if part)
-        return cls(table=table or "summary", column=column, where=where, absolute=bool(bar))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +183,7 @@ def load(name: str) -> Table:
         )
     entry = _papers(FOLDER)[name]
     metrics, jobs = entry["metric"], entry.get("jobs", {})
-    if isinstance(metrics, str):
+    if isinstance(metrics, str) or "column" in metrics:
         metrics = {"": metrics}
     return Table(
         name=name,
@@ -204,13 +191,14 @@ def load(name: str) -> Table:
         source=f"{entry['paper']}, {entry['place']}",
         provenance=entry["provenance"],
         about=entry.get("about", ""),
-        metrics={setting: Metric.parse(text) for setting, text in metrics.items()},
+        metrics={
+            setting: Metric(**({"column": metric} if isinstance(metric, str) else metric))
+            for setting, metric in metrics.items()
+        },
         unit=entry["unit"],
         margin=float(entry["margin"]),
         widest=float(entry.get("widest", math.inf)),
-        numbers=_numbers_of(
-            _numbers(FOLDER).get(name, ()), float(entry["margin"]), entry.get("runs")
-        ),
+        numbers=_numbers(name, float(entry["margin"]), entry.get("runs")),
         claims=tuple(
             Claim(above, below, setting)
             for claim in entry.get("claims", ())
@@ -235,22 +223,18 @@ def _papers(folder: Path) -> Mapping[str, Mapping[str, Any]]:
 
 
 @functools.cache
-def _numbers(folder: Path) -> Mapping[str, Sequence[Mapping[str, str]]]:
-    """The rows of numbers.csv by table."""
-    rows: dict[str, list[Mapping[str, str]]] = {}
+def _rows(folder: Path) -> list[dict[str, str]]:
+    """The rows of numbers.csv."""
     lines = (folder / "numbers.csv").read_text(encoding="utf-8").splitlines()
-    for row in csv.DictReader(lines):
-        rows.setdefault(row["table"], []).append(row)
-    return rows
+    return list(csv.DictReader(lines))
 
 
-def _numbers_of(
-    rows: Iterable[Mapping[str, str]], margin: float, runs: int | None
-) -> tuple[Number, ...]:
+def _numbers(table: str, margin: float, runs: int | None) -> tuple[Number, ...]:
     """The numbers of a table; those of several seeds are their mean."""
-    cells: dict[tuple[str, str], list[Mapping[str, str]]] = {}
-    for row in rows:
-        cells.setdefault((row["method"], row["setting"]), []).append(row)
+    cells: dict[tuple[str, str], list[dict[str, str]]] = {}
+    for row in _rows(FOLDER):
+        if row["table"] == table:
+            cells.setdefault((row["method"], row["setting"]), []).append(row)
     return tuple(
         Number(
             method=method,
@@ -313,16 +297,14 @@ class Result:
     def row(self) -> dict[str, object]:
         """As a row of verdicts.csv."""
         verdict = self.verdict
-        of_number = {
-            "published": "value",
-            "published_sd": "sd",
-            "published_n": "n",
-            "margin": "margin",
-        }
+        number = self.result if isinstance(self.result, Number) else None
         return {
             "method": self.method,
             "setting": self.result.setting,
-            **{column: getattr(self.result, name, None) for column, name in of_number.items()},
+            "published": number and number.value,
+            "published_sd": number and number.sd,
+            "published_n": number and number.n,
+            "margin": number and number.margin,
             "ours": verdict.ours,
             "n": verdict.n,
             "unit": verdict.unit,
@@ -340,38 +322,36 @@ class Result:
     @property
     def cells(self) -> dict[str, str]:
         """As a row of a table of text."""
-        verdict, number = self.verdict, isinstance(self.result, Number)
-        difference, notes = "-", [verdict.reason] if verdict.reason else []
-        if not math.isnan(verdict.difference):
-            half = verdict.half90 if number else verdict.half95
-            difference = f"{verdict.difference:+.4g}"
-            if not math.isnan(half):
-                low, high = verdict.difference - half, verdict.difference + half
-                difference += f" [{low:.4g}, {high:.4g}]"
-        spread = verdict.half95 if number else verdict.p
+        verdict, notes = self.verdict, [self.verdict.reason] if self.verdict.reason else []
+        published, half, spread = "-", verdict.half95, verdict.p
+        if isinstance(self.result, Number):
+            sd = [] if math.isnan(self.result.sd) else [f"sd {self.result.sd:g}"]
+            known = ", ".join([*sd, *([f"n {self.result.n}"] if self.result.n else [])])
+            published = f"{self.result.value:.6g}" + (f" ({known})" if known else "")
+            half, spread = verdict.half90, verdict.half95
+        difference = _text(verdict.difference, "+.4g")
+        if not math.isnan(half):
+            low, high = verdict.difference - half, verdict.difference + half
+            difference += f" [{low:.4g}, {high:.4g}]"
         if verdict.word == analysis("verdicts").UNDECIDED and not math.isnan(spread):
-            count = f"{verdict.needed or 0:,} {verdict.unit}s"
-            if verdict.needed is None:
-                count = "no number of runs up to 10,000"
-            notes.append(f"{count} would decide")
+            some = "no number of runs up to 10,000"
+            many = f"{verdict.needed or 0:,} {verdict.unit}s"
+            notes.append(f"{some if verdict.needed is None else many} would decide")
         return {
             "method": self.method,
             "setting": self.result.setting,
-            "published": _published(self.result) if isinstance(self.result, Number) else "-",
-            "ours": "-" if math.isnan(verdict.ours) else f"{verdict.ours:.4g}",
+            "published": published,
+            "ours": _text(verdict.ours, ".4g"),
             "n": str(verdict.n),
             "difference": difference,
-            "p": "-" if math.isnan(verdict.p) else f"{verdict.p:.2g}",
+            "p": _text(verdict.p, ".2g"),
             "verdict": verdict.word,
             "note": "; ".join(notes),
         }
 
 
-def _published(number: Number) -> str:
-    """``0.7319 (sd 0.1811, n 5)``."""
-    spread = [] if math.isnan(number.sd) else [f"sd {number.sd:g}"]
-    spread += [] if number.n is None else [f"n {number.n}"]
-    return f"{number.value:.6g}" + (f" ({', '.join(spread)})" if spread else "")
+def _text(value: float, form: str) -> str:
+    return "-" if math.isnan(value) else format(value, form)
 
 
 def write(table: Table, job: Job, runs: Sequence[SweepRun], out: Path) -> list[Result]:
@@ -430,7 +410,7 @@ def read(run: Path, metric: Metric) -> float:
         if column not in frame.columns:
             raise StoreError(f"{path}: has no column {column!r}")
     for column, value in metric.where.items():
-        frame = frame[frame[column].astype(str) == value]
+        frame = frame[frame[column] == value]
     if "round" in frame.columns:
         frame = frame[frame["round"] == frame["round"].max()]
     if len(frame) != 1:

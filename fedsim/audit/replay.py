@@ -50,6 +50,10 @@ MEASURED = "evaluation."
 """What these keys say holds for both sides: they change what is looked at, not what happens."""
 WHO = ("attack.clients", "attack.fraction", "attack.start_round")
 """Options of an attack that another one in its place has too."""
+UNLIKE = (
+    "is not what this machine computes; the original is done again beside the replay, so that both "
+    "are of this machine"
+)
 COLUMNS = ("round", "client_id", "quantity", "original", "replayed", "difference")
 
 logger = logging.getLogger("fedsim")
@@ -73,7 +77,7 @@ class Without:
     def plan(self, roster: Roster, state: Vectors, ctx: RoundContext, run: Pass, /) -> RoundPlan:
         """The plan of the schedule, without the clients."""
         plan = self.schedule.plan(roster, state, ctx, run)
-        present = {c: own for c, own in plan.participation.items() if c not in self.clients}
+        present = {c: each for c, each in plan.participation.items() if c not in self.clients}
         tasks, *ahead = (tuple(self._others(each)) for each in (plan.tasks, *plan.ahead))
         return replace(plan, tasks=tasks, participation=present, ahead=tuple(ahead))
 
@@ -88,14 +92,9 @@ class Without:
 
 @dataclass(frozen=True, kw_only=True)
 class Done:
-    """A round that was done again.
+    """A round that was done again, its rows, and the model (D,) before and after it.
 
-    Args:
-        number: from 1.
-        before: (D,) the model before it.
-        after: (D,) the model after it.
-        params: the first of the D numbers, which are no statistics.
-        log: its rows.
+    The first ``params`` of the D numbers are no statistics.
     """
 
     number: int
@@ -178,81 +177,96 @@ def replay(
         ConfigError, DataError: the run cannot be done again, or not with this change.
         FedsimError: a round failed.
     """
-    path, given = Path(run), dict(settings or {})
-    named = {"server": server, "margin": margin, "attack.name": attack}
-    for key, value in named.items():
-        if value is not None and key in given:
-            raise ConfigError(f"{key}: given twice")
-    given |= {key: value for key, value in named.items() if value is not None}
-    wanted = {
-        key: value if isinstance(value, Setting) else Setting(value, key)
-        for key, value in given.items()
-    }
-    if "attack.name" in wanted and wanted["attack.name"].value == "none":
-        wanted["attack.name"] = replace(wanted["attack.name"], value=None)
-    measured = {key: value for key, value in wanted.items() if key.startswith(MEASURED)}
-    changed = {key: value for key, value in wanted.items() if key not in measured}
-    last = round if until is None else until
-    with (
-        opened(path, overrides, accept_changed_code=accept_changed_code) as rerun,
-        ExitStack() as stack,
-    ):
+    path, last = Path(run), round if until is None else until
+    both, changed = _changes(settings or {}, server, margin, attack)
+    with opened(path, overrides, accept_changed_code=accept_changed_code) as rerun:
         check(rerun, changed, round, last)
-        out = frozenset(
-            client_number(path, rerun.setup.config.data.num_clients, c, "--without")
-            for c in without
+        num_clients = rerun.setup.config.data.num_clients
+        out = frozenset(client_number(path, num_clients, c, "--without") for c in without)
+        config = configuration(path, rerun, {**both, **changed})
+        check_attack(config, changed, last)
+        start, setup = rerun.state(round - 1), None
+        if both:
+            setup = assemble_again(rerun.setup, configuration(path, rerun, both))
+        original = rounds(rerun, start, round, last, setup)
+    made = Replay(run=path, original=original)
+    if not both and (place := difference(rerun.store, original)):
+        logger.warning("%s: %s %s", path, place, UNLIKE)
+        made = replace(made, unlike=place)
+    return _changed(made, rerun, start, config, changed, out) if changed or out else made
+
+
+def _changed(
+    original: Replay,
+    rerun: Rerun,
+    start: ServerState,
+    config: RunConfig,
+    changed: Settings,
+    out: frozenset[int],
+) -> Replay:
+    """The same rounds with another configuration and without clients."""
+    logs = [done.log for done in original.original]
+    cohorts = {row["client_id"] for log in logs for row in log.tables.get("clients", ())}
+    for client in sorted(out - cohorts):
+        raise ConfigError(
+            f"--without {client}: the client is in the cohort of none of these rounds; those that "
+            f"are: {', '.join(map(str, sorted(cohorts)))}"
         )
-        config = configuration(path, rerun, {**measured, **changed})
-        attacked = any(key.startswith("attack.") for key in changed)
-        if attacked and config.attack.name is not None and config.attack.start_round > last:
-            raise ConfigError(
-                f"attack.start_round: {config.attack.start_round} given; the attack starts after "
-                f"the replayed rounds, the last of which is {last}; --attack none replays them "
-                "without one"
-            )
-        start = rerun.state(round - 1)
-        if measured:
-            plain = assembled(rerun.setup, configuration(path, rerun, measured))
-            executor = stack.enter_context(closing(make_executor(plain)))
-            rerun = replace(rerun, setup=plain, executor=executor)
-        original, unlike = [], ""
-        for done in rounds(rerun, start, round, last):
-            original.append(done)
-            if not measured and not unlike:
-                unlike = difference(rerun.store, done)
-        if out:
-            check_taken_out(out, original)
-    if unlike:
-        logger.warning(
-            "%s: %s is not what this machine computes; the original is done again beside the "
-            "replay, so that both are of this machine",
-            path,
-            unlike,
-        )
-    if not changed and not out:
-        return Replay(run=path, original=original, unlike=unlike)
-    setup = assembled(rerun.setup, config)
+    setup = assemble_again(rerun.setup, config)
     check_effects(setup)
-    state, fresh = carried(rerun.setup, setup, start)
+    state, fresh = carry_over(rerun.setup, setup, start)
     if out:
         setup = replace(setup, schedule=Without(setup.schedule, out))
-    with closing(make_executor(setup)) as executor:
-        other = replace(rerun, setup=setup, executor=executor)
-        replayed = list(rounds(other, state, round, last))
     changes = [f"{key}={value.value}" for key, value in changed.items()]
     changes += [f"without client {c}" for c in sorted(out)]
-    return Replay(
-        run=path, original=original, replayed=replayed, changes=changes, fresh=fresh, unlike=unlike
-    )
+    replayed = rounds(rerun, state, logs[0].round, logs[-1].round, setup)
+    return replace(original, replayed=replayed, changes=changes, fresh=fresh)
 
 
-def rounds(rerun: Rerun, state: ServerState, first: int, last: int) -> Iterator[Done]:
-    """Rounds from a state, with the vectors before and after."""
-    for number in range(first, last + 1):
-        before = state.params
-        state, log = rerun.step(state, number)
-        params = rerun.setup.layout.num_params
-        yield Done(number=number, before=before, after=state.params, params=params, log=log)
+def _changes(
+    settings: Mapping[str, object], server: str | None, margin: str | None, attack: str | None
+) -> tuple[dict[str, Setting], dict[str, Setting]]:
+    """The settings that hold for both sides, and those that are changed."""
+    flags = {"server": server, "margin": margin, "attack.name": attack}
+    flags = {key: value for key, value in flags.items() if value is not None}
+    for key in flags.keys() & settings.keys():
+        raise ConfigError(f"{key}: given twice")
+    both: dict[str, Setting] = {}
+    changed: dict[str, Setting] = {}
+    for key, value in {**settings, **flags}.items():
+        setting = value if isinstance(value, Setting) else Setting(value, key)
+        if key == "attack.name" and setting.value == "none":
+            setting = replace(setting, value=None)
+        (both if key.startswith(MEASURED) else changed)[key] = setting
+    return both, changed
+
+
+def rounds(
+    rerun: Rerun, state: ServerState, first: int, last: int, setup: Setup | None = None
+) -> list[Done]:
+    """Rounds from a state, of the run or of another setup, with the vectors before and after."""
+    with ExitStack() as stack:
+        if setup is not None:
+            executor = stack.enter_context(closing(make_executor(setup)))
+            rerun = replace(rerun, setup=setup, executor=executor)
+        params, done = rerun.setup.layout.num_params, []
+        for number in range(first, last + 1):
+            before = state.params
+            state, log = rerun.step(state, number)
+            done.append(
+                Done(number=number, before=before, after=state.params, params=params, log=log)
+            )
+    return done
+
+
+def check_attack(config: RunConfig, changed: Settings, last: int) -> None:
+    """Refuses an attack that begins after the last of the rounds, by a ConfigError."""
+    begins = config.attack.start_round if config.attack.name is not None else 0
+    if begins > last and any(key.startswith("attack.") for key in changed):
+        raise ConfigError(
+            f"attack.start_round: {begins} given; the attack starts after the replayed rounds, the "
+            f"last of which is {last}; --attack none replays them without one"
+        )
 
 
 def check(rerun: Rerun, changed: Settings, first: int, last: int) -> None:
@@ -269,125 +283,104 @@ def check(rerun: Rerun, changed: Settings, first: int, last: int) -> None:
     if last < first:
         raise ConfigError(f"--until {last}: is before --round {first}")
     config = rerun.setup.config
-    refused = {**REFUSED, **{f"{name}.": REFUSED["data."] for name in _of_the_data(config)}}
+    data = [name for name in (config.data.name, config.data.partition) if name is not None]
+    refused = {**REFUSED, **{f"{name}.": REFUSED["data."] for name in data}}
+    if config.compress.name != "none":
+        refused["compress."] = (
+            f"what clients keep of earlier rounds is of compress.name={config.compress.name}"
+        )
+    if rerun.setup.schedule.asynchronous:
+        refused["train."] = REFUSED["async."]
     for key, setting in changed.items():
-        for start, why in refused.items():
+        for start, reason in refused.items():
             if key.startswith(start):
-                raise ConfigError(f"{setting.origin}: {key} cannot change in a replay: {why}")
+                raise ConfigError(f"{setting.origin}: {key} cannot change in a replay: {reason}")
         if key in FREE:
             raise ConfigError(
                 f"{setting.origin}: {key} changes no result; give it as a flag of the engine"
             )
-        if key.startswith("compress.") and config.compress.name != "none":
-            raise ConfigError(
-                f"{setting.origin}: {key} cannot change in a replay: what clients keep of earlier "
-                f"rounds is of compress.name={config.compress.name}"
-            )
-        if key.startswith("train.") and rerun.setup.schedule.asynchronous:
-            raise ConfigError(
-                f"{setting.origin}: {key} cannot change in a replay: {REFUSED['async.']}"
-            )
 
 
-def _of_the_data(config: RunConfig) -> set[str]:
-    """Sections with options of the data set and the partition."""
-    return {name for name in (config.data.name, config.data.partition) if name is not None}
-
-
-def check_taken_out(clients: frozenset[int], original: Sequence[Done]) -> None:
-    """Refuses clients that take part in none of the rounds, by a ConfigError."""
-    cohorts = {row["client_id"] for done in original for row in done.log.tables.get("clients", ())}
-    for client in sorted(clients - cohorts):
-        there = ", ".join(map(str, sorted(cohorts)))
-        raise ConfigError(
-            f"--without {client}: the client is in the cohort of none of these rounds; those that "
-            f"are: {there}"
-        )
-
-
-def configuration(run: Path, rerun: Rerun, given: Settings) -> RunConfig:
+def configuration(run: Path, rerun: Rerun, changed: Settings) -> RunConfig:
     """The configuration of the run with other settings, where it is done again now."""
     written = experiments.read(run / "config.yaml").settings
-    if "attack.name" in given:  # the other options are those of the attack that it replaces
-        kept = () if given["attack.name"].value is None else WHO
+    if "attack.name" in changed:  # the other options are those of the attack that it replaces
+        kept = () if changed["attack.name"].value is None else WHO
         written = {
             key: value
             for key, value in written.items()
             if not key.startswith("attack.") or key in kept
         }
-    engine = rerun.setup.config.engine
-    here = {f"engine.{leaf}": value for leaf, value in engine if f"engine.{leaf}" in FREE}
-    places = {key: Setting(value, key) for key, value in here.items()}
-    if rerun.setup.config.data.dir is not None:
-        places["data.dir"] = Setting(rerun.setup.config.data.dir, "data.dir")
-    return resolve(written, places, given)
+    config = rerun.setup.config
+    places = {f"engine.{leaf}": value for leaf, value in config.engine} | {
+        "data.dir": config.data.dir
+    }
+    here = {
+        key: Setting(value, key)
+        for key, value in places.items()
+        if key in FREE or (key == "data.dir" and value is not None)
+    }
+    return resolve(written, here, changed)
 
 
-def assembled(setup: Setup, config: RunConfig) -> Setup:
+def assemble_again(setup: Setup, config: RunConfig) -> Setup:
     """The run with another configuration, on the data that are loaded; no start vector.
 
     Raises:
         ConfigError: they do not fit, or the model's vector is another one.
     """
     evaluate.check_parts(config, setup.dataset, setup.partition)
-    kind = setup.config.data.partition or ""
-    made = assemble(
-        with_normalization(config), setup.dataset, setup.partition, kind, setup.provenance.data
-    )
-    if layout_hash(made.layout) != layout_hash(setup.layout):
+    kind, digests = setup.config.data.partition or "", setup.provenance.data
+    other = assemble(with_normalization(config), setup.dataset, setup.partition, kind, digests)
+    slots, problem = setup.layout.slots, ""
+    if layout_hash(other.layout) != layout_hash(setup.layout):
+        problem = "has another model than"
+    elif [*map(other.algorithm.personal, slots)] != [*map(setup.algorithm.personal, slots)]:
+        problem = "keeps other tensors on the clients than"
+    if problem:
         raise ConfigError(
-            f"algorithm {config.algorithm} has another model than {setup.config.algorithm}, so "
-            "that it cannot go on from the state of the run"
+            f"algorithm {config.algorithm} {problem} {setup.config.algorithm}, so that it cannot "
+            "go on from the state of the run"
         )
-    slots = setup.layout.slots
-    if [*map(made.algorithm.personal, slots)] != [*map(setup.algorithm.personal, slots)]:
-        raise ConfigError(
-            f"algorithm {config.algorithm} keeps other tensors on the clients than "
-            f"{setup.config.algorithm}, so that it cannot go on from the state of the run"
-        )
-    return start_of(made)[0]
+    return start_of(other)[0]
 
 
-def carried(before: Setup, after: Setup, state: ServerState) -> tuple[ServerState, list[str]]:
+def carry_over(before: Setup, after: Setup, state: ServerState) -> tuple[ServerState, list[str]]:
     """The state for other settings: of what is unchanged that of the run, else nothing.
 
     Returns:
         It, and what was there and starts afresh, in words.
     """
     one, other, kept = before.algorithm, after.algorithm, state.server
-    fresh: list[str] = []
+    method, fresh = f"algorithm {after.config.algorithm}", list[str]()
 
-    def part(name: str, own: Any, same: bool) -> Any:
-        if not same and own:
-            fresh.append(name)
-        return own if same else type(own)()
+    def keep(name: str, arrays: Vectors, old: object, new: object) -> Vectors:
+        if not arrays or equal(old, new):
+            return arrays
+        fresh.append(name)
+        return {}
 
-    method = f"algorithm {after.config.algorithm}"
     rules = one.server.optimizers, other.server.optimizers
-    optimizers = [
-        part(f"server optimiser {i + 1}", dict(own), equal(*(r[i : i + 1] for r in rules)))
-        for i, own in enumerate(kept.optimizers)
-    ]
-    exchange = equal(one.server.exchange, other.server.exchange)
     server = RuleState(
-        probe=part(
-            f"pass before training of {method}", dict(kept.probe), equal(one.probe, other.probe)
+        optimizers=tuple(
+            keep(f"server optimiser {i + 1}", arrays, *(rule[i : i + 1] for rule in rules))
+            for i, arrays in enumerate(kept.optimizers)
+        )[: len(rules[1])],
+        probe=keep(f"pass before training of {method}", kept.probe, one.probe, other.probe),
+        reduction=keep(
+            "server reduction", kept.reduction, one.server.reduction, other.server.reduction
         ),
-        reduction=part(
-            "server reduction",
-            dict(kept.reduction),
-            equal(one.server.reduction, other.server.reduction),
+        exchange=keep(
+            f"exchange of {method}", kept.exchange, one.server.exchange, other.server.exchange
         ),
-        optimizers=tuple(optimizers[: len(rules[1])]),
-        exchange=part(f"exchange of {method}", dict(kept.exchange), exchange),
         receive={
-            name: own
+            name: arrays
             for name, whole in kept.receive.items()
             if (
-                own := part(
+                arrays := keep(
                     f"server transform {name}",
-                    dict(whole),
-                    equal(*(_transform(setup, name) for setup in (before, after))),
+                    whole,
+                    *(_transform(setup, name) for setup in (before, after)),
                 )
             )
         },
@@ -396,13 +389,11 @@ def carried(before: Setup, after: Setup, state: ServerState) -> tuple[ServerStat
     if before.config.algorithm != after.config.algorithm and len(clients):
         fresh.append("states of the clients")
         clients = ClientStates()
-    answers = exchange and equal(one.probe, other.probe)
-    downlink = part("what the server sends beside the model", dict(state.downlink), answers)
-    schedule = part("schedule", dict(state.schedule), equal(before.schedule, after.schedule))
-    return (
-        replace(state, server=server, clients=clients, downlink=downlink, schedule=schedule),
-        fresh,
-    )
+    answers = [(each.server.exchange, each.probe) for each in (one, other)]
+    downlink = keep("what the server sends beside the model", state.downlink, *answers)
+    schedule = keep("schedule", state.schedule, before.schedule, after.schedule)
+    carried = replace(state, server=server, clients=clients, downlink=downlink, schedule=schedule)
+    return carried, fresh
 
 
 def _transform(setup: Setup, name: str) -> object:
@@ -422,13 +413,13 @@ def equal(one: object, other: object) -> bool:
         return False
 
 
-def difference(store: RunStore, done: Done) -> str:
-    """The first place where the rows of a round are not what the run wrote, see
-    :class:`fedsim.audit.tables.Difference`; empty where all are the same."""
-    n = done.number
-    tables = {table: Recorded.read(store.path, table, n, n) for table in COMPARED}
+def difference(store: RunStore, original: Sequence[Done]) -> str:
+    """The first place where the rows of rounds are not what the run wrote; empty where all are."""
+    first, last = original[0].number, original[-1].number
+    tables = {table: Recorded.read(store.path, table, first, last) for table in COMPARED}
     try:
-        Comparison().compare(tables, done.log)
+        for done in original:
+            Comparison().compare(tables, done.log)
     except Difference as found:
         return found.place
     return ""
@@ -450,20 +441,15 @@ def _rows(one: Done, other: Done) -> Iterator[tuple[Any, ...]]:
 
 def _quantities(done: Done) -> dict[tuple[int | None, str], float]:
     """The numbers of a round's rows by client and name; those of all clients first."""
-    tables, found = done.log.tables, dict[tuple[int | None, str], float]()
-    for table in ("rounds", "decomposition"):
+    tables, values = done.log.tables, dict[tuple[int | None, str], float]()
+    for table in ("rounds", "decomposition", "server", "clients"):
         for row in tables.get(table, ()):
-            found |= {(None, name): value for name, value in _numbers(row) if name != "round"}
-    for row in tables.get("server", ()):
-        found[None, f"server.{row['name']}"] = float(row["value"])
-    for row in tables.get("clients", ()):
-        known = {"round", "client_id", "num_samples"}
-        own = [(name, value) for name, value in _numbers(row) if name not in known]
-        found |= {(row["client_id"], name): value for name, value in own}
-    return found
-
-
-def _numbers(row: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    for name, value in row.items():
-        if isinstance(value, int | float | np.number):
-            yield name, float(value)
+            if table == "server":
+                values[None, f"server.{row['name']}"] = float(row["value"])
+                continue
+            client = row["client_id"] if table == "clients" else None
+            no_results = {"round"} if client is None else {"round", "client_id", "num_samples"}
+            for name, value in row.items():
+                if name not in no_results and isinstance(value, int | float | np.number):
+                    values[client, name] = float(value)
+    return values

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedsim.config import experiments
-from fedsim.config.run import RunConfig
 from fedsim.core.errors import FedsimError, StoreError
 from fedsim.core.imports import users_code
 from fedsim.core.machine import num_gpus
@@ -57,8 +56,8 @@ class Rerun:
 
     def checkpoints(self) -> dict[int, Path]:
         """The records of the run's checkpoints by the number of rounds, fewest first."""
-        found = {round_of(path): path for path in records(self.store.path)}
-        return {rounds: found[rounds] for rounds in sorted(found) if 0 < rounds <= self.rounds}
+        paths = {round_of(path): path for path in records(self.store.path)}
+        return {rounds: paths[rounds] for rounds in sorted(paths) if 0 < rounds <= self.rounds}
 
     def nearest(self, rounds: int) -> Position:
         """The newest intact checkpoint of at most so many rounds, else the start.
@@ -121,18 +120,10 @@ def opened(
         ConfigError, DataError: code or data are not those of the run, or are not here.
         StoreError: the directory cannot be read.
     """
-    on_gpu = device_of(RunStore(run).read_environment()) != "cpu" and num_gpus() > 0
+    store, done = RunStore(run), len(status.rounds(run))
+    on_gpu = device_of(store.read_environment()) != "cpu" and num_gpus() > 0
     here = {"engine.kind": "serial", "engine.gpus_per_client": int(on_gpu)}
     config = configuration(run, here | dict(overrides or {}), data_dir=data_dir)
-    with prepared(run, config, accept_changed_code=accept_changed_code) as rerun:
-        yield rerun
-
-
-@contextmanager
-def prepared(run: Path, config: RunConfig, *, accept_changed_code: bool = False) -> Iterator[Rerun]:
-    """As :func:`opened`, with the configuration that the rounds are to have."""
-    store = RunStore(run)
-    done = len(status.rounds(run))
     setup, start = start_of(prepare(config))
     check_begun(
         run,
@@ -143,9 +134,9 @@ def prepared(run: Path, config: RunConfig, *, accept_changed_code: bool = False)
     )
     if setup.drops:
         check_dropout(run, store.read_environment())
-    known = fingerprint(setup)
-    there = experiments.read(run / "config.yaml").settings.get("data.dir")  # may be another now
-    settings = {**known.settings, "data.dir": None if there is None else there.value}
+    began = experiments.read(run / "config.yaml").settings.get("data.dir")  # may be another now
+    now = fingerprint(setup)
+    settings = {**now.settings, "data.dir": None if began is None else began.value}
     with closing(make_executor(setup)) as executor:
         yield Rerun(
             setup=setup,
@@ -153,5 +144,5 @@ def prepared(run: Path, config: RunConfig, *, accept_changed_code: bool = False)
             store=store,
             rounds=done,
             start=start,
-            fingerprint=replace(known, settings=settings),
+            fingerprint=replace(now, settings=settings),
         )

@@ -199,14 +199,13 @@ def _compare(result: Verification, rerun: Rerun, scratch: Path) -> None:
     result.not_compared += [*_missing(rerun), *declared.undeclared(before, now)]
     declared.compare_facts(run, before, now)
     number, record = _newest_record(rerun)
-    tables = {
+    there = {
         table: entry
         for table, entry in record.get("digests", {}).items()
         if table in COMPARED and (run / f"{table}.csv").exists()  # else see _missing
     }
-    for path in digests.changed(run, tables):
-        place = f"is not what the checkpoint of round {number} names"
-        result.differences.append(Difference(path.name, place))
+    names = f"is not what the checkpoint of round {number} names"
+    result.differences += [Difference(path.name, names) for path in digests.changed(run, there)]
     began, settings = record.get("settings", {}), rerun.fingerprint.settings
     for key in sorted(began.keys() & settings.keys()):
         if began[key] != settings[key]:
@@ -226,18 +225,21 @@ def _has_model(rerun: Rerun) -> bool:
 
 def _missing(rerun: Rerun) -> Iterator[str]:
     """Files that a run has, and this one has not."""
-    setup, names = rerun.setup, ["split.csv", "timings.csv"]
-    evaluation = setup.config.evaluation
-    names += [VOCABULARY] if setup.dataset.words else []
-    if 0 < evaluation.decompose_every <= rerun.rounds:
-        names += ["decomposition.csv", *(["loss_matrix.csv"] if evaluation.loss_matrix else [])]
-    if rerun.store.finished:
-        personal = setup.config.engine.save_model and personal_slots(setup.algorithm, setup.layout)
-        names += [CLIENTS] if personal else []
-        scored = evaluation.finetune_epochs or setup.partition.held_out
-        names += ["final_clients.csv"] if scored else []
-    for name in names:
-        if not (rerun.store.path / name).exists():
+    setup, evaluation = rerun.setup, rerun.setup.config.evaluation
+    decomposed = 0 < evaluation.decompose_every <= rerun.rounds
+    personal = setup.config.engine.save_model and personal_slots(setup.algorithm, setup.layout)
+    scored = evaluation.finetune_epochs or setup.partition.held_out
+    expected = {
+        "split.csv": True,
+        "timings.csv": True,
+        VOCABULARY: setup.dataset.words,
+        "decomposition.csv": decomposed,
+        "loss_matrix.csv": decomposed and evaluation.loss_matrix,
+        CLIENTS: rerun.store.finished and personal,
+        "final_clients.csv": rerun.store.finished and scored,
+    }
+    for name, is_expected in expected.items():
+        if is_expected and not (rerun.store.path / name).exists():
             yield f"{name} is missing"
 
 
@@ -308,14 +310,13 @@ def _check_failures(rerun: Rerun, number: int) -> None:
     Only with ``engine.on_client_failure=drop`` does a run go on without it.
     """
     run = rerun.store.path
-    file = run / "errors.csv"
-    if rerun.setup.config.engine.on_client_failure != "drop" or not file.exists():
+    if rerun.setup.config.engine.on_client_failure != "drop" or not (run / "errors.csv").exists():
         return
     clients = status.table(run / "clients.csv")
     dropped = {(r["round"], r["client_id"]) for r in clients if r["status"] == "dropped"}
-    for row in status.table(file):
-        lost = row["attempt"] not in ("", "0") and (row["round"], row["client_id"]) in dropped
-        if lost and row["round"] == str(number):
+    for row in status.table(run / "errors.csv"):
+        work = str(number), row["client_id"]
+        if row["round"] == work[0] and row["attempt"] not in ("", "0") and work in dropped:
             raise NotPossible(
                 f"{run}: round {number} lost the work of client {row['client_id']} "
                 f"({row['error']}), which is not lost again"
@@ -389,12 +390,11 @@ def _compare_results(result: Verification, rerun: Rerun, scratch: Path) -> None:
         if column not in OF_THE_PLACE and not same:
             place = f"summary.csv, line 2, column {column}"
             raise Difference(place, recorded or "empty", wanted or "empty")
-    matrix = [store.path / f"loss_matrix.{suffix}" for suffix in ("csv", "npz")]
-    if any(path.exists() for path in matrix):
-        for path in matrix:
-            if not path.exists():
-                raise Difference(path.name, "is missing")
-        shutil.copyfile(matrix[0], scratch / matrix[0].name)
+    table, matrix = (store.path / f"loss_matrix.{suffix}" for suffix in ("csv", "npz"))
+    if table.exists() != matrix.exists():
+        raise Difference((matrix if table.exists() else table).name, "is missing")
+    if table.exists():
+        shutil.copyfile(table, scratch / table.name)
         RunWriter(scratch).save_loss_matrix()
-        if not _same(scratch / matrix[1].name, matrix[1]):
-            raise Difference("loss_matrix.npz", "is not that of loss_matrix.csv")
+        if not _same(scratch / matrix.name, matrix):
+            raise Difference(matrix.name, "is not that of loss_matrix.csv")

@@ -24,10 +24,14 @@ from fedsim.core.errors import (
     described,
     exit_status,
 )
+from fedsim.core.files import replacing
+from fedsim.core.reading import parse_json
 from fedsim.core.terminal import echo, printable, tell
 from fedsim.training.signals import handled
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from fedsim.config.experiments import Settings
     from fedsim.config.run import RunConfig
     from fedsim.display.progress import Lines
@@ -69,6 +73,21 @@ def trackers_of(names: Sequence[str]) -> list[Tracker]:
     from fedsim.display.trackers import tracker
 
     return [tracker(name) for name in dict.fromkeys(names)]
+
+
+def records(frame: pd.DataFrame) -> list[dict[str, object]]:
+    """The rows of a data frame as values of JSON."""
+    rows: list[dict[str, object]] = parse_json(frame.to_json(orient="records", double_precision=15))
+    return rows
+
+
+def write_table(frame: pd.DataFrame, out: str, form: str) -> None:
+    """Writes the CSV file of --out, and says so, beside JSON on standard error."""
+    from fedsim.storage.tables import csv_text
+
+    with replacing(Path(out)) as unfinished:
+        unfinished.write_text(csv_text(frame), encoding="utf-8", newline="\n")
+    echo(f"file  {out}", err=form == "json")
 
 
 def make_importable(*layers: Settings) -> None:

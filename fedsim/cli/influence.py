@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fedsim.cli.common import check_new_file, on_run
+from fedsim.cli.common import check_new_file, on_run, records, write_table
 from fedsim.cli.names import files
 from fedsim.cli.options import (
     GroupedOption,
@@ -22,7 +22,6 @@ from fedsim.cli.options import (
     set_option,
     verbose_option,
 )
-from fedsim.core.reading import parse_json
 from fedsim.core.terminal import echo
 from fedsim.core.text import counted
 
@@ -137,28 +136,17 @@ def influence(
     )
     sums = summed(frame)
     if form == "json":
-        rows = parse_json(frame.to_json(orient="records", double_precision=15))
-        clients = parse_json(sums.to_json(orient="records", double_precision=15))
-        echo(json.dumps({"metric": metric, "clients": clients, "rounds": rows}, indent=2))
+        parts = {"metric": metric, "clients": records(sums), "rounds": records(frame)}
+        echo(json.dumps(parts, indent=2))
     else:
         _show(frame, sums, metric)
     if out is not None:
-        from fedsim.core.files import replacing
-        from fedsim.storage.run_dir import csv_text
-
-        with replacing(Path(out)) as unfinished:
-            unfinished.write_text(csv_text(frame), encoding="utf-8", newline="\n")
-        _tell(form, f"file  {out}")
+        write_table(frame, out, form)
     if figure is not None and out is not None:
         from fedsim.core.analysis import analysis
 
         analysis("influence").draw(Path(out), Path(figure))
-        _tell(form, f"file  {figure}")
-
-
-def _tell(form: str, line: str) -> None:
-    """Says what was written, beside JSON on standard error."""
-    echo(line, err=form == "json")
+        echo(f"file  {figure}", err=form == "json")
 
 
 def _show(frame: pd.DataFrame, sums: pd.DataFrame, metric: str) -> None:
@@ -177,11 +165,10 @@ def _show(frame: pd.DataFrame, sums: pd.DataFrame, metric: str) -> None:
     half = SHOWN // 2
     left_out = rows[half:-half] if len(rows) > SHOWN else []
     if left_out:
-        dots = {key: "..." for key in rows[0]}
-        rows = [*rows[:half], dots, *rows[-half:]]
+        rows = [*rows[:half], dict.fromkeys(rows[0], "..."), *rows[-half:]]
     total = frame.groupby("round")["total"].first()
-    said = "way along the rounds' steps" if metric == "step" else f"gain in {metric}"
-    echo(f"{said}, {counted(len(total), 'round')}: {total.sum():.6g} by all clients together")
+    gain = "way along the rounds' steps" if metric == "step" else f"gain in {metric}"
+    echo(f"{gain}, {counted(len(total), 'round')}: {total.sum():.6g} by all clients together")
     show(rows)
     if left_out:
         echo(f"{counted(len(left_out), 'client')} between them")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from fedsim.cli.common import check_new_file, on_run
+from fedsim.cli.common import check_new_file, on_run, records, write_table
 from fedsim.cli.names import files
 from fedsim.cli.options import (
     GroupedOption,
@@ -24,7 +23,6 @@ from fedsim.cli.options import (
     set_option,
     verbose_option,
 )
-from fedsim.core.reading import parse_json
 from fedsim.core.terminal import echo
 
 if TYPE_CHECKING:
@@ -113,24 +111,18 @@ def replay(
         round,
         until,
         without=without,
-        settings={key: given for key, given in flags.items() if key not in FREE},
-        overrides={key: given for key, given in flags.items() if key in FREE},
+        settings={key: value for key, value in flags.items() if key not in FREE},
+        overrides={key: value for key, value in flags.items() if key in FREE},
         accept_changed_code=accept_changed_code,
     )
     table = made.table
     if form == "json":
-        rows = parse_json(table.to_json(orient="records", double_precision=15))
-        said = {"changes": made.changes, "fresh": made.fresh, "unlike": made.unlike}
-        echo(json.dumps({**said, "quantities": rows}, indent=2))
+        about = {"changes": made.changes, "fresh": made.fresh, "unlike": made.unlike}
+        echo(json.dumps({**about, "quantities": records(table)}, indent=2))
     else:
         _show(made, table)
     if out is not None:
-        from fedsim.core.files import replacing
-        from fedsim.storage.run_dir import csv_text
-
-        with replacing(Path(out)) as unfinished:
-            unfinished.write_text(csv_text(table), encoding="utf-8", newline="\n")
-        echo(f"file  {out}", err=form == "json")
+        write_table(table, out, form)
     if made.unlike and not made.replayed:
         click.get_current_context().exit(1)
 
@@ -142,50 +134,38 @@ def _show(made: Replay, table: pd.DataFrame) -> None:
     numbers = sorted(set(table["round"]))
     span = f"round {numbers[0]}" + (f" to {numbers[-1]}" if len(numbers) > 1 else "")
     if not made.replayed:
-        said = "is not what this machine computes" if made.unlike else "the same bytes again"
-        echo(f"{made.unlike or span}: {said}")
+        same = "is not what this machine computes" if made.unlike else "the same bytes again"
+        echo(f"{made.unlike or span}: {same}")
         return
     echo(f"{span}: {', '.join(made.changes)}")
     for part in made.fresh:
         echo(f"starts afresh: {part}")
-    for number in numbers:
-        own = table[table["round"] == number]
-        every = own[own["client_id"].isna()].to_dict("records")
-        show([_cells(row) for row in every if row["difference"] != 0])
-        if same := [row["quantity"] for row in every if row["difference"] == 0]:
-            echo(f"the same: {', '.join(map(str, same))}")
-        echo(of_clients(own[own["client_id"].notna()].to_dict("records")))
+    for _, rows in table.groupby("round"):
+        common = rows[rows["client_id"].isna()]
+        differing = common[common["difference"] != 0].rename(columns={"replayed": "replay"})
+        texts = differing.drop(columns="client_id").map(_text).to_dict("records")
+        show([{str(column): text for column, text in row.items()} for row in texts])
+        if same := ", ".join(common.loc[common["difference"] == 0, "quantity"]):
+            echo(f"the same: {same}")
+        echo(of_clients(rows[rows["client_id"].notna()]))
 
 
-def _cells(row: Mapping[Hashable, Any]) -> dict[str, str]:
-    sides = {"original": row["original"], "replay": row["replayed"]}
-    numbers = {**sides, "difference": row["difference"]}
-    texts = {name: _number(value) for name, value in numbers.items()}
-    return {"round": str(row["round"]), "quantity": str(row["quantity"]), **texts}
-
-
-def _differs(row: Mapping[Hashable, Any]) -> bool:
-    return bool(abs(row["difference"]) > ROUNDING * abs(row["original"]))
-
-
-def of_clients(rows: Sequence[Mapping[Hashable, Any]]) -> str:
+def of_clients(rows: pd.DataFrame) -> str:
     """How many clients did the same on both sides, and which are on one side alone.
 
     The last digits of a norm depend on how many updates were multiplied with each other.
     """
-    by: dict[int, list[Mapping[Hashable, Any]]] = {}
-    for row in rows:
-        by.setdefault(int(row["client_id"]), []).append(row)
-    alone = [
-        client
-        for client, own in by.items()
-        if any(all(math.isnan(row[side]) for row in own) for side in ("original", "replayed"))
-    ]
-    both = [own for client, own in by.items() if client not in alone]
-    same = sum(not any(_differs(row) for row in own) for own in both)
+    differs = (rows["difference"].abs() > ROUNDING * rows["original"].abs()).groupby(
+        rows["client_id"]
+    )
+    sides = rows.groupby("client_id")[["original", "replayed"]].count()
+    alone = list(sides.index[(sides == 0).any(axis=1)])
+    both = differs.any().drop(alone)
     gone = f"; on one side alone: {', '.join(map(str, alone))}" if alone else ""
-    return f"clients: {same} of {len(both)} trained the same{gone}"
+    return f"clients: {(~both).sum()} of {len(both)} trained the same{gone}"
 
 
-def _number(value: float) -> str:
+def _text(value: object) -> str:
+    if not isinstance(value, float):
+        return str(value)
     return "-" if math.isnan(value) else f"{value:.6g}"

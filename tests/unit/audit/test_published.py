@@ -41,7 +41,9 @@ tables:
     title: "A table"
     place: Table 1
     provenance: Read in the paper.
-    metric: {{Digits: final_test_accuracy, "": "|decomposition.shift_loss|"}}
+    metric:
+      Digits: final_test_accuracy
+      "": {{table: decomposition, column: shift_loss, absolute: true}}
     unit: percent
     margin: 1
     claims:
@@ -67,7 +69,7 @@ def test_a_table(table: Table) -> None:
     assert (first.value, first.margin, first.n, math.isnan(first.sd)) == (80.5, 1.0, None, True)
     assert (third.value, third.margin, third.n, third.sd) == (90.0, 2.0, 3, 1.0)
     assert (seeds.values, seeds.value) == ({42: 80.0, 43: 81.0}, 80.5)
-    assert table.metric("Digits") == Metric(table="summary", column="final_test_accuracy")
+    assert table.metric("Digits") == Metric(column="final_test_accuracy")
     assert table.metric("Letters").absolute
     job = table.jobs[FULL]
     assert job.runs == 6  # of the 72 runs of the preset those of two methods and one split
@@ -77,12 +79,6 @@ def test_a_table(table: Table) -> None:
     assert job.labels("FedGH", "Letters") is None
     assert [len(part) for part in table.tested(job)] == [2, 1]
     assert [len(part) for part in table.tested(table.jobs[SCALED])] == [0, 1]  # claims alone
-
-
-def test_a_metric_of_some_rows() -> None:
-    rows = {"client_id": "2", "split": "test"}
-    metric = Metric(table="evaluations", column="accuracy", where=rows)
-    assert Metric.parse("evaluations.accuracy[client_id=2, split=test]") == metric
 
 
 # those of the package
@@ -120,7 +116,7 @@ def test_a_table_of_the_package(name: str) -> None:
 
 
 def test_every_number_is_of_a_table_and_an_unknown_table_names_the_nearest() -> None:
-    assert set(published._numbers(published.FOLDER)) <= set(published.names())
+    assert {row["table"] for row in published._rows(published.FOLDER)} <= set(published.names())
     with pytest.raises(ConfigError, match=r"table 'fedld_fig3' \(did you mean 'fedld_fig2'"):
         published.load("fedld_fig3")
 
@@ -226,7 +222,7 @@ def test_a_part_of_the_data_tests_nothing(table: Table, tmp_path: Path) -> None:
 
 
 def test_the_metric_of_a_run(tmp_path: Path) -> None:
-    metric = Metric.parse("|decomposition.shift_loss|")
+    metric = Metric(table="decomposition", column="shift_loss", absolute=True)
     assert math.isnan(published.read(tmp_path, metric))  # not finished
     (tmp_path / "summary.csv").write_text("run_id,rounds_to_target\na,\n")
     (tmp_path / "decomposition.csv").write_text("round,shift_loss\n1,-3\n2,-2.5\n")
@@ -234,10 +230,10 @@ def test_the_metric_of_a_run(tmp_path: Path) -> None:
         "round,client_id,split,accuracy\n1,0,own,0.1\n2,0,own,0.25\n2,1,own,0.75\n2,1,test,0.5\n"
     )
     assert published.read(tmp_path, metric) == 2.5
-    client = Metric.parse("evaluations.accuracy[client_id=1, split=own]")
+    client = Metric(table="evaluations", column="accuracy", where={"client_id": 1, "split": "own"})
     assert published.read(tmp_path, client) == 0.75
-    assert math.isnan(published.read(tmp_path, Metric.parse("rounds_to_target")))
+    assert math.isnan(published.read(tmp_path, Metric(column="rounds_to_target")))
     with pytest.raises(StoreError, match=r"evaluations\.csv: 3 rows for accuracy, needed is one"):
-        published.read(tmp_path, Metric.parse("evaluations.accuracy"))
+        published.read(tmp_path, Metric(table="evaluations", column="accuracy"))
     with pytest.raises(StoreError, match=r"summary\.csv: has no column 'x'"):
-        published.read(tmp_path, Metric.parse("x"))
+        published.read(tmp_path, Metric(column="x"))

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 import fedsim
 from fedsim import algorithms
-from fedsim.audit.replay import COLUMNS, Without, assembled, carried, equal, replay
+from fedsim.audit.replay import COLUMNS, Without, assemble_again, carry_over, equal, replay
 from fedsim.audit.rerun import opened
 from fedsim.cli import main
 from fedsim.cli.replay import of_clients
@@ -206,14 +206,14 @@ def test_another_method_starts_with_the_model_alone(tmp_path_factory):
     assert kept.fresh == []
     with opened(out) as again:
         state, setup = again.state(2), again.setup
-    others = assembled(setup, setup.config.model_copy(update={"algorithm": "fedprox"}))
-    after, _ = carried(setup, others, state)
+    others = assemble_again(setup, setup.config.model_copy(update={"algorithm": "fedprox"}))
+    after, _ = carry_over(setup, others, state)
     assert len(state.clients)
     assert not len(after.clients)
     assert not after.downlink
     assert not after.server.exchange
     np.testing.assert_array_equal(after.params, state.params)
-    same, fresh = carried(setup, setup, state)
+    same, fresh = carry_over(setup, setup, state)
     assert fresh == []
     assert same.server.flatten().keys() == state.server.flatten().keys()
     assert same.clients is state.clients
