@@ -94,12 +94,7 @@ def _scores(
 def _finetuned(
     setup: Setup, executor: Executor, state: ServerState, clients: Sequence[int], log: RoundLog
 ) -> Iterator[list[ClientUpdate]]:
-    """The updates of fine-tuning, some clients at a time.
-
-    Raises:
-        DivergedError: a client diverged and the policy is ``raise``.
-        WorkerError: a client's work failed.
-    """
+    """The updates of fine-tuning, some clients at a time."""
     config = setup.config
     ctx = RoundContext(
         round=log.round,
