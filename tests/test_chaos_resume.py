@@ -19,9 +19,7 @@ import fedsim
 from fedsim.config.run import RunConfig
 from fedsim.core import files
 from tests.commands import (
-    ROOT,
     Sandbox,
-    clean_environment,
     count_rows,
     interrupt,
     temporary_sandbox,
@@ -34,7 +32,6 @@ pytestmark = pytest.mark.slow
 ROUNDS = 20
 EPOCHS = 3
 """Makes a round long enough for a kill to come in the middle of it."""
-CONTRACT = ROOT.parent / "shared" / "tools" / "check_contract.py"
 
 
 @pytest.fixture
@@ -81,16 +78,6 @@ def contents(run: Path) -> dict[str, object]:
     return {name: (run / name).read_bytes() for name in names} | {"": summary.to_csv()}
 
 
-def flip_a_byte_of_the_newest_checkpoint(run: Path) -> str:
-    """Damages the arrays of the newest checkpoint; gives the name of its record."""
-    record = max((run / "checkpoints").glob("round-*.json"))
-    arrays = record.with_suffix(".safetensors")
-    data = bytearray(arrays.read_bytes())
-    data[len(data) // 2] ^= 1
-    arrays.write_bytes(data)
-    return record.name
-
-
 @pytest.mark.parametrize(
     ("method", "kills", "batch"),
     [
@@ -131,55 +118,6 @@ def kill_in_a_round(process: subprocess.Popen[str], table: Path, done: int, part
     process.kill()
     process.communicate()
     assert process.returncode == -signal.SIGKILL, "it was killed while it ran"
-
-
-def test_a_run_that_goes_on_without_ray_keeps_the_contract(sandbox, undisturbed):
-    if not CONTRACT.exists():
-        pytest.skip(f"needs {CONTRACT}, which is not here")
-    folder = sandbox.work / "run"
-    process = run(sandbox, "fedld")
-    wait_for_rows(process, folder / "rounds.csv", 2)
-    process.kill()
-    process.communicate()
-    wait_for_exit(sandbox.start("resume", "run", "--engine", "serial"))
-    assert contents(folder) == undisturbed("fedld")
-    args = ("--rounds", str(ROUNDS), "--clients", "8", "--cohort", "4")
-    done = subprocess.run(
-        [sys.executable, CONTRACT, folder, *args],
-        capture_output=True,
-        text=True,
-        env=clean_environment(),
-    )
-    assert done.returncode == 0, done.stdout
-
-
-@pytest.mark.parametrize(
-    ("number", "status"),
-    [
-        pytest.param(signal.SIGINT, 130, id="int"),
-        pytest.param(signal.SIGTERM, 143, id="term", marks=pytest.mark.nightly),
-    ],
-)
-def test_told_to_end_and_a_flipped_byte_in_the_checkpoint_of_that(
-    number, status, sandbox, undisturbed
-):
-    folder = sandbox.work / "run"
-    process = run(sandbox, "fedpac")
-    wait_for_rows(process, folder / "rounds.csv", 3)
-    interrupt(process, number)
-    _, err = wait_for_exit(process, status)
-    line = rf"interrupted after (\d+) of {ROUNDS} rounds; resume with: fedsim resume run\n"
-    done = re.fullmatch(line, err)
-    assert done, err
-    assert count_rows(folder / "rounds.csv") == int(done[1])
-    before, _ = sorted((folder / "checkpoints").glob("round-*.json"))
-    damaged = flip_a_byte_of_the_newest_checkpoint(folder)
-    assert damaged == f"round-{int(done[1]):06d}.json"
-    out, err = wait_for_exit(sandbox.start("resume", "run"))
-    arrays = damaged.replace("json", "safetensors")
-    assert err == f"run/checkpoints/{damaged} cannot be used: {arrays} is damaged\n"
-    assert f"resuming run after round {int(before.stem.partition('-')[2])}\n" in out
-    assert contents(folder) == undisturbed("fedpac")
 
 
 IN_A_SMALL_FILE_SYSTEM = """

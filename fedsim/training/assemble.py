@@ -159,11 +159,7 @@ def _built(
     dataset: Dataset,
     partition: Partition,
 ) -> tuple[Built, FlatModel, Clock]:
-    """The network with its start weights, its tensors and the clock, once it has been tried.
-
-    Raises:
-        ConfigError, DataError: as :func:`prepare`.
-    """
+    """The network with its start weights, its tensors and the clock, once it has been tried."""
     with users_code(f"model.name={model.name}, algorithm={config.algorithm}", ConfigError):
         built = models.start(model, config.seed, algorithm.adapt, dataset.class_names)
         flat = FlatModel(built.model, torch.device("cpu"))
@@ -193,11 +189,7 @@ def _private(setup: Setup, flat: FlatModel) -> Setup:
 
 
 def _check(setup: Setup) -> None:
-    """Refuses more entries than clients send, and cohorts that the server or schedule cannot take.
-
-    Raises:
-        ConfigError: names the key.
-    """
+    """Refuses more entries than clients send, and cohorts that server or schedule cannot take."""
     config, server, schedule = setup.config, setup.algorithm.server, setup.schedule
     sent, k = setup.num_sent, config.compress.k or 0
     if k > sent:
@@ -247,11 +239,7 @@ def check_effects(setup: Setup) -> None:
 
 
 def _check_sizes(algorithm: Algorithm, clients: int) -> None:
-    """Refuses a server that cannot work with cohorts of every size.
-
-    Raises:
-        ConfigError: it cannot; says with which.
-    """
+    """Refuses a server that cannot work with cohorts of every size."""
     for m in range(1, clients + 1):
         try:
             algorithm.server.check(m)

@@ -226,9 +226,6 @@ class TrainingLoop:
         """Writes a checkpoint of the newest complete round, unless there is one or no time left.
 
         After a second Ctrl-C none is begun; one that is being written is still waited for.
-
-        Raises:
-            Exception: that round could not be written, which ended the run before ``error`` did.
         """
         if isinstance(error, Interrupted) and error.again:
             return

@@ -1,10 +1,9 @@
-"""Evaluation: the scores of a round's models, and the losses that the decomposition is made of.
+"""Evaluation: the scores of a round's models, on common parts and on the clients' own data.
 
 Most methods have one global model. In personalised methods every client has its own, and a round's
 test columns are the unweighted mean over them (section ``evaluation``, key ``personal``). Where the
 test samples belong to clients, the models meet their owners' samples alone, and all are pooled;
-clients without test samples are excluded. For a decomposition every local model of the cohort and
-the model after aggregation are evaluated on the data of every owner, on the actors that hold them.
+clients without test samples are excluded.
 """
 
 from __future__ import annotations
@@ -21,25 +20,20 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.rows import (
     ClassRow,
     ConfusionRow,
-    DecompositionRow,
     EvaluationRow,
-    LossMatrixRow,
 )
 from fedsim.core.types import (
-    F64,
-    I64,
     ClientUpdate,
     Dataset,
     Owned,
+    Part,
     Partition,
     RoundContext,
 )
-from fedsim.engine.base import OUTPUTS, SAMPLES, SCORES, EvaluationTask, Executor, Model
-from fedsim.metrics.decomposition import terms
+from fedsim.engine.base import OUTPUTS, SAMPLES, SCORES, EvaluationTask, Executor, Measure, Model
 from fedsim.metrics.outputs import Outputs, concatenated, samples_of, scores_of, split
-from fedsim.metrics.scores import GroupScore, SampleScores, Scores, group_score, mean_scores
-from fedsim.metrics.splits import clients_with, count, counts, group_positions, num_labels
-from fedsim.server.gram import shares
+from fedsim.metrics.scores import GroupScore, Scores, group_score, mean_scores
+from fedsim.metrics.splits import clients_with, count, counts, group_positions
 from fedsim.storage.checkpoint import ServerState
 from fedsim.training.rows import RoundLog
 
@@ -47,6 +41,7 @@ if TYPE_CHECKING:
     from fedsim.training.setup import Setup
 
 Key = TypeVar("Key")
+Result = TypeVar("Result")
 MEMORY = 256 << 20
 """Bytes of models that are evaluated in one go; clients' own models may be on disk until then."""
 
@@ -168,11 +163,7 @@ def each_scores(
             key: _pooled(setup, executor, {None: model})[part].whole
             for key, model in models.items()
         }
-    by_key: dict[Key, Scores] = {}
-    for some in batches(models):
-        scores = executor.evaluate([(model, part) for model in some.values()], SCORES)
-        by_key |= zip(some, scores, strict=True)
-    return by_key
+    return {key: scores for key, (scores,) in measured(executor, models, [part], SCORES)}
 
 
 def _common(
@@ -181,14 +172,10 @@ def _common(
     if not models:  # nobody of the cohort was there
         return {}
     different = {m.owner: m for m in models.values()} if parts else {}
-    by_owner: dict[str, dict[int | None, Scores]] = {part: {} for part in parts}
-    for some in batches(different):
-        for part in parts:
-            scores = executor.evaluate([(m, part) for m in some.values()], SCORES)
-            by_owner[part] |= dict(zip(some, scores, strict=True))
+    scores = dict(measured(executor, different, parts, SCORES))
     evaluated = {}
-    for part in parts:
-        each = {c: by_owner[part][m.owner] for c, m in models.items()}
+    for number, part in enumerate(parts):
+        each = {c: scores[m.owner][number] for c, m in models.items()}
         by_client = {
             c: GroupScore(group="", num_samples=s.num_samples, loss=s.loss, accuracy=s.accuracy)
             for c, s in each.items()
@@ -212,9 +199,9 @@ def _pooled(
         part = Owned("test", owners)
         (together,) = executor.evaluate([(models[None].load(), part)], OUTPUTS)
         outputs |= zip(owners, split(together, counts(setup.partition, part)), strict=True)
-    for some in batches({c: models[c] for c in owners if c in models}):
-        jobs: list[EvaluationTask] = [(model, Owned("test", (c,))) for c, model in some.items()]
-        outputs |= zip(some, executor.evaluate(jobs, OUTPUTS), strict=True)
+    others = {c: models[c] for c in owners if c in models}
+    for client, (alone,) in measured(executor, others, lambda c: [Owned("test", (c,))], OUTPUTS):
+        outputs[client] = alone
     if not outputs:
         return {}
     index = np.concatenate([owned[c] for c in outputs])
@@ -223,6 +210,21 @@ def _pooled(
     samples = samples_of(pooled, data, index).split([len(owned[c]) for c in outputs])
     each = {c: group_score("", one) for c, one in zip(outputs, samples, strict=True)}
     return {"test": Evaluated(whole, {} if None in models else each, each)}
+
+
+def measured(
+    executor: Executor,
+    models: Mapping[Key, Candidate],
+    parts: Sequence[Part] | Callable[[Key], Sequence[Part]],
+    measure: Measure[Result],
+) -> Iterator[tuple[Key, list[Result]]]:
+    """What a measure gives for each model on each of the parts, which may depend on the model's
+    key; as many models at a time as fit into :data:`MEMORY`."""
+    for some in batches(models):
+        wanted = {key: parts(key) if callable(parts) else parts for key in some}
+        jobs: list[EvaluationTask] = [(some[key], part) for key in some for part in wanted[key]]
+        results = iter(executor.evaluate(jobs, measure))
+        yield from ((key, [next(results) for _ in wanted[key]]) for key in some)
 
 
 def batches(candidates: Mapping[Key, Candidate]) -> Iterator[dict[Key, Model]]:
@@ -269,10 +271,9 @@ def _own_scores(
         (together,) = executor.evaluate([((state.params, {}), part)], SAMPLES)
         samples = together.split(counts(setup.partition, part))
     else:
-        samples = []
-        for some in batches({c: own_model(state, c) for c in owners}):
-            jobs: list[EvaluationTask] = [(m, Owned(split, (c,))) for c, m in some.items()]
-            samples += executor.evaluate(jobs, SAMPLES)
+        models = {c: own_model(state, c) for c in owners}
+        parts = measured(executor, models, lambda c: [Owned(split, (c,))], SAMPLES)
+        samples = [one for _, (one,) in parts]
     return {c: group_score("", one) for c, one in zip(owners, samples, strict=True)}
 
 
@@ -303,11 +304,12 @@ def attack_success(setup: Setup, executor: Executor, state: ServerState) -> floa
     if setup.personalised:
         benign = (c for c in setup.partition.participants if c not in setup.malicious)
         models = {c: own_model(state, c) for c in benign}
-    rates: dict[int | None, float] = {}
-    for some in batches({candidate.owner: candidate for candidate in models.values()}):
-        outputs = executor.evaluate([(model, part) for model in some.values()], OUTPUTS)
-        hits = (np.asarray(logits).argmax(axis=1) == part.target for logits in outputs)
-        rates |= zip(some, (float(hit.mean()) for hit in hits), strict=True)
+    different = {candidate.owner: candidate for candidate in models.values()}
+    outputs = measured(executor, different, [part], OUTPUTS)
+    rates = {
+        owner: float((np.asarray(logits).argmax(axis=1) == part.target).mean())
+        for owner, (logits,) in outputs
+    }
     each = [rates[candidate.owner] for candidate in models.values()]
     return math.fsum(each) / len(each) if each else math.nan
 
@@ -365,126 +367,3 @@ def add_rows(evaluated: Mapping[str, Evaluated], clients: ClientScores, log: Rou
     for part, owners in clients.items():
         for client, score in owners.items():
             add(f"own_{part}", score, client)
-
-
-AFTER = "after"
-"""How the model after aggregation is called in loss_matrix.csv; ``after:3`` is client 3's own."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Losses:
-    """What a decomposition is made of.
-
-    Args:
-        clients: the m clients whose local models are looked at.
-        owners: names of the K columns: client ids, ``test`` for the common test part.
-        own: (m,) the column of each client.
-        weights: (K,) labels behind each column (one a sample, or those of tokens), 0 for one that
-            is no part of the global loss.
-        local: (m, K) losses of the local models.
-        after: (m, K) losses of the model after aggregation, or of each client's own one.
-    """
-
-    clients: tuple[int, ...]
-    owners: tuple[str, ...]
-    own: I64
-    weights: F64
-    local: F64
-    after: F64
-
-
-def decompose(
-    setup: Setup,
-    executor: Executor,
-    before: ServerState,
-    after: ServerState,
-    results: Sequence[ClientUpdate],
-    log: RoundLog,
-) -> int:
-    """Adds the round's row of decomposition.csv, and those of loss_matrix.csv where wanted.
-
-    No row where no client of the results, sorted by id, owns a sample of the part.
-
-    Returns:
-        Bytes of the models that were evaluated.
-
-    Raises:
-        DivergedError: a model's outputs are not finite.
-    """
-    e = setup.config.evaluation
-    owners = set(clients_with(setup.partition, e.own_split))
-    results = [r for r in results if r.client_id in owners]
-    if not results:
-        return 0
-    losses = measure(setup, executor, before, after, results)
-    samples = np.array([r.num_samples for r in results], dtype=np.float64)
-    p, q = shares(samples, "samples"), losses.weights / math.fsum(losses.weights)
-    row = terms(losses.local, losses.after, p, q, losses.own)
-    split, scope = e.decompose_split, e.decompose_scope
-    log.add(DecompositionRow(round=log.round, split=split, scope=scope, **row))
-    if e.loss_matrix:
-        _write(losses, setup.personalised, log)
-    last = len(losses.local) if setup.personalised else 1
-    return (len(losses.local) + last) * setup.vector_bytes
-
-
-def measure(
-    setup: Setup,
-    executor: Executor,
-    before: ServerState,
-    after: ServerState,
-    results: Sequence[ClientUpdate],
-) -> Losses:
-    """The mean cross-entropy of each model on each owner's data, the sums correctly rounded.
-
-    Every client of the results must own samples of the part.
-    """
-    e = setup.config.evaluation
-    cohort = tuple(r.client_id for r in results)
-    local = {str(c): trained(before, r) for c, r in zip(cohort, results, strict=True)}
-    last = {AFTER: Candidate(None, lambda: (after.params, {}))}
-    if setup.personalised:
-        last = {f"{AFTER}:{c}": own_model(after, c) for c in cohort}
-    common = e.decompose_split == "common_test"
-    everybody = e.decompose_scope == "population" and not common
-    owners = clients_with(setup.partition, e.own_split) if everybody else cohort
-    part_of_owners = Owned(e.own_split, owners, e.decompose_max_samples)
-    parts: tuple[str | Owned, ...] = (part_of_owners, "test") if common else (part_of_owners,)
-    rows = {}
-    for some in batches(local | last):
-        jobs: list[EvaluationTask] = [(m, part) for m in some.values() for part in parts]
-        samples = iter(executor.evaluate(jobs, SAMPLES))
-        for name in some:
-            rows[name] = [loss for part in parts for loss in means(next(samples), setup, part)]
-    names = [str(c) for c in owners]
-    data, everything = setup.dataset, getattr(setup.partition, part_of_owners.split)
-    held = [num_labels(data, everything[c]) for c in owners]
-    if common:  # the columns of the clients' own data carry no weight
-        names, held = [*names, "test"], [*(0 for _ in owners), num_labels(data, data.test)]
-    matrix = np.array([rows[name] for name in local])
-    return Losses(
-        clients=cohort,
-        owners=tuple(names),
-        own=np.array([owners.index(c) for c in cohort]),
-        weights=np.array(held, dtype=np.float64),
-        local=matrix,
-        after=np.broadcast_to([rows[name] for name in last], matrix.shape),
-    )
-
-
-def means(samples: SampleScores, setup: Setup, part: str | Owned) -> list[float]:
-    """The mean loss on each owner's samples, or on the common part."""
-    if isinstance(part, str):
-        return [group_score("", samples).loss]
-    each = samples.split(counts(setup.partition, part))
-    return [group_score("", one).loss for one in each]
-
-
-def _write(table: Losses, personal: bool, log: RoundLog) -> None:
-    """The rows of loss_matrix.csv: of each local model, and of the model after aggregation."""
-    last = [f"{AFTER}:{c}" for c in table.clients] if personal else [AFTER]
-    models = [*map(str, table.clients), *last]
-    rows = [*table.local, *table.after[: len(last)]]
-    for model, losses in zip(models, rows, strict=True):
-        for owner, loss in zip(table.owners, losses, strict=True):
-            log.add(LossMatrixRow(round=log.round, model=model, owner=owner, loss=loss))

@@ -13,11 +13,11 @@ from collections.abc import Iterator, Sequence
 from fedsim.core.errors import DivergedError
 from fedsim.core.rows import FinalClientRow
 from fedsim.core.types import ClientTask, ClientUpdate, Owned, RoundContext
-from fedsim.engine.base import SAMPLES, EvaluationTask, Executor, Models
+from fedsim.engine.base import SAMPLES, Executor, Models
 from fedsim.metrics.scores import GroupScore, group_score
 from fedsim.metrics.splits import clients_with
 from fedsim.storage.checkpoint import ServerState
-from fedsim.training.evaluate import MEMORY, Candidate, Split, batches, own_model, trained
+from fedsim.training.evaluate import MEMORY, Candidate, Split, measured, own_model, trained
 from fedsim.training.round import without_diverged
 from fedsim.training.rows import RoundLog
 from fedsim.training.setup import Setup
@@ -78,28 +78,20 @@ def _scores(
     executor: Executor, models: dict[int, Candidate], parts: dict[int, Split]
 ) -> dict[int, GroupScore]:
     """The score of each client's model on its own part."""
-    scores: dict[int, GroupScore] = {}
-    for some in batches(models):
-        jobs: list[EvaluationTask] = [(model, Owned(parts[c], (c,))) for c, model in some.items()]
-        try:
-            samples = executor.evaluate(jobs, SAMPLES)
-        except DivergedError as error:
-            raise DivergedError(
-                f"final scores of the clients: {error}; the model has diverged, lower train.lr"
-            ) from error
-        scores |= {c: group_score("", one) for c, one in zip(some, samples, strict=True)}
-    return scores
+    parts_of = {client: [Owned(part, (client,))] for client, part in parts.items()}
+    try:
+        samples = dict(measured(executor, models, parts_of.__getitem__, SAMPLES))
+    except DivergedError as error:
+        raise DivergedError(
+            f"final scores of the clients: {error}; the model has diverged, lower train.lr"
+        ) from error
+    return {client: group_score("", one) for client, (one,) in samples.items()}
 
 
 def _finetuned(
     setup: Setup, executor: Executor, state: ServerState, clients: Sequence[int], log: RoundLog
 ) -> Iterator[list[ClientUpdate]]:
-    """The updates of fine-tuning, some clients at a time.
-
-    Raises:
-        DivergedError: a client diverged and the policy is ``raise``.
-        WorkerError: a client's work failed.
-    """
+    """The updates of fine-tuning, some clients at a time."""
     config = setup.config
     ctx = RoundContext(
         round=log.round,

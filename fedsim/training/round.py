@@ -31,6 +31,7 @@ from fedsim.storage.checkpoint import ServerState
 from fedsim.systems.clock import Participation, wire_bytes
 from fedsim.systems.costs import Costs, round_costs
 from fedsim.training import evaluate
+from fedsim.training.decompose import decompose
 from fedsim.training.privacy import remedy
 from fedsim.training.rows import Aggregated, RoundLog, add_rows, round_row
 from fedsim.training.setup import Setup
@@ -186,7 +187,7 @@ def record(
                 clients = evaluate.client_scores(setup, executor, after)
     if updates and evaluate.is_due(e.decompose_every, ctx):
         with log.timed("decompose") as size, naming_the_round(setup, ctx):
-            size["bytes"] = evaluate.decompose(setup, executor, state, after, updates, log)
+            size["bytes"] = decompose(setup, executor, state, after, updates, log)
     evaluate.add_rows(scores or {}, clients, log)
     stale = {
         c: {"staleness": steps_since(task.version, state, ctx), "version": task.version}

@@ -41,9 +41,9 @@ from fedsim.core.errors import (
 from fedsim.engine.base import Incident
 from fedsim.engine.serial import SerialExecutor
 from fedsim.identity import environment, resume
-from fedsim.storage import checkpoint, client_states, tensors
+from fedsim.storage import checkpoint, tensors
 from fedsim.storage.checkpoint import Checkpoints, encode_record
-from fedsim.storage.client_states import ClientStateStore, Segment
+from fedsim.storage.client_states import Segment
 from fedsim.storage.run_dir import RunStore, RunWriter
 from fedsim.training import driver
 from fedsim.training.driver import TrainingLoop
@@ -422,14 +422,6 @@ def test_another_version_of_torch_is_told_once(after_four, tmp_path, undisturbed
     assert contents(run) == undisturbed["fedbn"]
 
 
-def test_all_packages_of_other_versions_are_named():
-    before = {"packages": {"torch": "1", "numpy": "2", "pandas": "1"}}
-    line = environment.other_versions(
-        before, {"packages": {"torch": "2", "numpy": "3", "pandas": "9"}}
-    )
-    assert "with torch 1, numpy 2, those that follow with torch 2, numpy 3:" in line
-
-
 def test_dropout_of_an_earlier_version_is_told():
     packages = {"packages": {"torch": "2", "numpy": "3"}}
     now = {**packages, "dropout": "philox4x64-10"}
@@ -528,28 +520,6 @@ def test_paths_that_are_given_anew_count(after_four, tmp_path, monkeypatch):
         resume.configuration(run, {key: Setting("nowhere", "--working-dir")})
 
 
-@pytest.mark.slow
-def test_a_live_run_holds_its_directory(after_four, tmp_path):
-    run = shutil.copytree(after_four, tmp_path / "run")
-    holder = f"pid {os.getpid()} on "
-    with (
-        files.lock(run),
-        pytest.raises(ConfigError, match=f"another live run holds this directory .{holder}"),
-    ):
-        driver.resume(run)
-    assert (run / files.LOCK_FILE).read_text() == ""
-    driver.resume(run)
-
-    class Again(Stopper):
-        def on_round_end(self, round, rows):
-            with pytest.raises(ConfigError, match="another live run holds"):
-                driver.resume(tmp_path / "new")
-            raise Stop
-
-    with pytest.raises(Stop):
-        fedsim.run(config(), tmp_path / "new", [Again(1)])
-
-
 def test_a_finished_run_is_left_as_it_is(tmp_path):
     store = fedsim.run(config(rounds=1), tmp_path / "run")
     times = {p: p.stat().st_mtime_ns for p in store.path.rglob("*")}
@@ -602,51 +572,6 @@ def test_an_error_leaves_a_checkpoint_and_what_was_lost(tmp_path, undisturbed, m
     (lost,) = RunStore(tmp_path / "run").read("errors").to_dict("records")
     assert (lost["round"], lost["error"]) == (3, "lost")
     assert contents(driver.resume(tmp_path / "run").path) == undisturbed["fedavg"]
-
-
-@pytest.mark.slow
-def test_an_error_on_the_way_to_a_position_leaves_the_one_before(
-    tmp_path, undisturbed, monkeypatch
-):
-    """Memory that ends while states are taken, a disk that fails before they are."""
-
-    def out_of_memory(self, changes):
-        count.append(None)
-        with monkeypatch.context() as patch:
-            if len(count) == 3:
-                *first, _ = changes.values()
-                patch.setattr(client_states, "owned", for_so_many(sum(map(len, first))))
-            put(self, changes)
-
-    def for_so_many(arrays):
-        room = iter(range(arrays))
-
-        def owned(array):
-            if next(room, None) is None:
-                raise MemoryError
-            return array
-
-        return owned
-
-    def unreadable(self):
-        count.append(None)
-        if len(count) == 3:
-            raise StoreError("lengths: cannot be read")
-        return lengths(self)
-
-    put, lengths = ClientStateStore.put, RunWriter.table_sizes
-    cases = [
-        (ClientStateStore, "put", out_of_memory, MemoryError),
-        (RunWriter, "table_sizes", unreadable, StoreError),
-    ]
-    for owner, name, failing, error in cases:
-        run, count = tmp_path / name, []
-        with monkeypatch.context() as patch:
-            patch.setattr(owner, name, failing)
-            with pytest.raises(error):
-                fedsim.run(config("fedbn", checkpoint_every=9), run)
-        assert records(run) == ["round-000002.json"]
-        assert contents(driver.resume(run).path) == undisturbed["fedbn"]
 
 
 @pytest.fixture(autouse=True)
@@ -733,18 +658,6 @@ def test_a_round_begins_before_the_one_before_is_written(
     run = fedsim.run(config(method), tmp_path / "run").path
     assert written == [[1, 2, 3, 4]]  # and no further one
     assert contents(run) == undisturbed[method]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("at", [3, ROUNDS])
-def test_a_row_that_does_not_fit_on_the_disk(at, tmp_path, undisturbed, monkeypatch):
-    with monkeypatch.context() as patch:
-        begun = beside(patch, at, call=full)
-        with pytest.raises(StoreError, match=r"clients\.csv: cannot be written \(No space left\)"):
-            fedsim.run(config("fedbn"), tmp_path / "run")
-    assert begun[-1] == min(at + 1, ROUNDS)
-    assert records(tmp_path / "run")[-1] == f"round-{at - 1:06d}.json"
-    assert contents(driver.resume(tmp_path / "run").path) == undisturbed["fedbn"]
 
 
 @pytest.mark.slow
@@ -954,30 +867,6 @@ def test_an_error_says_how_to_go_on_where_that_makes_sense(after_four, tmp_path,
 
 def test_what_resume_takes_is_what_may_change():
     assert set(main.commands["resume"].flags) == (flag_names().keys() & FREE) - {"label"}
-
-
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (
-            "--set train.lr=1",
-            r"error: --set train\.lr: train\.lr cannot change in a run that has begun",
-        ),
-        (
-            "--set engine.precision=tf32",
-            r"error: --set engine\.precision: engine\.precision cannot change",
-        ),
-        ("--set engine.keep_checkpoints=0", r"error: --set engine\.keep_checkpoints: .* 1"),
-        ("--actors 2 --set engine.actors=3", r"error: --set engine\.actors=3: .*by --actors"),
-    ],
-)
-def test_the_command_refuses_the_rest(args, message, after_four, tmp_path):
-    run = shutil.copytree(after_four, tmp_path / "run")
-    done = CliRunner().invoke(main, ["resume", str(run), *args.split()])
-    assert done.exit_code == 2
-    assert done.stderr.count("\n") == 1
-    assert re.match(message, done.stderr), done.stderr
-    assert contents(run) == contents(after_four)
 
 
 def raising(error):

@@ -134,22 +134,6 @@ def test_each_clients_model_is_the_one_that_was_scored(method, tmp_path):
 
 
 @pytest.mark.slow
-def test_old_and_new_files_are_start_weights(tmp_path):
-    _, store = done(tmp_path / "run", "fedavg", model={"name": f"{__name__}:odd"})
-    new = store.path / "model.safetensors"
-    found = load_file(new)
-    floats = {name: t for name, t in found.items() if t.is_floating_point()}
-    save_file(floats, tmp_path / "old.safetensors")  # as version 0.1.0 wrote models without ties
-    vectors = []
-    for file in (new, tmp_path / "old.safetensors"):
-        changed = {"name": f"{__name__}:odd", "weights": str(file)}
-        vectors.append(prepare(config("fedavg", model=changed)).initial)
-    np.testing.assert_array_equal(*vectors)
-    first = prepare(config("fedavg", model={"name": f"{__name__}:odd"})).layout.slots[0]
-    np.testing.assert_array_equal(vectors[0][first.where], found[first.name].numpy().ravel())
-
-
-@pytest.mark.slow
 def test_the_bytes_are_the_same_in_every_process(tmp_path):
     """The library itself writes metadata in an order that differs between processes."""
     code = (

@@ -10,7 +10,6 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from click.testing import CliRunner
 from PIL import Image
 
@@ -18,8 +17,6 @@ import fedsim
 from fedsim.cli import main
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.metrics.scores import auc
-from fedsim.training.assemble import prepare
 from tests.decomposing import config, digits
 
 pytestmark = pytest.mark.integration
@@ -114,16 +111,6 @@ def test_each_hospitals_model_on_its_own_patients_is_what_evaluations_csv_says(m
         assert right == store.rounds["test_accuracy"].iloc[-1]
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedbn"])
-def test_probabilities_give_the_area_under_the_curve(method, runs):
-    frame = fedsim.predict(runs[method].path)
-    chances = frame[[f"probability_{k}" for k in range(3)]].to_numpy()
-    np.testing.assert_allclose(chances.sum(axis=1), 1.0, atol=1e-12)
-    assert (chances.argmax(axis=1) == frame["prediction"]).all()
-    each = [auc(chances[:, k], (frame["label"] == k).to_numpy()) for k in range(3)]
-    assert np.mean(each) == pytest.approx(runs[method].rounds["test_auc"].iloc[-1], abs=1e-12)
-
-
 @pytest.mark.parametrize("split", ["test", "val"])
 def test_on_a_common_part_every_client_has_a_say(split, common):
     frame = fedsim.predict(common.path, split=split)
@@ -133,22 +120,6 @@ def test_on_a_common_part_every_client_has_a_say(split, common):
     assert right == pytest.approx(common.rounds[f"{split}_accuracy"].iloc[-1], abs=1e-12)
     one = fedsim.predict(common.path, client=4, split=split)
     pd.testing.assert_frame_equal(one, frame[frame["client_id"] == 4].reset_index(drop=True))
-
-
-def test_a_plain_network_of_the_files_predicts_the_same(runs, images):
-    store = runs["fedbn"]
-    setup = prepare(on_images(images, "fedbn"))
-    pipeline = setup.dataset.pipeline
-    mean, std = (torch.tensor(v).view(3, 1, 1) for v in (pipeline.mean, pipeline.std))
-    for client, frame in fedsim.predict(store.path).groupby("client_id"):
-        model = fedsim.load_model(store.path, client=int(client))
-        x = torch.from_numpy(setup.dataset.x[frame["sample"].to_numpy()]).float() / 255
-        with torch.no_grad():
-            chances = model((x - mean) / std).double().softmax(1).numpy()
-        np.testing.assert_allclose(
-            frame[[f"probability_{k}" for k in range(3)]].to_numpy(), chances, atol=1e-5
-        )
-        assert frame["prediction"].tolist() == chances.argmax(1).tolist()
 
 
 def command(*arguments):
@@ -207,17 +178,6 @@ def test_held_out_clients_predict_only_where_they_are_named(images, tmp_path):
         assert others == [c for c in range(3) if c != out]
         named = fedsim.predict(store.path, client=out, split="all", **given)
         assert named["client_id"].unique().tolist() == [out]
-
-
-@pytest.mark.slow
-def test_the_runs_own_data_may_lie_elsewhere(runs, images, tmp_path):
-    moved = shutil.copytree(images, tmp_path / "moved")
-    wanted = fedsim.predict(runs["fedbn"].path, client=2, split="own_test")
-    found = fedsim.predict(runs["fedbn"].path, client=2, split="own_test", data_dir=moved)
-    pd.testing.assert_frame_equal(found, wanted)
-    other = write_images(tmp_path / "other", count=99)
-    with pytest.raises(DataError, match=r"partition\.csv: .* are not the data of the run"):
-        fedsim.predict(runs["fedbn"].path, client=2, split="own_test", data_dir=other)
 
 
 @pytest.mark.parametrize("column", ["label", "filename"])

@@ -24,7 +24,6 @@ from fedsim.server.staleness import StalenessWeights
 from fedsim.systems.clock import Clock, LocalSchedule, Series
 from fedsim.testing import check_schedule
 from fedsim.testing.rounds import config, results
-from fedsim.training.assemble import prepare
 from tests.stopping import Stop, Stopper
 
 SPEEDS = {"mode": "async", "samples_per_second": "lognormal(100, 0.8)", "upload_mb_s": 1}
@@ -308,14 +307,3 @@ def odd_clients_diverge():
 def test_a_bad_setting_names_its_key(sections, said):
     with pytest.raises(ConfigError, match=said):
         RunConfig(**sections)
-
-
-@pytest.mark.parametrize(
-    ("method", "asynchrony"),
-    [("feddyn", {}), ("feddyn", {"mixing": 0.5}), ("fedcm", {"mixing": 0.5}),
-     ("fednova", {"mixing": 0.5})],
-)  # fmt: skip
-def test_methods_that_need_exact_updates_are_refused(method, asynchrony):
-    with pytest.raises(ConfigError, match=rf"async\.(staleness|mixing).* combined with.*{method}"):
-        prepare(given(method, **asynchrony))
-    prepare(given(method, staleness="constant"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import logging
@@ -410,22 +409,3 @@ def test_a_record_names_only_files_of_the_run(changes, message, tmp_path):
     damaged(tmp_path, **changes)
     with pytest.raises(StoreError, match=rf"^none of 1 checkpoints of .*{message}"):
         back(tmp_path)
-
-
-def test_a_disk_that_fails_to_read_is_a_damaged_checkpoint(tmp_path, monkeypatch):
-    with checkpoints(tmp_path) as target:
-        for number in (1, 2):
-            advance(target, number)
-            target.wait()
-    real = files.sha256
-
-    def broken(path, size=None):
-        if path.name == "round-000002.safetensors":
-            raise OSError(errno.EIO, "Input/output error")  # as read(2) says it: without a name
-        return real(path)
-
-    monkeypatch.setattr(files, "sha256", broken)
-    found, progress, told = back(tmp_path)
-    assert progress.rounds == 1
-    assert told[0].endswith("round-000002.safetensors: cannot be read (Input/output error)")
-    found.__exit__()

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import pytest
 
@@ -177,40 +174,3 @@ def test_a_file_of_states_that_is_cut_is_named(left, tmp_path):
     (tmp_path / "a").write_bytes((tmp_path / "a").read_bytes()[:left])
     with pytest.raises(StoreError, match=rf"{tmp_path / 'a'}: cannot be read"):
         store[1]
-
-
-class Slow(dict):
-    """Another thread runs once something is taken out."""
-
-    def pop(self, *args):
-        taken = super().pop(*args)
-        time.sleep(1e-3)
-        return taken
-
-    def __delitem__(self, key):
-        super().__delitem__(key)
-        time.sleep(1e-3)
-
-
-@pytest.mark.slow
-def test_states_are_read_while_others_change(tmp_path):
-    """Those of 5 clients, while a thread takes those of others, evicts, and writes files anew."""
-    store, files = ClientStateStore(tmp_path, 30 * 80), []
-    store.put({c: own(c) for c in range(60)})
-    write(store, "first")
-    store._memory, store._segments = Slow(store._memory), Slow(store._segments)
-
-    def change():
-        for number in range(8):
-            store.evict()
-            store.put({c: own(number) for c in range(5 + number % 2, 60, 2)})
-            write(store, f"{number}")
-            files.extend(name for name, clients in live(store).items() if 0 in clients)
-
-    states = ClientStates(store)
-    with ThreadPoolExecutor(1) as pool:
-        changing = pool.submit(change)
-        while not changing.done():
-            assert [states[c]["w"][0] for c in range(5)] == list(range(5))
-        changing.result()
-    assert len(set(files)) > 1

@@ -137,17 +137,6 @@ def test_the_numbers_are_those_of_the_models_trained_and_tested_again(method, sp
 # when, and whose models
 
 
-def test_rounds_that_are_due_and_the_last_one(tmp_path):
-    settings = config(train={"rounds": 5}, evaluation={"decompose_every": 2, "every": 5})
-    store = fedsim.run(settings, tmp_path / "run")
-    assert store.read("decomposition")["round"].tolist() == [2, 4, 5]
-    timings = store.read("timings").query("phase == 'decompose'")
-    assert timings["round"].tolist() == [2, 4, 5]
-    model = prepare(settings).vector_bytes
-    assert timings["bytes"].tolist() == [4 * model] * 3, "three local models and the global one"
-    assert store.read("rounds")["test_loss"].notna().tolist() == [False] * 4 + [True]
-
-
 @pytest.mark.slow
 def test_a_decomposition_changes_nothing_else(tmp_path):
     with_it = fedsim.run(config("fedpac"), tmp_path / "with")
@@ -211,24 +200,6 @@ def test_a_part_of_a_clients_data_is_drawn_once(split):
         assert counts(setup.partition, part) == [len(some) for some in whole]
         assert count(spec, part) == sum(map(len, whole))
     assert count(spec, "test") == 80
-
-
-def test_the_same_part_of_the_data_in_every_round(monkeypatch):
-    asked = []
-    evaluate = SerialExecutor.evaluate
-
-    def watched(self, jobs, reduction):
-        spec = self._worker.spec
-        if reduction == SAMPLES:
-            asked.append({tuple(indices(spec, part).tolist()) for _, part in jobs})
-        return evaluate(self, jobs, reduction)
-
-    monkeypatch.setattr(SerialExecutor, "evaluate", watched)
-    settings = decomposing("fedavg", "train", "population", decompose_max_samples=3)
-    assert len(list(rounds(settings))) == 2
-    assert len(asked) == 2
-    assert asked[0] == asked[1]
-    assert [len(index) for index in asked[0]] == [6 * 3]
 
 
 # interrupted, refused, failed

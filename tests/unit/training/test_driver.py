@@ -17,7 +17,7 @@ from fedsim.algorithms.base import Algorithm
 from fedsim.client import LocalRule, Uplink
 from fedsim.config.resolve import load_config
 from fedsim.config.run import RunConfig
-from fedsim.core.errors import ConfigError, DivergedError, WorkerError
+from fedsim.core.errors import ConfigError, DivergedError
 from fedsim.core.types import Dataset, Pipeline, RoundContext
 from fedsim.engine.base import SCORES
 from fedsim.engine.serial import SerialExecutor
@@ -233,14 +233,6 @@ def test_a_round_of_fedavg_by_hand(model):
     assert "errors" not in log.tables
 
 
-def test_one_client_has_no_conflicts_and_gives_its_whole_update(tmp_path):
-    store = fedsim.run(config(train={"sample_rate": 0.125}), tmp_path / "run")
-    rounds, clients = store.read("rounds"), store.read("clients")
-    assert rounds["conflict_ratio"].isna().all()
-    np.testing.assert_allclose(rounds["update_norm"], clients["update_norm"], rtol=1e-9)
-    np.testing.assert_array_equal(rounds["train_loss"], clients["train_loss"])
-
-
 def test_states_belong_to_clients_and_survive_rounds_without_them():
     setup = prepare(config("fedbn", model={"name": "cnn"}, train={"sample_rate": 0.25}))
     executor, state = SerialExecutor(setup.spec), ServerState(params=setup.initial)
@@ -373,15 +365,6 @@ def test_if_all_are_dropped_the_model_is_kept(tmp_path, what):
     clients = store.read("clients")
     assert clients["status"].tolist() == ["dropped"] * 4
     assert len(store.read("errors")) == 4
-
-
-def test_a_client_that_raises_ends_the_run_with_its_name(tmp_path):
-    threads = torch.get_num_threads()
-    client = cohort_of(config(), 1)[0]
-    settings = failing("error", [client], policy="raise", train={"threads": threads + 1})
-    with pytest.raises(WorkerError, match=f"round 2, client {client}: ValueError: on purpose"):
-        fedsim.run(settings, tmp_path / "run")
-    assert torch.get_num_threads() == threads, "the executor was not closed"
 
 
 # evaluation

@@ -293,24 +293,6 @@ def test_the_weighted_mean_is_the_global_loss_on_the_union(split, tmp_path):
     np.testing.assert_allclose(union, globally, rtol=1e-6)
 
 
-def test_rounds_that_are_due_and_the_last_one(tmp_path):
-    settings = scoring(clients_every=2, every=5)
-    settings = settings.model_copy(
-        update={"train": settings.train.model_copy(update={"rounds": 5})}
-    )
-    store = fedsim.run(settings, tmp_path / "run")
-    table = store.read("evaluations").query("split == 'own_test'")
-    assert sorted(set(table["round"])) == [2, 4, 5]
-    rows = store.read("rounds")
-    assert rows["client_test_accuracy"].notna().tolist() == [False, True, False, True, True]
-    assert rows["test_accuracy"].notna().tolist() == [False] * 4 + [True]
-    means = table.groupby("round")["accuracy"].mean()
-    shown = rows.set_index("round")["client_test_accuracy"].dropna()
-    np.testing.assert_allclose(shown, means, rtol=1e-14)
-    phases = store.read("timings").query("phase == 'evaluate'")["round"].tolist()
-    assert phases == [2, 4, 5]
-
-
 # groups of test images
 
 

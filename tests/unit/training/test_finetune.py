@@ -19,7 +19,6 @@ from fedsim.engine.worker import Worker
 from fedsim.testing.rounds import config, results
 from fedsim.training import driver, finetune
 from tests.algorithms.training import dataset, worker
-from tests.stopping import Stop, Stopper
 from tests.tasks import run, tasks
 
 OWN = {"num_clients": 8, "test_fraction": 0.5, "client_test_fraction": 0.3}
@@ -95,20 +94,6 @@ def test_before_is_the_final_model_and_after_is_better_on_own_data(runs, name):
 
 
 @pytest.mark.integration
-def test_summary_has_mean_and_spread(runs):
-    store = runs["fedavg"]
-    table, row = store.read("final_clients"), store.summary
-    for name, column in (("own_test", "accuracy"), ("finetuned", "finetuned_accuracy")):
-        values = np.sort(table[column])
-        prefix = f"{name}_accuracy"
-        assert row[f"{prefix}_mean"] == pytest.approx(values.mean(), abs=1e-12)
-        assert row[f"{prefix}_std"] == pytest.approx(values.std(), abs=1e-12)
-        # the 10th percentile of 8 lies 0.7 of the way from the first to the second
-        assert row[f"{prefix}_p10"] == pytest.approx(values[0] + 0.7 * (values[1] - values[0]))
-        assert row[f"{prefix}_worst"] == values[0]
-
-
-@pytest.mark.integration
 @pytest.mark.parametrize("name", ["fedavg", "local"])
 def test_some_clients_at_a_time_give_the_same_rows(runs, name, tmp_path, monkeypatch):
     monkeypatch.setattr(finetune, "FEWEST", 3)
@@ -128,13 +113,6 @@ def test_interrupted_while_fine_tuning_and_resumed(runs, tmp_path, monkeypatch):
     assert not (tmp_path / "run" / "final_clients.csv").exists()
     monkeypatch.setattr(driver, "run_round", stop)  # no round is done again
     assert table_bytes(fedsim.resume(tmp_path / "run")) == table_bytes(runs["fedavg"])
-
-
-@pytest.mark.integration
-def test_stopped_in_between_and_resumed(runs, tmp_path):
-    with pytest.raises(Stop):
-        fedsim.run(settings("local"), tmp_path / "run", [Stopper(2)])
-    assert table_bytes(fedsim.resume(tmp_path / "run")) == table_bytes(runs["local"])
 
 
 @pytest.mark.integration

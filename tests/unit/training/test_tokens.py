@@ -10,12 +10,9 @@ import torch
 
 import fedsim
 from fedsim.metrics import outputs
-from fedsim.metrics.outputs import samples_of, scores_of, token_scores
+from fedsim.metrics.outputs import token_scores
 from fedsim.metrics.scores import (
-    SampleScores,
     group_score,
-    joined,
-    mean_scores,
     per_sample,
     score,
     score_tokens,
@@ -95,21 +92,6 @@ def test_classes_that_are_never_right():
     assert [c.recall for c in got.classes] == [0.5, 0.0]
     assert (got.loss, got.auc) == (plain.loss, plain.auc)
     assert per_sample(logits, labels, (1,)).correct.tolist() == [True, False, False]
-
-
-def test_samples_count_as_much_as_their_labels():
-    # 2 of 3 and 0 of 1 labels right: 2 of 4, not the mean of 2/3 and 0
-    samples = SampleScores(np.array([3.0, 5.0]), np.array([2, 0]), np.array([3, 1]))
-    got = group_score("both", samples)
-    assert (got.num_samples, got.loss, got.accuracy) == (2, 2.0, 0.5)
-
-
-def test_the_mean_over_models_of_texts():
-    a, b = (score_tokens(token_scores(drawn(seed=seed)[0], drawn()[1])) for seed in (1, 2))
-    got = mean_scores([a, b])
-    assert got.loss == (a.loss + b.loss) / 2
-    assert got.accuracy == (a.accuracy + b.accuracy) / 2
-    assert (got.balanced_accuracy, got.macro_f1, got.auc, got.classes) == (None, None, None, ())
 
 
 # What a model sees
@@ -223,13 +205,3 @@ def test_texts_and_features_with_one_label_have_all_scores(data, tmp_path):
     assert table["client_test_accuracy"].notna().all()
     assert store.read("classes")["label"].tolist() == [0, 1, 2] * 6
     assert table["train_loss"].iloc[-1] < table["train_loss"].iloc[0]
-
-
-def test_scores_of_samples_are_those_that_a_worker_gave():
-    logits, labels = drawn()
-    scores = token_scores(logits, labels)
-    data = prepare(texts.config()).dataset
-    assert samples_of(scores, data, data.test[:5]) is scores
-    assert scores_of(scores, data, data.test[:5], {}) == score_tokens(scores)
-    twice = joined([scores, scores])
-    assert score_tokens(twice).accuracy == score_tokens(scores).accuracy
