@@ -31,9 +31,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
 import archive  # noqa: E402
 
-from analysis.figures import (
-    style,
-)
+from analysis.figures import style  # noqa: E402
+from analysis.figures.grid import WIDTH, legend  # noqa: E402
 from analysis.stats import Estimate, estimate  # noqa: E402
 
 Settings = dict[str, Any]
