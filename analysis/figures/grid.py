@@ -158,9 +158,10 @@ def curves_figure(
             for rank, label in enumerate(front):
                 curve = clipped(panel.curves[label], panel.possible)
                 _draw(axes, curve, looks[label], title_of(label), len(front) - 1 - rank)
-            _frame(axes, panel)
             if spots[place].bottom:
                 axes.set_xlabel(panel.x)
+        for place, (panel, _) in shown.items():  # shared axes end where all curves do
+            _frame(spots[place].axes, panel)
         if several:
             fig.supxlabel(style.wrapped(note, 1.4 * fig.get_figwidth()), color=NOTE, fontsize=10)
         else:

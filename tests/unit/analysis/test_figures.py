@@ -81,7 +81,12 @@ def test_settings_become_panels_and_methods_share_them(tmp_path: Path) -> None:
 def test_accuracy_curve_is_the_mean_with_its_interval(two: list[Path]) -> None:
     groups = groups_of(two[0].parent)
     rounds = {"": series.values(groups, "rounds", ROUNDS)}
-    (figure,) = (drawn(one).figure for one in curves.drawings(rounds))
+    (figure,) = (
+        drawn(one).figure
+        for one in curves.draw(
+            rounds, "accuracy", "seed", style.lines(["fedld", "fedavg", "fedgh", "moon"])
+        )
+    )
     first, second = (100 * table(run, "rounds")["test_accuracy"].to_numpy() for run in two[:2])
     accuracy, loss = figure.axes
     assert lines_of(accuracy)["FedLD"] == pytest.approx((first + second) / 2)
@@ -93,8 +98,9 @@ def test_accuracy_curve_is_the_mean_with_its_interval(two: list[Path]) -> None:
     assert ends.min() == pytest.approx((middle - half).min().clip(0))
     assert ends.max() == pytest.approx((middle + half).max().clip(max=100))
     assert lines_of(loss)["FedAvg"] == pytest.approx(table(two[2], "rounds")["test_loss"])
-    assert figure.get_supxlabel().startswith("Mean over 1 to 2 seeds")
-    assert {text.get_text() for text in accuracy.texts} == {"FedAvg", "FedLD"}
+    (legend,) = figure.legends
+    assert legend.get_title().get_text().startswith("Mean over 1 to 2 seeds")
+    assert {text.get_text() for text in legend.get_texts()} == {"FedAvg", "FedLD"}
 
 
 def test_a_curve_ends_where_seeds_end() -> None:
@@ -139,7 +145,8 @@ def test_every_split_and_scope_has_its_row_of_panels(tmp_path: Path) -> None:
     pd.concat([frame, more]).to_csv(run / "decomposition.csv", index=False)
     found = drawn(losses.by_round({"": groups_of(tmp_path)}))
     titles = [axes.get_title(loc="left") for axes in found.figure.axes]
-    assert titles == ["test, cohort"] * 4 + ["train, population"] * 4
+    assert titles == ["test, cohort", "train, population"] + [""] * 6
+    assert [axes.get_ylabel() for axes in found.figure.axes[::2]] == list(losses.TERMS.values())
     assert set(lines_of(found.figure.axes[0])["FedAvg"]) == {9.0}
     assert "training data (all clients)" in found.caption
 
@@ -167,7 +174,7 @@ def test_fig2_by_hand(tmp_path: Path) -> None:
             write_run(tmp_path, "fedld", seed, alpha=alpha)
     groups = groups_of(tmp_path, "algorithm", "alpha")
     found = drawn(losses.by_alpha({"": groups}))
-    last_shift, last_aggregation, mean_shift, mean_aggregation = found.figure.axes
+    last_shift, mean_shift, last_aggregation, mean_aggregation = found.figure.axes
     # of each the values at alpha 0.01 and 100; the last round, then the mean of |.| over rounds
     assert {k: v.tolist() for k, v in lines_of(last_shift).items()} == {
         "Shift: cross-entropy": [6, 3], "Shift: margin control": [2, 1],
@@ -240,19 +247,26 @@ def test_cosines_of_the_last_round_are_sorted_within_each_run(two: list[Path]) -
 def test_agreement_by_round(two: list[Path]) -> None:
     groups = groups_of(two[0].parent)
     values = {"": series.values(groups, "rounds", ROUNDS)}
-    conflicts, diversity, share = drawn(updates.agreement(values)).figure.axes
+    conflicts, diversity, share = drawn(
+        updates.agreement(values, "seed", style.lines(["fedavg", "fedld"]))
+    ).figure.axes
     own = table(two[2], "rounds")
     assert lines_of(conflicts)["FedAvg"] == pytest.approx(100 * own["conflict_ratio"])
     assert lines_of(diversity)["FedAvg"] == pytest.approx(own["gradient_diversity"])
     assert lines_of(share)["FedAvg"] == pytest.approx(100 * own["top_axis_share"])
     old = {"": series.values(groups, "rounds", ROUNDS[:3])}
-    assert len(drawn(updates.agreement(old)).figure.axes) == 1
+    assert (
+        len(drawn(updates.agreement(old, "seed", style.lines(["fedavg", "fedld"]))).figure.axes)
+        == 1
+    )
 
 
 def test_long_curves_of_agreement_are_moving_means_within_a_run(tmp_path: Path) -> None:
     run = write_run(tmp_path, rounds=60)
     values = {"": series.values(groups_of(tmp_path), "rounds", ROUNDS)}
-    conflicts = drawn(updates.agreement(values)).figure.axes[0]
+    conflicts = drawn(
+        updates.agreement(values, "seed", style.lines(["fedavg", "fedld"]))
+    ).figure.axes[0]
     own = 100 * table(run, "rounds")["conflict_ratio"].rolling(60 // updates.SMOOTH).mean()
     assert lines_of(conflicts)["FedAvg"] == pytest.approx(own.dropna().to_numpy())
 
@@ -360,7 +374,7 @@ def test_long_names_of_small_multiples_do_not_overlap(count: int) -> None:
     ]
     curve = pd.DataFrame({"mean": [1.0, 2.0], "low": [0.5, 1.5], "high": [1.5, 2.5], "n": 5})
     shown = grid.Panel(label="Loss", curves=dict.fromkeys(names[:count], curve))
-    figure = grid.curves_figure(*grid.multiples([shown]), "note")
+    figure = grid.curves_figure([shown], "note", apart=True)
     FigureCanvasAgg(figure).draw()
     boxes = [
         axes.get_title(loc="left") and axes._left_title.get_window_extent()

@@ -12,7 +12,7 @@ import pytest
 from matplotlib.collections import QuadMesh
 
 from analysis import paired, series
-from analysis.figures import classes, curves
+from analysis.figures import classes, curves, style
 from analysis.figures import clients as client_figures
 from analysis.figures import scores as score_figure
 from analysis.report import answer
@@ -166,7 +166,7 @@ def test_the_first_figure_shows_means_seeds_and_the_guess(tmp_path: Path) -> Non
     # 94 +- 12.7 * 4 ends at 100 per cent, 60 +- 127 at 0
     ends = [path.vertices[:, 0] for c in axes.collections for path in c.get_paths()]
     assert [list(end) for end in ends] == [[0, 100], [pytest.approx(43.175, abs=1e-3), 100]]
-    assert "FedAvg 60.00, FedLD 94.00" in shown.alt
+    assert "FedAvg 60.00; FedLD 94.00" in shown.alt
 
 
 def test_many_methods_become_small_multiples(tmp_path: Path) -> None:
@@ -175,7 +175,10 @@ def test_many_methods_become_small_multiples(tmp_path: Path) -> None:
         for seed in (0, 1):
             write_run(tmp_path, name, seed, tables=())
     rounds = {"": series.values(groups_of(tmp_path), "rounds", ["test_accuracy", "test_loss"])}
-    accuracy, loss = map(drawn, curves.drawings(rounds))
+    accuracy, loss = map(
+        drawn,
+        curves.draw(rounds, "accuracy", "seed", style.lines(["fedld", "fedavg", "fedgh", "moon"])),
+    )
     assert (accuracy.name, loss.name) == ("curves", "curves_loss")
     axes = [one for one in accuracy.figure.axes if one.get_visible()]
     titles = [one.get_title(loc="left") for one in axes]

@@ -220,7 +220,7 @@ def test_terms_and_groups_of_images_are_over_partitions(runs: Path) -> None:
 def test_curves_are_means_over_partitions(runs: Path) -> None:
     groups = group(summaries(find([runs])[0]), ("algorithm",), "partition")
     found = curves.figure(groups, ["test_accuracy"])
-    assert found.get_supxlabel() == (
+    assert found.legends[0].get_title().get_text() == (
         "Mean over 3 partitions of the data, band: 95 % t interval over the partitions"
     )
     lines = {line.get_label(): line.get_ydata()[-1] for line in found.axes[0].lines}

@@ -232,7 +232,7 @@ def test_figure_shows_means_and_bands(runs: Path) -> None:
     assert drawn["FedLD"].get_ydata() == pytest.approx([10, 50, 84])
     assert drawn["FedLD"].get_color() == style.LINES["fedld"].colour
     assert len(accuracy.collections) == 2
-    assert "1 to 3 seeds" in figure.get_supxlabel()
+    assert "1 to 3 seeds" in figure.legends[0].get_title().get_text()
     assert 0 >= accuracy.get_ylim()[0] >= -1
 
 
