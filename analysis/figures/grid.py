@@ -157,10 +157,11 @@ def curves_figure(
                 axes.plot(other.index, other["mean"], color=GREY, linewidth=0.9, zorder=1.2)
             for rank, label in enumerate(front):
                 curve = clipped(panel.curves[label], panel.possible)
-                _draw(axes, curve, looks[label], len(front) - 1 - rank)
-            _frame(axes, panel)
+                _draw(axes, curve, looks[label], title_of(label), len(front) - 1 - rank)
             if spots[place].bottom:
                 axes.set_xlabel(panel.x)
+        for place, (panel, _) in shown.items():  # shared axes end where all curves do
+            _frame(spots[place].axes, panel)
         if several:
             fig.supxlabel(style.wrapped(note, 1.4 * fig.get_figwidth()), color=NOTE, fontsize=10)
         else:
@@ -172,11 +173,12 @@ def curves_figure(
     return fig
 
 
-def _draw(axes: Axes, curve: pd.DataFrame, line: style.Line, above: int) -> None:
+def _draw(axes: Axes, curve: pd.DataFrame, line: style.Line, label: str, above: int) -> None:
     """A line with its band, wider where others are drawn above it, so that it shows behind them."""
     x, wider = curve.index.to_numpy(), min(above, 3)
     axes.plot(
-        x, curve["mean"], color=line.colour, linestyle=line.dashes, linewidth=1.6 + 0.9 * wider,
+        x, curve["mean"], color=line.colour, linestyle=line.dashes, label=label,
+        linewidth=1.6 + 0.9 * wider,
         marker="o" if len(x) <= FEW else "", markersize=4 + wider,
     )  # fmt: skip
     if np.isfinite(curve["low"]).any():

@@ -42,7 +42,8 @@ def standing(setting: str, of: Outcome) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "setting": setting, "title": of.title[0].lower() + of.title[1:], "score": shown.title,
         "lowest": shown.lowest, "unit": of.unit, "by_site": of.by_site, "fewest": FEWEST,
-        "any": order is not None, "leader": None,
+        "any": order is not None, "leader": None, "n": 0, "mean": "", "spread": "",
+        "incomplete": False,
     }  # fmt: skip
     if order is None or order.leader is None:
         return facts

@@ -31,8 +31,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
 import archive  # noqa: E402
 
-from analysis.figures import grid as panels  # noqa: E402
 from analysis.figures import style  # noqa: E402
+from analysis.figures.grid import WIDTH, legend  # noqa: E402
 from analysis.stats import Estimate, estimate  # noqa: E402
 
 Settings = dict[str, Any]
@@ -274,7 +274,7 @@ def draw() -> None:
     curves = archive.table(CURVES, dtype={"data.alpha": str})
     lines = style.lines(list(WAITING))
     with style.look():
-        figure = Figure(figsize=(panels.WIDTH, 3.9))
+        figure = Figure(figsize=(WIDTH, 3.9))
         places = figure.subplots(1, curves["data.alpha"].nunique(), sharey=True)
         for axes, (alpha, inside) in zip(places, curves.groupby("data.alpha"), strict=True):
             for row in WAITING:
@@ -292,7 +292,7 @@ def draw() -> None:
             Line2D([], [], color=look.colour, linestyle=look.dashes) for look in lines.values()
         ]
         note = "Mean over five partitions of the data, band: 95 % t interval over the partitions"
-        panels.legend(figure, handles, list(lines), note)
+        legend(figure, handles, list(lines), note)
     style.save(figure, FIGURE)
 
 

@@ -14,9 +14,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from stored import FAMILIES, HERE, Study
 
-from analysis.figures import grid as panels
+from analysis.figures import grid, style
 from analysis.figures import ranks as rank_figure
-from analysis.figures import style
 from analysis.stats import estimate
 
 LOOKS = {"accuracy": (style.ORANGE, 0.17), "balanced_accuracy": (style.BLUE, -0.17)}
@@ -47,7 +46,7 @@ def headline(study: Study) -> Figure:
     own = FAMILIES[FAMILIES["family"] == "headline"]
     names = list(dict.fromkeys(zip(own["claim_id"], own["first"], own["second"], strict=True)))
     with style.look():
-        figure = Figure(figsize=(panels.WIDTH, 5.2))
+        figure = Figure(figsize=(grid.WIDTH, 5.2))
         places = figure.subplots(1, len(blocks), squeeze=False, sharex=True, sharey=True).ravel()
         for axes, block in zip(places, blocks, strict=True):
             for index, row in own[own["block"] == block.name].iterrows():
@@ -79,7 +78,7 @@ def headline(study: Study) -> Figure:
             "First minus second (points). Thick: 95 % interval for these images, thin: for new "
             "ones; grey: within one point"
         )
-        panels.legend(figure, marks, ["accuracy", "balanced accuracy", *worn], note)
+        grid.legend(figure, marks, ["accuracy", "balanced accuracy", *worn], note)
     return figure
 
 
@@ -108,13 +107,13 @@ def fig2(study: Study) -> Figure:
             kept = {method: curve for method, curve in curves.items() if len(curve)}
             if kept:
                 shown.append(
-                    panels.Panel(
-                        label=f"{title} (nats)", title=f"{block.code}: {title}", curves=kept,
+                    grid.Panel(
+                        label=f"{block.code} (nats)", title=title, curves=kept,
                         x="alpha", log=True, unit="partition", zero=True,
                     )
                 )  # fmt: skip
     note = f"Learning rate {check.FIG2_RATE:g}; mean, band: 95 % t interval over partitions"
-    return panels.grid(shown, len(FIG2), note)
+    return grid.curves_figure(shown, note)
 
 
 def ranks(study: Study) -> Figure:
@@ -137,13 +136,13 @@ def budgets(study: Study) -> Figure:
             if method in PAPER
         }
         shown.append(
-            panels.Panel(
+            grid.Panel(
                 label="Balanced accuracy (%)", title=block.code, curves=curves, x="Candidates",
                 unit="partition",
             )
         )  # fmt: skip
     note = "Expected test score of the best of so many candidates, mean over partitions"
-    return panels.grid(shown, 2, note, style.lines(list(PAPER)))
+    return grid.curves_figure(shown, note, style.lines(list(PAPER)))
 
 
 FIGURES = {

@@ -1,10 +1,10 @@
-"""Makes docs/RESULTS.md and its figures from docs/results.zip.
+"""Makes docs/RESULTS.md, its tables in TABLES.md and its figures from docs/results.zip.
 
     python docs/study/make.py
 
-What stands in the page between ``<!-- table NAME -->`` or ``<!-- figure NAME -->`` and
+What stands in the pages between ``<!-- table NAME -->`` or ``<!-- figure NAME -->`` and
 ``<!-- end -->`` follows from the tables that part 9 of PROTOCOL.md describes; the rest is prose.
-Blocks of the study that the archive lacks are *not run*, so that the page can be made at any time.
+Blocks of the study that the archive lacks are *not run*, so that the pages can be made at any time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import searches  # noqa: E402
 import stored  # noqa: E402
 from stored import Study  # noqa: E402
 
-PAGE = DOCS / "RESULTS.md"
+PAGES = (DOCS / "RESULTS.md", HERE / "TABLES.md")
 BLOCK = re.compile(r"(<!-- (table|figure) (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 TABLES: dict[str, Callable[[Study], str]] = {
     "power": comparisons.power,
@@ -58,4 +58,5 @@ def rendered(text: str, of: Study) -> str:
 if __name__ == "__main__":
     study = stored.study()
     figures.write(study)
-    PAGE.write_text(rendered(PAGE.read_text(encoding="utf-8"), study), encoding="utf-8")
+    for page in PAGES:
+        page.write_text(rendered(page.read_text(encoding="utf-8"), study), encoding="utf-8")

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from analysis import AnalysisError
+from analysis.figures import clients as client_figures
 from analysis.figures.grid import Drawing
 from analysis.runs import find, summaries
-from analysis.tables import clients
 from analysis.tables import scores as tables
 from tests.unit.analysis.run_files import groups_of, rows, run_of
 
@@ -116,48 +116,10 @@ def test_a_test_part_that_clients_own_is_their_own_part(own: list[int], tmp_path
     assert {row[0]: row[1] for row in table.rows} == {
         "FedAvg": "30.00", "FedBN": "85.00", "FedPAC": "85.00",
     }  # fmt: skip
-    figure = clients.by_client({"": groups_of(tmp_path)})
+    figure = client_figures.by_client({"": groups_of(tmp_path)})
     assert isinstance(figure, Drawing)
     assert "Accuracy of each client on its own test part" in figure.caption
     assert "Without such rows" not in figure.caption
-
-
-@pytest.mark.parametrize("own", [0, 7], ids=["none", "beside the common one"])
-def test_a_common_test_part_stays_common_where_clients_are_equally_large(
-    own: int, tmp_path: Path
-) -> None:
-    run = run_of(tmp_path, "fedbn", 0, [0.3])
-    partition_of(run, own, own)
-    evaluated(run, ("test", {1: [0.8, 0.9]}, [90, 90]))
-    (table,) = make(tmp_path)
-    assert table.name == "clients_evaluated_test"
-    figure = clients.by_client({"": groups_of(tmp_path)})
-    assert isinstance(figure, Drawing)
-    assert "Accuracy of each client on the common test part" in figure.caption
-
-
-def test_held_out_clients_on_unlike_parts_are_in_separate_tables(tmp_path: Path) -> None:
-    for method, part in (("fedavg", "own_test"), ("fedprox", "own_train")):
-        for seed in (0, 1):
-            run = run_of(tmp_path, method, seed, [0.3], heldout_accuracy_mean=0.5 + seed / 10)
-            header = "client_id,held_out,split,num_samples,loss,accuracy"
-            scored = f"3,1,{part},5,1.0,0.5"
-            rows(run, "final_clients", header, "0,0,own_test,5,1.0,0.5", scored)
-    own, train = make(tmp_path)
-    assert own.name == "clients_heldout_own_test"
-    assert own.title == "Accuracy by held-out client on its own test part, final model"
-    assert train.title == "Accuracy by held-out client on its training samples, final model"
-    assert [row[0] for table in (own, train) for row in table.rows] == ["FedAvg", "FedProx"]
-
-
-def test_one_table_for_each_kind_that_any_run_has(tmp_path: Path) -> None:
-    run_of(tmp_path, "fedavg", 0, [0.3], finetuned_accuracy_mean=0.5, finetuned_accuracy_worst=0.1)
-    evaluated(run_of(tmp_path, "fedavg", 1, [0.3]), ("own_test", {1: [0.2, 0.4]}, [5, 7]))
-    made = make(tmp_path)
-    assert [table.name for table in made] == [
-        "clients_evaluated_own_test",
-        "clients_finetuned_accuracy",
-    ]
 
 
 def test_a_baseline_alone_in_a_table_and_one_that_no_run_has(tmp_path: Path) -> None:

@@ -16,11 +16,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis import series
-from analysis.figures import classes, curves, losses, partition, phases, style, updates
-from analysis.figures import grid as panels
-from analysis.figures.grid import Absent, Drawing, facets, settings_by
+from analysis.facets import facets, settings_by
+from analysis.figures import classes, curves, grid, losses, partition, phases, style, updates
+from analysis.figures import clients as client_figures
+from analysis.figures.grid import Absent, Drawing
 from analysis.runs import Group, find, group, summaries
-from analysis.tables import clients
 from tests.unit.analysis.run_files import write_run
 
 ROUNDS = ["test_accuracy", "test_loss", "conflict_ratio", "gradient_diversity", "top_axis_share"]
@@ -75,26 +75,18 @@ def test_settings_become_panels_and_methods_share_them(tmp_path: Path) -> None:
     }
 
 
-def test_a_lone_method_keeps_its_settings_in_one_panel(tmp_path: Path) -> None:
-    for alpha in (0.1, 10.0):
-        write_run(tmp_path, "fedavg", alpha=alpha)
-    found = facets(groups_of(tmp_path, "algorithm", "alpha"), ["alpha"])
-    assert [g.label for g in found[""]] == ["fedavg, alpha=0.1", "fedavg, alpha=10"]
-
-
-def test_hyperparameters_are_no_settings_of_the_experiment(tmp_path: Path) -> None:
-    write_run(tmp_path, "fedld", **{"fedld.keep": 0.5})
-    by = ("algorithm", "fedld.keep", "margin_weight", "train.lr")
-    assert settings_by(by, groups_of(tmp_path)) == ["train.lr"]
-
-
 # ---- curves
 
 
 def test_accuracy_curve_is_the_mean_with_its_interval(two: list[Path]) -> None:
     groups = groups_of(two[0].parent)
     rounds = {"": series.values(groups, "rounds", ROUNDS)}
-    (figure,) = (drawn(one).figure for one in curves.drawings(rounds))
+    (figure,) = (
+        drawn(one).figure
+        for one in curves.draw(
+            rounds, "accuracy", "seed", style.lines(["fedld", "fedavg", "fedgh", "moon"])
+        )
+    )
     first, second = (100 * table(run, "rounds")["test_accuracy"].to_numpy() for run in two[:2])
     accuracy, loss = figure.axes
     assert lines_of(accuracy)["FedLD"] == pytest.approx((first + second) / 2)
@@ -106,16 +98,17 @@ def test_accuracy_curve_is_the_mean_with_its_interval(two: list[Path]) -> None:
     assert ends.min() == pytest.approx((middle - half).min().clip(0))
     assert ends.max() == pytest.approx((middle + half).max().clip(max=100))
     assert lines_of(loss)["FedAvg"] == pytest.approx(table(two[2], "rounds")["test_loss"])
-    assert figure.get_supxlabel().startswith("Mean over 1 to 2 seeds")
-    assert {text.get_text() for text in accuracy.texts} == {"FedAvg", "FedLD"}
+    (legend,) = figure.legends
+    assert legend.get_title().get_text().startswith("Mean over 1 to 2 seeds")
+    assert {text.get_text() for text in legend.get_texts()} == {"FedAvg", "FedLD"}
 
 
 def test_a_curve_ends_where_seeds_end() -> None:
     index = pd.MultiIndex.from_tuples([(0, 1), (1, 1), (0, 2)], names=["seed", "round"])
     values = pd.DataFrame({"a": [1.0, 3.0, 9.0]}, index=index)
     aggregate = {"x": series.over_units(values, ["round"])}
-    assert panels.curves(aggregate, "a")["x"]["mean"].to_dict() == {1: 2.0}
-    assert panels.curves(aggregate, "b") == {}
+    assert grid.curves(aggregate, "a")["x"]["mean"].to_dict() == {1: 2.0}
+    assert grid.curves(aggregate, "b") == {}
 
 
 def test_one_method_has_one_colour_everywhere(two: list[Path]) -> None:
@@ -124,32 +117,9 @@ def test_one_method_has_one_colour_everywhere(two: list[Path]) -> None:
     colour = style.LINES["fedld"].colour
     line = drawn(losses.by_round(together)).figure.axes[0].lines[1]
     assert line.get_color() == colour
-    figure = drawn(clients.by_client(together)).figure
+    figure = drawn(client_figures.by_client(together)).figure
     dots = [c for c in figure.axes[0].collections if isinstance(c, PathCollection)]
     assert to_hex(dots[1].get_facecolor()[0]) == colour.lower()
-
-
-def test_a_line_stays_where_another_group_has_no_data(tmp_path: Path) -> None:
-    for mu, tables in ((0.1, ("timings",)), (1.0, ("cosines", "spectrum"))):
-        write_run(tmp_path, "fedprox", tables=tables, **{"fedprox.mu": mu})
-    groups = groups_of(tmp_path, "algorithm", "fedprox.mu")
-    (everywhere,) = map(drawn, curves.drawings({"": series.values(groups, "rounds", ROUNDS)}))
-    only = drawn(updates.cosines({"": groups})).figure.axes[0].lines[0]
-    assert only.get_label() == "FedProx, fedprox.mu=1"
-    assert only.get_color() == everywhere.figure.axes[0].lines[1].get_color()
-    assert only.get_color() != everywhere.figure.axes[0].lines[0].get_color()
-
-
-def test_legends_are_balanced_and_no_wider_than_the_figure() -> None:
-    labels = [f"method number {index}" for index in range(9)]
-    one = pd.DataFrame({"mean": [1.0], "low": [np.nan], "high": [np.nan], "n": [1]})
-    figure = panels.grid([panels.Panel(label="y", curves=dict.fromkeys(labels, one))], 2, "note")
-    with style.look():
-        figure.draw_without_rendering()
-    (legend,) = figure.legends
-    box = legend.get_window_extent()
-    assert 0 <= box.x0 < box.x1 <= figure.bbox.width
-    assert [text.get_text() for text in legend.get_texts()] == labels
 
 
 # ---- loss terms
@@ -175,7 +145,8 @@ def test_every_split_and_scope_has_its_row_of_panels(tmp_path: Path) -> None:
     pd.concat([frame, more]).to_csv(run / "decomposition.csv", index=False)
     found = drawn(losses.by_round({"": groups_of(tmp_path)}))
     titles = [axes.get_title(loc="left") for axes in found.figure.axes]
-    assert titles == ["test, cohort"] * 4 + ["train, population"] * 4
+    assert titles == ["test, cohort", "train, population"] + [""] * 6
+    assert [axes.get_ylabel() for axes in found.figure.axes[::2]] == list(losses.TERMS.values())
     assert set(lines_of(found.figure.axes[0])["FedAvg"]) == {9.0}
     assert "training data (all clients)" in found.caption
 
@@ -203,7 +174,7 @@ def test_fig2_by_hand(tmp_path: Path) -> None:
             write_run(tmp_path, "fedld", seed, alpha=alpha)
     groups = groups_of(tmp_path, "algorithm", "alpha")
     found = drawn(losses.by_alpha({"": groups}))
-    last_shift, last_aggregation, mean_shift, mean_aggregation = found.figure.axes
+    last_shift, mean_shift, last_aggregation, mean_aggregation = found.figure.axes
     # of each the values at alpha 0.01 and 100; the last round, then the mean of |.| over rounds
     assert {k: v.tolist() for k, v in lines_of(last_shift).items()} == {
         "Shift: cross-entropy": [6, 3], "Shift: margin control": [2, 1],
@@ -255,10 +226,6 @@ def test_fig2_tells_signs_and_refuses_two_groups_in_one_point(tmp_path: Path) ->
     assert "fedld.weight=0.1 and Margin control only" in absent.reason
 
 
-def test_fig2_needs_two_values_of_alpha(two: list[Path]) -> None:
-    assert losses.by_alpha({"": groups_of(two[0].parent)}) == panels.absent("fig2")
-
-
 # ---- agreement of updates
 
 
@@ -277,48 +244,38 @@ def test_cosines_of_the_last_round_are_sorted_within_each_run(two: list[Path]) -
     )
 
 
-def test_runs_with_more_pairs_are_read_off_at_the_ranks_of_the_fewest(tmp_path: Path) -> None:
-    for seed, values in enumerate(([0.0, 0.2, 0.4, 0.6, 0.8], [-1.0, 0.0, 1.0])):
-        run = write_run(tmp_path, seed=seed)
-        frame = pd.DataFrame({"round": 6, "client_a": 0, "client_b": 1, "cosine": values})
-        frame.to_csv(run / "cosines.csv", index=False)
-    left = drawn(updates.cosines({"": groups_of(tmp_path)})).figure.axes[0]
-    # quantiles 0, 1/2, 1: (0, 0.4, 0.8) and (-1, 0, 1)
-    assert lines_of(left)["FedAvg"] == pytest.approx([-0.5, 0.2, 0.9])
-
-
 def test_agreement_by_round(two: list[Path]) -> None:
     groups = groups_of(two[0].parent)
     values = {"": series.values(groups, "rounds", ROUNDS)}
-    conflicts, diversity, share = drawn(updates.agreement(values)).figure.axes
+    conflicts, diversity, share = drawn(
+        updates.agreement(values, "seed", style.lines(["fedavg", "fedld"]))
+    ).figure.axes
     own = table(two[2], "rounds")
     assert lines_of(conflicts)["FedAvg"] == pytest.approx(100 * own["conflict_ratio"])
     assert lines_of(diversity)["FedAvg"] == pytest.approx(own["gradient_diversity"])
     assert lines_of(share)["FedAvg"] == pytest.approx(100 * own["top_axis_share"])
     old = {"": series.values(groups, "rounds", ROUNDS[:3])}
-    assert len(drawn(updates.agreement(old)).figure.axes) == 1
+    assert (
+        len(drawn(updates.agreement(old, "seed", style.lines(["fedavg", "fedld"]))).figure.axes)
+        == 1
+    )
 
 
 def test_long_curves_of_agreement_are_moving_means_within_a_run(tmp_path: Path) -> None:
     run = write_run(tmp_path, rounds=60)
     values = {"": series.values(groups_of(tmp_path), "rounds", ROUNDS)}
-    conflicts = drawn(updates.agreement(values)).figure.axes[0]
+    conflicts = drawn(
+        updates.agreement(values, "seed", style.lines(["fedavg", "fedld"]))
+    ).figure.axes[0]
     own = 100 * table(run, "rounds")["conflict_ratio"].rolling(60 // updates.SMOOTH).mean()
     assert lines_of(conflicts)["FedAvg"] == pytest.approx(own.dropna().to_numpy())
-
-
-def test_no_conflict_without_a_pair(tmp_path: Path) -> None:
-    run = write_run(tmp_path)
-    table(run, "rounds").assign(conflict_ratio=None).to_csv(run / "rounds.csv", index=False)
-    values = {"": series.values(groups_of(tmp_path), "rounds", ROUNDS[:3])}
-    assert isinstance(updates.agreement(values), Absent)
 
 
 # ---- clients, groups, classes
 
 
 def test_a_dot_is_a_client_on_its_own_test_part(two: list[Path]) -> None:
-    found = drawn(clients.by_client({"": groups_of(two[0].parent)}))
+    found = drawn(client_figures.by_client({"": groups_of(two[0].parent)}))
     (axes,) = found.figure.axes
     dots = [c for c in axes.collections if isinstance(c, PathCollection)]
     frames = [table(run, "evaluations") for run in two[:2]]
@@ -331,17 +288,8 @@ def test_a_dot_is_a_client_on_its_own_test_part(two: list[Path]) -> None:
     assert [t.get_text() for t in axes.get_yticklabels()] == ["FedAvg", "FedLD"]
 
 
-def test_clients_without_a_test_part_are_shown_on_what_they_have(tmp_path: Path) -> None:
-    run = write_run(tmp_path)
-    frame = table(run, "evaluations")
-    frame[frame["split"] == "own_train"].to_csv(run / "evaluations.csv", index=False)
-    together = {"": groups_of(tmp_path)}
-    assert "its own training part" in drawn(clients.by_client(together)).caption
-    assert isinstance(clients.by_group(together), Absent)
-
-
 def test_groups_of_test_samples(two: list[Path]) -> None:
-    found = drawn(clients.by_group({"": groups_of(two[0].parent)}))
+    found = drawn(client_figures.by_group({"": groups_of(two[0].parent)}))
     (axes,) = found.figure.axes
     frame = table(two[2], "evaluations")
     last = frame[(frame["round"] == 6) & frame["group"].notna()].set_index("group")["accuracy"]
@@ -396,26 +344,13 @@ def test_phases_add_up_to_the_round(tmp_path: Path) -> None:
     assert [t.get_text() for t in axes.texts] == ["8"]
 
 
-def test_a_phase_of_some_rounds_counts_by_their_share(tmp_path: Path) -> None:
-    rows = [(t, p, 2, 0) for t in (1, 2, 3, 4) for p in ("train", "total")]
-    frame = pd.DataFrame([*rows, (4, "evaluate", 6, 0)])
-    frame.columns = pd.Index(["round", "phase", "seconds", "bytes"])
-    frame.loc[(frame["round"] == 4) & (frame["phase"] == "total"), "seconds"] = 8
-    frame.to_csv(write_run(tmp_path) / "timings.csv", index=False)
-    (axes,) = drawn(phases.draw({"": groups_of(tmp_path)})).figure.axes
-    # one evaluation of 6 s in four rounds; total (2 + 2 + 2 + 8) / 4
-    widths = {c.get_label(): c.patches[0].get_width() for c in axes.containers}
-    assert widths == {"train": 2, "evaluate": 1.5}
-    assert [t.get_text() for t in axes.texts] == ["3.5"]
-
-
 @pytest.mark.parametrize(
     ("draw", "flag"),
     [
         (losses.by_round, "--decompose-every"),
         (updates.cosines, "--cosines"),
-        (clients.by_client, "--evaluate-clients-every"),
-        (clients.by_group, "docs/examples"),
+        (client_figures.by_client, "--evaluate-clients-every"),
+        (client_figures.by_group, "docs/examples"),
         (lambda facets: next(classes.by_class(facets)), "classes.csv"),
         (classes.confusion, "confusion.csv"),
         (phases.draw, "timings.csv"),
@@ -438,8 +373,8 @@ def test_long_names_of_small_multiples_do_not_overlap(count: int) -> None:
         "ein_Name_ohne_jede_Stelle_an_der_er_sich_trennen_liesse",
     ]
     curve = pd.DataFrame({"mean": [1.0, 2.0], "low": [0.5, 1.5], "high": [1.5, 2.5], "n": 5})
-    shown = panels.Panel(label="Loss", curves=dict.fromkeys(names[:count], curve))
-    figure = panels.grid(*panels.multiples([shown]), "note")
+    shown = grid.Panel(label="Loss", curves=dict.fromkeys(names[:count], curve))
+    figure = grid.curves_figure([shown], "note", apart=True)
     FigureCanvasAgg(figure).draw()
     boxes = [
         axes.get_title(loc="left") and axes._left_title.get_window_extent()
@@ -458,16 +393,9 @@ def test_long_names_of_small_multiples_do_not_overlap(count: int) -> None:
 def test_a_legend_of_long_names_is_no_wider_than_the_figure(lengths: tuple[int, ...]) -> None:
     names = [chr(ord("a") + i) + "x" * (length - 1) for i, length in enumerate(lengths)]
     with style.look():
-        figure = Figure(figsize=(panels.WIDTH, 4))
-        panels.legend(figure, [Line2D([], []) for _ in names], names, "note")
+        figure = Figure(figsize=(grid.WIDTH, 4))
+        grid.legend(figure, [Line2D([], []) for _ in names], names, "note")
     FigureCanvasAgg(figure).draw()
     (legend,) = figure.legends
     box = legend.get_window_extent()
     assert 0 <= box.x0 < box.x1 <= figure.bbox.x1
-
-
-def test_short_headings_stay_as_they_are() -> None:
-    assert style.wrapped("FedAvg, alpha=0.1", 2.9) == "FedAvg, alpha=0.1"
-    wrapped = style.wrapped("FedAvg, server=nnm,geometric_median", 2.2)
-    assert wrapped == "FedAvg, server=nnm,\ngeometric_median"
-    assert style.wrapped("", 2.2) == ""

@@ -11,17 +11,15 @@ import pandas as pd
 import pytest
 from matplotlib.collections import QuadMesh
 
-from analysis import AnalysisError, paired, series
+from analysis import paired, series
 from analysis.figures import classes, curves, style
-from analysis.figures import grid as panels
-from analysis.figures.grid import Panel
-from analysis.files import class_names
-from analysis.report import headline, plain
+from analysis.figures import clients as client_figures
+from analysis.figures import scores as score_figure
+from analysis.report import answer
 from analysis.report.outcome import outcome
 from analysis.runs import find, group, summaries
 from analysis.scores import completed
 from analysis.stats import FEWEST
-from analysis.tables import clients
 from analysis.tables.scores import scored
 from tests.unit.analysis.run_files import NAMES, PRESENT, groups_of, rows, run_of, write_run
 from tests.unit.analysis.test_figures import drawn
@@ -32,7 +30,7 @@ CLASSES = "round,label,support,recall,precision"
 def found(root: Path, baseline: str | None = None, score: str = "accuracy") -> list[str]:
     groups = group(completed(summaries(find([root])[0]), [score]))
     table = scored(groups, score, "final", baseline)
-    return headline.findings(outcome({"": groups}, score, {}), baseline, {"": table})
+    return answer.findings(outcome({"": groups}, score, {}), baseline, {"": table})
 
 
 def runs_of(root: Path, **accuracies: tuple[float, ...]) -> None:
@@ -97,8 +95,8 @@ def test_two_seeds_are_bold_in_no_table_and_significant_in_no_sentence(
     assert f"Nothing is bold here: a test needs {FEWEST} seeds" in table.caption
     if not test.bayes:
         told = outcome({"": groups}, "accuracy", {})
-        assert "no test is possible" in headline.findings(told, None, {"": table})[0]
-        assert "too few partitions to tell" in plain.summary(told)[1]
+        assert "no test is possible" in answer.findings(told, None, {"": table})[0]
+        assert "too few partitions to tell" in answer.summary(told)[1]
 
 
 def test_equal_means_have_no_leader(tmp_path: Path) -> None:
@@ -156,7 +154,7 @@ def test_the_first_figure_shows_means_seeds_and_the_guess(tmp_path: Path) -> Non
     for folder in tmp_path.glob("*"):
         rows(folder, "classes", CLASSES, "1,0,30,0.9,1", "1,1,10,0.4,1")
     groups = group(completed(summaries(find([tmp_path])[0]), ()))
-    shown = headline.draw(outcome({"": groups}, "accuracy", {}))
+    shown = score_figure.draw(outcome({"": groups}, "accuracy", {}), [])
     (axes,) = shown.figure.axes
     seeds = [line for line in axes.lines if line.get_marker() == "|" and len(line.get_xdata()) == 2]
     assert [sorted(line.get_xdata()) for line in seeds[:2]] == [
@@ -168,7 +166,7 @@ def test_the_first_figure_shows_means_seeds_and_the_guess(tmp_path: Path) -> Non
     # 94 +- 12.7 * 4 ends at 100 per cent, 60 +- 127 at 0
     ends = [path.vertices[:, 0] for c in axes.collections for path in c.get_paths()]
     assert [list(end) for end in ends] == [[0, 100], [pytest.approx(43.175, abs=1e-3), 100]]
-    assert "FedAvg 60.00, FedLD 94.00" in shown.alt
+    assert "FedAvg 60.00; FedLD 94.00" in shown.alt
 
 
 def test_many_methods_become_small_multiples(tmp_path: Path) -> None:
@@ -177,7 +175,10 @@ def test_many_methods_become_small_multiples(tmp_path: Path) -> None:
         for seed in (0, 1):
             write_run(tmp_path, name, seed, tables=())
     rounds = {"": series.values(groups_of(tmp_path), "rounds", ["test_accuracy", "test_loss"])}
-    accuracy, loss = map(drawn, curves.drawings(rounds))
+    accuracy, loss = map(
+        drawn,
+        curves.draw(rounds, "accuracy", "seed", style.lines(["fedld", "fedavg", "fedgh", "moon"])),
+    )
     assert (accuracy.name, loss.name) == ("curves", "curves_loss")
     axes = [one for one in accuracy.figure.axes if one.get_visible()]
     titles = [one.get_title(loc="left") for one in axes]
@@ -189,33 +190,6 @@ def test_many_methods_become_small_multiples(tmp_path: Path) -> None:
         ends = band.get_paths()[0].vertices[:, 1]
         assert 0 <= ends.min() <= ends.max() <= 100
     assert all(name in accuracy.alt for name in titles)
-
-
-def test_blocks_of_small_multiples_begin_on_rows_of_their_own() -> None:
-    one = pd.DataFrame({"mean": [1.0], "low": [0.5], "high": [2.0], "n": [2]})
-    many = Panel(label="y", curves={f"m{i}": one for i in range(5)})
-    few = Panel(label="z", curves={"m0": one})
-    arranged, columns = panels.multiples([many, few])
-    assert columns == 3
-    assert [panel is None for panel in arranged] == [False] * 5 + [True, False, True, True]
-    assert panels.multiples([few, few]) == ([few, few], 2)
-
-
-def test_a_block_of_few_curves_among_small_multiples_is_labelled() -> None:
-    one = pd.DataFrame({"mean": [1.0], "low": [0.5], "high": [2.0], "n": [2]})
-    many = Panel(label="y", curves={f"m{i}": one for i in range(4)})
-    few = Panel(label="z", curves={"m0": one, "m1": one})
-    figure = panels.grid(*panels.multiples([many, few]), "note")
-    texts = [{text.get_text() for text in axes.texts} for axes in figure.axes]
-    assert texts[:5] == [set(), set(), set(), set(), {"m0", "m1"}]
-
-
-def test_labels_at_the_ends_do_not_overlap() -> None:
-    got = panels._spaced(np.array([0.5, 0.5, 0.52, 0.9]), 0.1)
-    # the first three share their mean place: (0.5 + 0.5 + 0.52) / 3
-    assert got.tolist() == pytest.approx([0.5067 - 0.1, 0.5067, 0.5067 + 0.1, 0.9], abs=1e-3)
-    assert panels._spaced(np.array([0.0, 0.0]), 0.1).tolist() == pytest.approx([0, 0.1])
-    assert panels._spaced(np.array([1.0, 1.0]), 0.1).tolist() == pytest.approx([0.9, 1.0])
 
 
 def test_confusion_is_the_share_of_each_class_over_seeds(tmp_path: Path) -> None:
@@ -247,29 +221,11 @@ def test_classes_have_their_names_and_an_auc(tmp_path: Path) -> None:
     assert "eel" in recall.alt or "fox" in recall.alt
 
 
-def test_runs_of_two_versions_have_the_auc_of_the_newer(tmp_path: Path) -> None:
-    write_run(tmp_path, "fedavg", 0)
-    write_run(tmp_path, "fedld", 0, tables=PRESENT)
-    recall, auc = map(drawn, classes.by_class({"": groups_of(tmp_path)}))
-    assert [t.get_text() for t in recall.figure.axes[0].get_yticklabels()] == ["FedAvg", "FedLD"]
-    assert [t.get_text() for t in auc.figure.axes[0].get_yticklabels()] == ["FedLD"]
-
-
 def test_few_sites_have_a_shape_each(tmp_path: Path) -> None:
     folder = write_run(tmp_path, "fedld", clients=3)
     sites = ("'=north", "south", "west")
     lines = (f"{client},0,5,1,{site}" for client, site in enumerate(sites))
     rows(folder, "partition", "client_id,label,train_samples,test_samples,name", *lines)
-    figure = drawn(clients.by_client({"": groups_of(tmp_path)})).figure
+    figure = drawn(client_figures.by_client({"": groups_of(tmp_path)})).figure
     texts = [text.get_text() for text in figure.legends[0].get_texts()]
     assert texts == ["=north", "south", "west"]
-
-
-def test_env_json_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    assert class_names(tmp_path) is None
-    (tmp_path / "env.json").write_text("{")
-    with pytest.raises(AnalysisError, match=r"env\.json: cannot be read as JSON"):
-        class_names(tmp_path)
-    (tmp_path / "env.json").write_text('{"device": "cpu"}')
-    assert class_names(tmp_path) is None
-    assert style.of_labels([0, 3], ["a", "b"]) == ["a", "3"]

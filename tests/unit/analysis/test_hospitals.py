@@ -18,7 +18,8 @@ from click.testing import CliRunner
 from PIL import Image
 from scipy import stats
 
-from analysis.report import headline, plain
+from analysis.figures import scores as score_figure
+from analysis.report import answer
 from analysis.report.outcome import outcome
 from analysis.runs import find, group, summaries, unit_among
 from analysis.scores import completed
@@ -179,8 +180,8 @@ def said_of(root: Path) -> Said:
     facets = {"": group(table, ("label",), unit_among(table, ("label",), None))}
     main_outcome = outcome(facets, "accuracy", found := sites.gathered(facets))
     _, differences = sites.made(found)
-    alt = headline.draw(main_outcome).alt
-    return Said(plain.summary(main_outcome), alt, differences.data)
+    alt = score_figure.draw(main_outcome, []).alt
+    return Said(answer.summary(main_outcome), alt, differences.data)
 
 
 EFFECTS = {

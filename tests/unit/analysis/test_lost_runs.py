@@ -17,13 +17,12 @@ from click.testing import CliRunner
 
 from analysis import ranks, stats
 from analysis.cli import main
-from analysis.figures.grid import facets
-from analysis.report import headline
+from analysis.facets import facets
+from analysis.report import answer
 from analysis.report.outcome import outcome
 from analysis.runs import find, group, summaries
 from analysis.scores import completed
 from analysis.tables import scores as tables
-from analysis.tables.captions import UNFINISHED, left_out
 from tests.unit.analysis import test_budget
 from tests.unit.analysis.run_files import run_of
 
@@ -100,18 +99,6 @@ def test_in_tables_it_is_not_bold_and_has_no_verdict(
         assert "incomplete" not in others.values()
 
 
-def test_it_is_named_in_the_caption(lost: Path) -> None:
-    finished, unfinished = find([lost])
-    (table, *_) = left_out(
-        tables.make("final", summaries(finished), columns="alpha", takes=["final"]),
-        {UNFINISHED: unfinished},
-    )
-    assert "Incomplete, and never bold" in table.caption
-    assert "FedLD (4 of 5) in 1" in table.caption
-    if unfinished:
-        assert f"Left out: 1 run ({UNFINISHED}): {lost / HARD}." in table.caption
-
-
 @pytest.mark.slow
 def test_in_the_headline_it_does_not_lead(whole: Path, lost: Path) -> None:
     def said(root: Path) -> list[str]:
@@ -119,7 +106,7 @@ def test_in_the_headline_it_does_not_lead(whole: Path, lost: Path) -> None:
         groups = group(frame, ("label", "alpha"))
         split = facets(groups, ["alpha"])
         table = tables.scored(groups, "accuracy", "final", None)
-        return headline.findings(outcome(split, "accuracy", {}), None, {"": table})
+        return answer.findings(outcome(split, "accuracy", {}), None, {"": table})
 
     one, other = said(whole), said(lost)
     assert "FedLD has the highest final test accuracy" in one[1]
@@ -139,24 +126,6 @@ def test_in_ranks_it_is_last_in_the_block(whole: Path, lost: Path) -> None:
         main, ["table", "--ranks", str(lost), "--by", "label", "--by", "alpha"]
     )
     assert "Ranked last for want of runs that others have: FedLD (" in done.output
-
-
-@pytest.mark.slow
-def test_even_where_it_would_have_been_the_best(whole: Path, tmp_path: Path) -> None:
-    """Every run that can be lost, one after the other: no method gains a place by its own loss."""
-    frame = summaries(find([whole])[0])
-    before = ranks.gather(frame, ("label", "alpha"))
-    for position in range(len(frame)):
-        label = frame["label"].iloc[position]
-        after = ranks.gather(frame.drop(index=frame.index[position]), ("label", "alpha"))
-        assert after.means[label] >= before.means[label]
-        values = {
-            name: own.set_index(["alpha", "seed"])["final_test_accuracy"]
-            for name, own in frame.drop(index=frame.index[position]).groupby("label")
-        }
-        found = stats.ranking(values)
-        assert found is not None
-        assert found.leader != label
 
 
 def test_in_budgets_a_failed_trial_is_worse_than_any_result(tmp_path: Path) -> None:

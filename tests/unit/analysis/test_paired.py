@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 from scipy import stats as scipy_stats
 
-from analysis import AnalysisError, paired, resplits, stats, units
+from analysis import paired, resplits, stats, units
 from analysis.cli import main
 from analysis.runs import find, summaries
 from analysis.tables import scores as tables
@@ -54,12 +54,6 @@ def test_the_corrected_test_by_hand() -> None:
     assert got.difference.half == pytest.approx(4.302652730 * math.sqrt(7 / 12), rel=1e-8)
 
 
-def test_without_a_ratio_the_corrected_test_is_the_t_test() -> None:
-    plain, corrected = compared(stats.T), compared(stats.Test("corrected", ratio=1e-12))
-    assert corrected.p == pytest.approx(plain.p, rel=1e-9)
-    assert corrected.difference.half == pytest.approx(plain.difference.half, rel=1e-9)
-
-
 @pytest.mark.parametrize(
     ("rope", "baycomp"),
     [
@@ -80,14 +74,6 @@ def test_the_bayesian_test_is_that_of_baycomp(rope: float, baycomp: tuple[float,
         assert abs(own - other) <= 5 * math.sqrt(0.25 / 50_000 + 0.25 / 1_000_000)
         assert abs(own - other) <= 1e-4 + 5 * math.sqrt(other * (1 - other) * (2e-5 + 1e-6))
     assert sum(got) == pytest.approx(1)
-
-
-def test_the_bayesian_test_turns_with_the_sign() -> None:
-    up = compared(stats.Test("bayes", 0.0107))
-    down = compared(stats.Test("bayes", 0.0107), -DIFFERENCES)
-    assert (up.sign, down.sign) == (1, -1)
-    assert up.chances is not None
-    assert down.chances == pytest.approx(up.chances[::-1], abs=1e-12)
 
 
 def test_differences_at_the_border_count_half_on_either_side() -> None:
@@ -151,17 +137,6 @@ def test_accuracies_on_a_grid_are_wrongly_called_equal_in_at_most_five_of_a_hund
         assert np.mean(np.array(ps) < 0.05) < 0.071, count
 
 
-@pytest.mark.parametrize("kind", ["t", "corrected", "wilcoxon", "bayes"])
-def test_the_same_values_are_practically_equal(kind: paired.Kind) -> None:
-    same = pd.Series(OURS)
-    test = stats.Test(kind, 0.01, 0.25 if kind == "corrected" else 0.0)
-    cells = stats.cells({"": {"a": same, "b": same.copy()}}, "a", test)
-    assert [cell.verdict for cell in cells] == ["", "practically equal"]
-    far = stats.cells({"": {"a": same, "b": same + 0.5}}, "a", test)
-    # differences that do not vary have no p value
-    assert far[1].verdict == ("higher" if kind == "bayes" else "not decidable")
-
-
 @pytest.mark.parametrize(
     ("kind", "shift", "rope", "wanted"),
     [
@@ -191,19 +166,6 @@ def test_verdicts(kind: paired.Kind, shift: float, rope: float, wanted: str) -> 
         assert bool(ours.mark) == (wanted in ("higher", "lower"))
 
 
-def test_the_bayesian_test_decides_nothing_over_four_units() -> None:
-    base = pd.Series(THEIRS)
-    values = {"a": base, "b": base + 0.1 + DIFFERENCES / 10}
-    test = stats.Test("bayes", 0.01)
-    for count, wanted in ((4, "not decidable"), (5, "higher")):
-        few = {label: own.iloc[:count] for label, own in values.items()}
-        ours = stats.cells({"": few}, "a", test)[1]
-        assert ours.verdict == wanted
-        assert ours.comparison is not None
-        assert ours.comparison.chances is not None
-        assert ours.comparison.chances[2] > 0.95
-
-
 @pytest.mark.parametrize("lost", ["a", "b"])
 @pytest.mark.parametrize("kind", ["t", "bayes"])
 def test_a_comparison_without_all_runs_has_no_verdict(kind: paired.Kind, lost: str) -> None:
@@ -215,42 +177,12 @@ def test_a_comparison_without_all_runs_has_no_verdict(kind: paired.Kind, lost: s
     assert (ours.mark == "") == (kind == "bayes")
 
 
-def test_bold_by_the_bayesian_test() -> None:
-    base = pd.Series(THEIRS)
-    values = {"a": base, "b": base + 0.05 + DIFFERENCES / 10, "c": base - 0.02 + DIFFERENCES / 9}
-    test = stats.Test("bayes", 0.01)
-    found = stats.ranking(values, test)
-    assert found is not None
-    assert (found.leader, found.leads) == ("b", True)
-    near = stats.ranking(values | {"d": values["b"] - 0.001}, test)
-    assert near is not None
-    assert (near.leader, near.leads) == ("b", False)
-    losses = stats.ranking({label: -own for label, own in values.items()}, test, lowest=True)
-    assert losses is not None
-    assert (losses.leader, losses.leads) == ("b", True)
-
-
 @pytest.mark.parametrize(("n", "ratio"), [(10, 0.25), (5, 0.1), (10, 0.0)])
 def test_the_power_of_the_corrected_test(n: int, ratio: float) -> None:
     true = units.detectable(0.02, n, 0.05, ratio)
     assert true == pytest.approx(
         units.detectable(0.02, n, 0.05) * math.sqrt((1 / n + ratio) * n), rel=1e-9
     )
-
-
-@pytest.mark.parametrize(
-    ("kind", "rope", "message"),
-    [
-        ("bayes", None, "--test bayes: needs --rope R"),
-        ("t", 0.0, "--rope 0: has to be a number above 0"),
-        ("t", -0.01, "--rope -0.01: has to be"),
-        ("t", math.nan, "--rope nan: has to be"),
-        ("t", math.inf, "--rope inf: has to be"),
-    ],
-)
-def test_ropes_that_are_refused(kind: paired.Kind, rope: float | None, message: str) -> None:
-    with pytest.raises(AnalysisError, match=message):
-        stats.Test(kind, rope)
 
 
 def invoke(*arguments: object) -> Result:
@@ -331,14 +263,6 @@ def test_what_the_corrected_test_refuses(runs: Path) -> None:
     gone = invoke(runs, "--unit", "partition", *corrected)
     assert "fedavg-0-0/split.csv: there is no such file" in gone.output
     assert all(r.exit_code == 2 for r in (by_seed, groups, same, gone))
-
-
-def test_runs_without_test_samples_are_refused(runs: Path) -> None:
-    for run in find([runs])[0]:
-        split_of(run, [0, 1], [])
-    done = invoke(runs, "--unit", "partition", "--test", "corrected")
-    assert done.exit_code == 2
-    assert "split.csv: no test samples" in done.output
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 import pandas as pd
@@ -11,10 +10,9 @@ from click.testing import CliRunner, Result
 
 from analysis import AnalysisError
 from analysis.cli import main
-from analysis.figures import style
-from analysis.report import overview
-from analysis.runs import find, group, summaries
-from analysis.tables import layout, pairs
+from analysis.labels import title_of
+from analysis.runs import find, summaries
+from analysis.tables import pairs
 from analysis.tables.layout import EMPTY
 from tests.unit.analysis.run_files import run_of
 
@@ -41,16 +39,6 @@ def table_of(root: Path) -> pd.DataFrame:
 
 def invoke(*arguments: object) -> Result:
     return CliRunner().invoke(main, list(map(str, arguments)))
-
-
-def test_methods_tuned_for_each_partition_can_be_paired(tmp_path: Path) -> None:
-    for draw, rate in enumerate((0.1, 0.3)):
-        for server in (None, "fedgh"):
-            label = "FedGH" if server else "FedAvg"
-            own = {"server": server, "label": label, "data.seed": draw, "train.lr": rate}
-            run_of(tmp_path, "fedavg", 0, [0.5], **own)
-    got = pairs.accuracies(table_of(tmp_path), unit="partition")
-    assert [row[0] for row in got.rows] == ["FedAvg", "+ FedGH"]
 
 
 def test_each_method_is_followed_by_itself_under_the_other_server(tmp_path: Path) -> None:
@@ -99,17 +87,6 @@ def test_columns_are_the_settings_that_tell_experiments_apart(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_a_setting_that_another_one_implies_is_no_column(tmp_path: Path) -> None:
-    for alpha, clients in ((0.1, 10), (1.0, 20)):
-        sweep_of(tmp_path, alpha=alpha, num_clients=clients)
-    assert pairs.accuracies(table_of(tmp_path)).head == [
-        "Method",
-        f"alpha=0.1{CI}",
-        f"alpha=1{CI}",
-    ]
-
-
-@pytest.mark.slow
 def test_data_of_users_have_two_accuracies(tmp_path: Path) -> None:
     sweep_of(tmp_path, dataset="digits", alpha=0.1)
     sweep_of(tmp_path, dataset="celeba", alpha=None, client_test_accuracy=0.25)
@@ -135,33 +112,10 @@ def test_missing_runs_and_methods_of_one_kind(tmp_path: Path) -> None:
     assert "Acc_l" not in got.caption
 
 
-def test_the_same_clients_with_a_margin_are_a_pair_of_their_own() -> None:
-    labels = [
-        "fedavg",
-        "fedavg, margin=x",
-        "fedavg, server=fedgh",
-        "fedavg, server=fedgh, margin=x",
-    ]
-    assert list(pairs.titles(labels).items()) == [
-        ("fedavg", "FedAvg"), ("fedavg, server=fedgh", "+ FedGH"),
-        ("fedavg, margin=x", "FedAvg, margin=x"), ("fedavg, server=fedgh, margin=x", "+ FedGH"),
-    ]  # fmt: skip
-    assert pairs.base("fedavg, server=fedgh, margin=x", labels) == "fedavg, margin=x"
-
-
 def test_a_method_under_another_server_is_named_by_both() -> None:
-    assert style.title("fedprox, server=fedgh, alpha=0.1") == "FedProx + FedGH, alpha=0.1"
-    assert style.title("fedprox, server=my:own") == "FedProx, server=my:own"
-    assert style.title("fedld, server=fedavg") == "Margin control only"
-
-
-def test_the_report_says_what_such_a_method_is(tmp_path: Path) -> None:
-    sweep_of(tmp_path)
-    rows = overview.methods(group(table_of(tmp_path)), {"fedprox": "has a penalty"}).rows
-    assert [row[:2] for row in rows][1:3] == [
-        ["FedAvg + FedGH", "FedAvg's clients, aggregated as FedGH does"],
-        ["FedProx", "has a penalty"],
-    ]
+    assert title_of("fedprox, server=fedgh, alpha=0.1") == "FedProx + FedGH, alpha=0.1"
+    assert title_of("fedprox, server=my:own") == "FedProx, server=my:own"
+    assert title_of("fedld, server=fedavg") == "Margin control only"
 
 
 @pytest.mark.slow
@@ -229,23 +183,6 @@ def test_simulated_seconds_and_targets_of_several_experiments(tmp_path: Path) ->
     assert [row[3] for row in again.rows] == [EMPTY, EMPTY, "3.0"]
 
 
-@pytest.mark.slow
-def test_on_the_command_line_in_every_format(tmp_path: Path) -> None:
-    runs = tmp_path / "runs"
-    sweep_of(runs, target_accuracy=0.6, rounds_to_target=1, seconds_to_target=1.5)
-    asked = ("table", runs, "--metric", "pairs", "--metric", "target")
-    shown = invoke(*asked)
-    assert shown.exit_code == 0, shown.output
-    assert r"| + FedGH | **67.67** ± 7.59 \* |" in shown.stdout
-    assert "| FedAvg | 1.0 ± 0.0 |" in shown.stdout
-    assert invoke(*asked, "--out", tmp_path / "t.tex").exit_code == 0
-    assert r"+ FedGH & \textbf{67.67} $\pm$ 7.59$^{*}$ \\" in (tmp_path / "t.tex").read_text()
-    assert invoke(*asked, "--out", tmp_path / "t.csv").exit_code == 0
-    back = pd.read_csv(io.StringIO((tmp_path / "t.csv").read_text()))
-    assert back["table"].unique().tolist() == ["pairs", "pairs_difference", "target"]
-    assert set(layout.FORMATS) == {".md", ".tex", ".csv"}
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -260,19 +197,3 @@ def test_refusals(tmp_path: Path, arguments: tuple[str, ...], message: str) -> N
     assert result.exit_code == 2
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
-
-
-@pytest.mark.slow
-def test_methods_with_names_are_compared_with_themselves(tmp_path: Path) -> None:
-    for (algorithm, server), accuracies in FINAL.items():
-        for seed, accuracy in enumerate(accuracies):
-            more = {"server": server, "label": f"My {algorithm} {server}"}
-            run_of(tmp_path, algorithm, seed, [accuracy], **more)
-    table = table_of(tmp_path)
-    assert pairs.has_pairs(table, ["label"])
-    assert [row[0] for row in pairs.accuracies(table).rows] == [
-        *("FedAvg", "+ FedGH", "FedProx", "+ FedGH")
-    ]
-    assert "| My fedavg fedgh |" in invoke("table", tmp_path).output
-    refused = invoke("table", tmp_path, "--by", "method").output
-    assert "no column method; the runs can be grouped by label, algorithm, server\n" in refused

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
-import pytest
 
-from analysis.figures import partition, style
+from analysis.figures import partition
 from analysis.figures.partition import figure_with_images
 
 
@@ -42,26 +39,6 @@ def test_images_are_chosen_by_the_classes_shares() -> None:
     assert sorted(partition.in_proportion(np.array([4, 2, 3]), 8).tolist()) == [0, 1, 2]
 
 
-def test_areas_are_the_counts() -> None:
-    figure = figure_with_images(
-        frame([[1, 0, 9], [4, 16, 0]]), "title", ["no", "yes"], [row()], "note"
-    )
-    bubbles = figure.subfigs[0].axes[0]
-    drawn = bubbles.collections[0]
-    places = [tuple(map(int, place)) for place in np.asarray(drawn.get_offsets())]
-    areas = dict(zip(places, np.asarray(drawn.get_sizes()), strict=True))
-    assert set(areas) == {(0, 0), (2, 0), (0, 1), (1, 1)}
-    assert areas[1, 1] / areas[0, 0] == pytest.approx(16)
-    assert areas[2, 0] / areas[0, 1] == pytest.approx(9 / 4)
-    assert (bubbles.get_xlabel(), bubbles.get_ylabel()) == ("Client", "Class")
-    assert [t.get_text() for t in bubbles.get_yticklabels()] == ["no", "yes"]
-    # the key shows counts of this range, at the same scale: 10, 5 and 1
-    legend = bubbles.get_legend()
-    assert [t.get_text() for t in legend.get_texts()] == ["10", "5", "1"]
-    key = [handle.get_sizes()[0] for handle in legend.legend_handles]
-    assert np.array(key) / areas[0, 0] == pytest.approx([10, 5, 1])
-
-
 def test_images_are_shown_with_their_classes() -> None:
     rows = [row(1, ("a", "a very long name of a class", "c")), row(1, ("b",))]
     figure = figure_with_images(frame([[3, 1]]), "title", ["a"], rows, "Training images")
@@ -71,14 +48,3 @@ def test_images_are_shown_with_their_classes() -> None:
     assert [len(a.images) for a in axes] == [1, 1, 1, 1, 0, 0]
     assert [t.get_text() for t in axes[0].texts] == ["Client 0\n2 samples"]
     assert np.asarray(axes[0].images[0].get_array()).tolist() == [[100] * 4] * 4
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("suffix", ["png", "pdf"])
-@pytest.mark.parametrize("clients", [1, 120])
-def test_it_is_written_the_same_every_time(tmp_path: Path, suffix: str, clients: int) -> None:
-    files = [tmp_path / f"{i}.{suffix}" for i in range(2)]
-    for file in files:
-        counts = [[1] * clients] * 3
-        style.save(figure_with_images(frame(counts), "t", ["a", "b", "c"], [row()], "n"), file)
-    assert files[0].read_bytes() == files[1].read_bytes()

@@ -41,10 +41,6 @@ def test_ranks_by_hand() -> None:
     assert ranks.ranked(values, lowest=True).tolist() == [[3, 1.5, 1.5, 4.5, 4.5], [1, 2, 3, 4, 5]]
 
 
-def test_values_that_differ_by_rounding_tie() -> None:
-    assert ranks.ranked(np.array([[0.3 - 0.2, 0.1, 0.2]])).tolist() == [[2.5, 2.5, 1]]
-
-
 def test_friedman_is_scipys() -> None:
     found = ranks.ranked(SCORED)
     want = scipy_stats.friedmanchisquare(*SCORED.T)
@@ -63,11 +59,6 @@ def test_iman_davenport_by_hand() -> None:
     f, p_f = ranks.iman_davenport(found)
     assert f == pytest.approx(7, rel=1e-12)
     assert p_f == pytest.approx((1 + 2 * 7 / 4) ** -2, rel=1e-12)  # F(2, 4): (1 + f / 2)^-2
-
-
-def test_degenerate_ranks() -> None:
-    assert ranks.iman_davenport(np.array([[1.0, 2, 3]] * 4)) == (math.inf, 0.0)
-    assert all(map(math.isnan, ranks.iman_davenport(np.full((4, 3), 2.0))))
 
 
 @pytest.mark.parametrize(
@@ -134,23 +125,6 @@ def test_the_diagram_has_every_label_inside_and_apart(count: int) -> None:
     for i, box in enumerate(boxes):
         overlapping = [names[j] for j in range(i) if box.overlaps(boxes[j])]
         assert overlapping == [], names[i]
-
-
-@pytest.mark.parametrize("count", [5, 13])
-def test_the_lines_to_the_labels_have_one_colour_and_never_cross(count: int) -> None:
-    rng = np.random.default_rng(count)
-    values = np.arange(count) / count + rng.normal(0, 0.1, (15, count))
-    figure = rank_figure.figure(found(values, [f"method {i}" for i in range(count)]))
-    elbows = [line for line in figure.axes[0].lines if len(line.get_xdata()) == 3]
-    assert len(elbows) == count
-    assert len({line.get_color() for line in elbows}) == 1
-    for line in elbows:
-        (x, _, end), (_, y, _) = line.get_data()
-        for other in elbows:
-            (at, _, side), (_, low, _) = other.get_data()
-            if other is not line and low >= y:  # it goes down past the row of the first
-                assert not min(x, end) < at < max(x, end)
-                assert low > y or end != side
 
 
 def invoke(*arguments: object) -> Result:
@@ -223,31 +197,6 @@ def test_a_lost_run_is_ranked_last_and_named(runs: Path, fate: str) -> None:
     assert data[data["table"] == "ranks"].set_index("label")["mean_rank"]["fedld"] == 1.25
     lost = data[(data["table"] == "ranks_by_block") & data["value"].isna()]
     assert lost[["label", "rank"]].to_numpy().tolist() == [["fedld", 3.0]]
-
-
-@pytest.mark.slow
-def test_a_method_without_any_run_of_a_setting_is_last_there(runs: Path) -> None:
-    for run in find([runs])[0]:
-        if run.name.startswith("fedld-10.0"):
-            (run / "summary.csv").unlink()
-    frame = summaries(find([runs])[0])
-    got = ranks.gather(frame, ("label", "alpha"), unit="partition")
-    assert [len(of) for of in got.lacking.values()] == [2]
-    assert got.means["fedld"] == pytest.approx((6 * 1 + 2 * 3) / 8)
-
-
-@pytest.mark.slow
-def test_collapsed_runs_are_named(runs: Path) -> None:
-    frame = summaries(find([runs])[0])
-    first = frame["path"].str.endswith("fedld-0.1-0-0")
-    fallen = frame.assign(collapsed=first | frame["path"].str.endswith("fedld-1.0-1-1"))
-    got = ranks.gather(fallen, ("label", "alpha"), unit="partition")
-    assert got.collapsed == {"fedld": 2}
-    assert "chance; runs: FedLD (2)." in ranks.tables(got)[0].caption
-    assert (
-        "Collapsed"
-        not in ranks.tables(ranks.gather(frame, ("label", "alpha"), unit="partition"))[0].caption
-    )
 
 
 @pytest.mark.slow

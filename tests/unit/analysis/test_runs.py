@@ -16,9 +16,9 @@ from matplotlib.figure import Figure
 
 from analysis import AnalysisError
 from analysis.cli import main
-from analysis.figures import curves, partition, style
-from analysis.figures import grid as panels
+from analysis.figures import curves, grid, partition, style
 from analysis.files import read_partition, read_table
+from analysis.labels import title_of
 from analysis.runs import (
     Group,
     conditions,
@@ -109,29 +109,6 @@ def test_grouping_by_a_setting(runs: Path) -> None:
     ]  # fmt: skip
 
 
-def test_one_method_with_two_hyperparameters_is_not_averaged(runs: Path) -> None:
-    make_run(runs, "fedld", 3, [0.1, 0.2, 0.3], **{"fedld.weight": 0.9})
-    with pytest.raises(
-        AnalysisError, match=r"runs of fedld differ in fedld\.weight \(0\.1, 0\.9\)"
-    ):
-        groups_of(runs)
-    assert len(groups_of(runs, "algorithm", "fedld.weight")) == 3
-
-
-def test_hyperparameter_named_none_is_a_value_and_empty_is_not(runs: Path) -> None:
-    for seed, (form, order) in enumerate((("None", "None"), ("None", "random"), ("", ""))):
-        make_run(runs, "fedprox", seed, [0.1, 0.2, 0.3], margin=form, **{"fedprox.order": order})
-    with pytest.raises(
-        AnalysisError, match=r"margin=None differ in fedprox.order \(None, random\)"
-    ):
-        groups_of(runs)
-    labels = [g.label for g in groups_of(runs, "algorithm", "fedprox.order")]
-    assert labels[1:4] == [
-        "fedprox", "fedprox, margin=None, fedprox.order=None",
-        "fedprox, margin=None, fedprox.order=random",
-    ]  # fmt: skip
-
-
 def test_margin_and_server_make_methods_of_their_own(runs: Path) -> None:
     make_run(runs, "fedld", 0, [0.1, 0.2, 0.3], margin="none")
     make_run(runs, "fedld", 0, [0.1, 0.2, 0.3], server="fedavg", alpha=0.5)
@@ -139,7 +116,7 @@ def test_margin_and_server_make_methods_of_their_own(runs: Path) -> None:
     assert [(g.label, len(g.runs)) for g in found] == [
         ("fedavg", 2), ("fedld", 3), ("fedld, margin=none", 1), ("fedld, server=fedavg", 1),
     ]  # fmt: skip
-    assert [style.title(g.label) for g in found[2:]] == [
+    assert [title_of(g.label) for g in found[2:]] == [
         "Principal aggregation only", "Margin control only",
     ]  # fmt: skip
     make_run(runs, "fedavg", 0, [0.1, 0.2, 0.3], margin="none", alpha=10.0)
@@ -160,16 +137,6 @@ def test_every_differing_setting_is_named(runs: Path) -> None:
     )
 
 
-def test_compared_methods_share_their_data_but_not_their_training(runs: Path) -> None:
-    make_run(runs, "fedprox", 0, [0.1, 0.2, 0.3], **{"train.lr": 0.5})
-    assert len(groups_of(runs)) == 3
-    make_run(runs, "fedgh", 0, [0.1, 0.2, 0.3], **{"data.seed": 7, "model": "resnet18"})
-    with pytest.raises(
-        AnalysisError, match=r"the runs differ in model \(cnn, resnet18\); data\.seed \(7, unset"
-    ):
-        groups_of(runs)
-
-
 def test_what_no_result_depends_on_may_differ(runs: Path) -> None:
     harmless = {
         "engine.kind": "serial", "evaluation.decompose_every": 5, "evaluation.cosines": True,
@@ -185,20 +152,6 @@ def test_what_no_result_depends_on_may_differ(runs: Path) -> None:
         groups_of(runs)
 
 
-def test_values_that_are_nearly_equal_are_not_averaged(runs: Path) -> None:
-    for seed, mu in enumerate((0.1234567, 0.1234568)):
-        make_run(runs, "fedprox", seed, [0.1, 0.2, 0.3], mu=mu)
-    labels = [g.label for g in groups_of(runs, "algorithm", "mu")]
-    assert labels[1:3] == ["fedprox, mu=0.1234567", "fedprox, mu=0.1234568"]
-
-
-def test_many_values_are_not_all_named(runs: Path) -> None:
-    for seed in range(12):
-        make_run(runs, "fedprox", seed, [0.1, 0.2, 0.3], **{"fedprox.mu": float(seed)})
-    with pytest.raises(AnalysisError, match=r"fedprox.mu \(0, 1, 2, 3, 4, 5, 6, 7 and 4 more\)"):
-        groups_of(runs)
-
-
 def test_shared_and_differing_settings(runs: Path) -> None:
     groups = groups_of(runs)
     assert shared(groups) == {
@@ -210,17 +163,6 @@ def test_shared_and_differing_settings(runs: Path) -> None:
     assert table.loc["fedld"].to_dict() == {
         "algorithm": "fedld", "fedld.weight": "0.1", "fedavg.weight": "unset",
     }  # fmt: skip
-
-
-def test_one_seed_twice_is_refused(runs: Path) -> None:
-    make_run(runs / "again", "fedld", 2, [0.1, 0.2, 0.3])
-    with pytest.raises(AnalysisError, match="fedld: two runs with seed 2"):
-        groups_of(runs)
-
-
-def test_unknown_column_to_group_by(runs: Path) -> None:
-    with pytest.raises(AnalysisError, match=r"no column colour; .* grouped by label, algorithm"):
-        groups_of(runs, "colour")
 
 
 def test_unreadable_files_are_named(tmp_path: Path) -> None:
@@ -238,19 +180,6 @@ def test_unreadable_files_are_named(tmp_path: Path) -> None:
         read_table(file, ("round", "acc"))
     with pytest.raises(AnalysisError, match=r"a\.csv, line 3: loss is 'oops', not a number"):
         read_table(file, ("round", "loss"))
-
-
-def test_empty_field_is_not_available(tmp_path: Path) -> None:
-    file = tmp_path / "a.csv"
-    file.write_text("round,loss\n1,\n2,3\n")
-    assert read_table(file, ("round", "loss"))["loss"].isna().tolist() == [True, False]
-
-
-def test_summary_has_exactly_one_row(runs: Path) -> None:
-    file = next(runs.glob("fedld*")) / "summary.csv"
-    file.write_text(file.read_text() + file.read_text().splitlines()[1] + "\n")
-    with pytest.raises(AnalysisError, match="2 rows, a run has exactly one"):
-        groups_of(runs)
 
 
 # ---- curves
@@ -291,17 +220,8 @@ def test_figure_shows_means_and_bands(runs: Path) -> None:
     assert drawn["FedLD"].get_ydata() == pytest.approx([10, 50, 84])
     assert drawn["FedLD"].get_color() == style.LINES["fedld"].colour
     assert len(accuracy.collections) == 2
-    assert "1 to 3 seeds" in figure.get_supxlabel()
+    assert "1 to 3 seeds" in figure.legends[0].get_title().get_text()
     assert 0 >= accuracy.get_ylim()[0] >= -1
-
-
-def test_one_seed_each_is_drawn_without_bands(tmp_path: Path) -> None:
-    make_run(tmp_path, "fedld", 0, [0.2])
-    figure = curves.figure(groups_of(tmp_path), metrics=["test_accuracy"])
-    (axes,) = figure.axes
-    assert len(axes.collections) == 0
-    assert axes.lines[0].get_marker() == "o"
-    assert figure.get_supxlabel() == "One run each"
 
 
 # ---- partition
@@ -344,15 +264,6 @@ def test_partition_figure(tmp_path: Path, num_clients: int, num_classes: int) ->
     assert (tmp_path / "p.png").read_bytes().startswith(PNG)
 
 
-def test_named_clients_are_named() -> None:
-    frame = rows_of(4, 3)
-    named = frame.assign(name="site-" + frame["client_id"].astype(str))
-    _, cells, _ = partition.figure(named).axes
-    assert [text.get_text() for text in cells.get_xticklabels()] == [
-        "site-0", "site-1", "site-2", "site-3",
-    ]  # fmt: skip
-
-
 def test_partition_is_read_from_file_or_run(tmp_path: Path) -> None:
     file = tmp_path / "partition.csv"
     frame = rows_of(3, 2)
@@ -364,19 +275,6 @@ def test_partition_is_read_from_file_or_run(tmp_path: Path) -> None:
 
 
 # ---- style
-
-
-def test_every_known_method_has_its_own_line() -> None:
-    assert len(set(style.LINES.values())) == len(style.LINES) == 30
-    assert set(style.LINES) == set(style.TITLES)
-
-
-def test_variants_have_lines_and_titles_that_no_method_has() -> None:
-    lines = [variant.line for variant in style.VARIANTS.values()]
-    assert not set(lines) & set(style.LINES.values())
-    assert len(set(lines)) == len(lines)
-    label = "fedld, margin=none"
-    assert style.lines(["fedld", label])[label] == style.VARIANTS[label].line
 
 
 def test_lines_of_known_methods_are_fixed_and_others_take_free_ones() -> None:
@@ -434,21 +332,12 @@ def test_a_panel_per_setting_and_a_line_per_method_of_the_same_colour(tmp_path: 
 
 
 def test_titles() -> None:
-    assert style.title("fedld_released") == "FedLD (released)"
-    assert style.title("fedprox, fedprox.mu=0.1") == "FedProx, fedprox.mu=0.1"
-    assert style.title("mine") == "mine"
-    assert style.title("fedld, margin=none, alpha=1") == "Principal aggregation only, alpha=1"
-    assert style.title("fedld, margin=nonesuch") == "FedLD, margin=nonesuch"
-    assert style.title("fedld2, alpha=1") == "fedld2, alpha=1"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("suffix", [".png", ".pdf", ".svg"])
-def test_figures_are_the_same_bytes_every_time(runs: Path, tmp_path: Path, suffix: str) -> None:
-    files = [tmp_path / f"{name}{suffix}" for name in "ab"]
-    for file in files:
-        style.save(curves.figure(groups_of(runs)), file)
-    assert files[0].read_bytes() == files[1].read_bytes()
+    assert title_of("fedld_released") == "FedLD (released)"
+    assert title_of("fedprox, fedprox.mu=0.1") == "FedProx, fedprox.mu=0.1"
+    assert title_of("mine") == "mine"
+    assert title_of("fedld, margin=none, alpha=1") == "Principal aggregation only, alpha=1"
+    assert title_of("fedld, margin=nonesuch") == "FedLD, margin=nonesuch"
+    assert title_of("fedld2, alpha=1") == "fedld2, alpha=1"
 
 
 def test_figures_go_nowhere_else(tmp_path: Path) -> None:
@@ -459,23 +348,6 @@ def test_figures_go_nowhere_else(tmp_path: Path) -> None:
 
 
 # ---- command line
-
-
-@pytest.mark.slow
-def test_commands_write_their_files(runs: Path, tmp_path: Path) -> None:
-    for arguments in (
-        ("curves", runs, "--out", tmp_path / "c.png", "--smooth", 2),
-        ("curves", runs, "--out", tmp_path / "c.pdf", "--metric", "test_loss"),
-        ("table", runs, "--out", tmp_path / "t.csv"),
-        ("table", runs, "--out", tmp_path / "t.tex"),
-        ("table", runs, "--out", tmp_path / "t.md"),
-    ):
-        result = invoke(*arguments)
-        assert result.exit_code == 0, result.output
-        file = Path(str(arguments[arguments.index("--out") + 1]))
-        assert result.stdout == f"wrote {file}\n"
-        assert file.stat().st_size
-    assert invoke("table", runs).stdout == (tmp_path / "t.md").read_text(encoding="utf-8")
 
 
 def test_unfinished_runs_are_left_out_aloud(runs: Path) -> None:
@@ -522,20 +394,6 @@ def test_analysis_imports_neither_torch_nor_ray_and_of_fedsim_little() -> None:
     assert done.stdout.split() == ["fedsim.core", "fedsim.version"]
 
 
-def test_what_runs_without_any_settings_lack_is_not_known(tmp_path: Path) -> None:
-    run_of(tmp_path, "fedld", 0, [0.5])
-    run_of(tmp_path, "fedld", 1, [0.5], **{"train.batch_size": 50, "train.lr": 0.01})
-    with pytest.raises(AnalysisError, match=r"train\.batch_size \(50, unset\); train\.lr \(0\.01"):
-        groups_of(tmp_path)
-
-
-def test_methods_are_not_compared_on_different_options_of_a_data_set(tmp_path: Path) -> None:
-    run_of(tmp_path, "fedld", 0, [0.5], dataset="stripes", **{"stripes.period": 4})
-    run_of(tmp_path, "fedavg", 0, [0.5], dataset="stripes", **{"stripes.period": 6})
-    with pytest.raises(AnalysisError, match=r"the runs differ in stripes\.period"):
-        groups_of(tmp_path)
-
-
 def test_runs_on_other_data_are_no_seeds_of_one_method(tmp_path: Path) -> None:
     for seed, data in enumerate(("sha256:a", "sha256:b", None)):
         run_of(tmp_path, "fedavg", seed, [0.5], data_digest=data)
@@ -546,27 +404,6 @@ def test_runs_on_other_data_are_no_seeds_of_one_method(tmp_path: Path) -> None:
     labels = [group.label for group in groups_of(tmp_path, "algorithm", "data_digest")]
     assert labels == ["fedavg", "fedavg, data_digest=sha256:a", "fedavg, data_digest=sha256:b"]
     assert conditions(labels[1]) == "data_digest=sha256:a", "not ranked with those of other data"
-
-
-def test_methods_on_other_data_are_not_compared(tmp_path: Path) -> None:
-    run_of(tmp_path, "fedavg", 0, [0.5], data_digest="sha256:a")
-    run_of(tmp_path, "fedprox", 0, [0.5], data_digest="sha256:b")
-    with pytest.raises(AnalysisError, match="the runs differ in data_digest"):
-        groups_of(tmp_path)
-
-
-def test_runs_that_do_not_say_their_data_go_with_any(tmp_path: Path) -> None:
-    for seed, data in enumerate((None, "sha256:a", None)):
-        run_of(tmp_path, "fedavg", seed, [0.5], data_digest=data)
-    (group,) = groups_of(tmp_path)
-    assert len(group.runs) == 3
-    assert not {"data_digest"} & {*differing([group]).columns, *shared([group])}
-
-
-def test_data_that_settings_tell_apart_may_differ(tmp_path: Path) -> None:
-    for size, data in ((28, "sha256:a"), (64, "sha256:b")):
-        run_of(tmp_path, "fedavg", 0, [0.5], data_digest=data, **{"data.image_size": size})
-    assert len(groups_of(tmp_path, "algorithm", "data.image_size")) == 2
 
 
 def test_a_function_of_ones_own_may_draw_other_data_for_each_partition(tmp_path: Path) -> None:
@@ -645,19 +482,9 @@ def test_a_method_has_its_line_whatever_it_is_called(tmp_path: Path) -> None:
     for label, algorithm in (("plain", "fedavg"), ("FedAvg", "fedprox"), (None, "fedgh")):
         run_of(tmp_path, algorithm, 0, [0.5], label=label)
     groups = groups_of(tmp_path, "label")
-    got = panels.facet_lines({"": groups})
+    got = grid.facet_lines({"": groups})
     assert got == {"plain": style.LINES["fedavg"], "FedAvg": style.LINES["fedprox"],
                    "fedgh": style.LINES["fedgh"]}  # fmt: skip
     assert style.lines(["FedAvg", "fedprox, fedprox.mu=1"]) == {
         "FedAvg": style.LINES["fedavg"], "fedprox, fedprox.mu=1": style.LINES["fedprox"],
     }  # fmt: skip
-
-
-def test_lines_that_cover_each_other_are_seen(tmp_path: Path) -> None:
-    """FedProx above FedAvg: the one below is wider."""
-    for method in ("fedavg", "fedprox"):
-        make_run(tmp_path, method, 0, [0.1, 0.2, 0.3])
-    axes = curves.figure(groups_of(tmp_path), ["test_accuracy"]).axes[0]
-    below, above = axes.lines
-    assert below.get_label() == "FedAvg"
-    assert below.get_linewidth() > above.get_linewidth() + 0.8

@@ -13,9 +13,8 @@ from analysis import paired, scores
 from analysis.cli import main
 from analysis.runs import find, summaries
 from analysis.stats import ranking
-from analysis.tables import layout
 from analysis.tables import scores as tables
-from tests.unit.analysis.run_files import groups_of, rows, run_of
+from tests.unit.analysis.run_files import rows, run_of
 
 CLASSES = "round,label,support,recall,precision"
 MAJORITY = ("2,0,60,1.0,0.6", "2,1,30,0.0,0.0", "2,2,10,0.0,0.0")
@@ -76,15 +75,6 @@ def test_the_final_score_is_of_the_last_evaluated_round(tmp_path: Path) -> None:
     assert got["last10_test_balanced_accuracy"] == 0.375
 
 
-def test_what_summary_csv_has_is_taken_from_it(runs: Path) -> None:
-    (folder,) = runs.glob("fedld-1")
-    frame = pd.read_csv(folder / "summary.csv").assign(final_test_macro_f1=0.25, collapsed=True)
-    frame.to_csv(folder / "summary.csv", index=False)
-    got = of(runs, ("macro_f1",)).set_index("path").loc[str(folder)]
-    assert got["final_test_macro_f1"] == 0.25
-    assert got["collapsed"]
-
-
 @pytest.mark.parametrize(
     ("classes", "collapsed"),
     [
@@ -104,15 +94,6 @@ def test_a_collapsed_model(tmp_path: Path, classes: tuple[str, ...], collapsed: 
     folder = scored_run(tmp_path, "fedavg", 0, [0.5, 0.5], classes)
     assert scores.collapsed(folder) is collapsed
     assert of(tmp_path, ())["collapsed"].tolist() == [collapsed]
-
-
-def test_without_classes_csv_it_is_unknown(tmp_path: Path) -> None:
-    folder = run_of(tmp_path, "fedavg", 0, [0.5])
-    assert scores.collapsed(folder) is None
-    rows(folder, "classes", CLASSES)
-    assert scores.collapsed(folder) is None
-    assert scores.counts(groups_of(tmp_path)) == {}
-    assert tables.make("final", summaries([folder]))[0].rows[0][2] == "50.00"
 
 
 def test_a_table_says_what_collapsed(runs: Path, tmp_path: Path) -> None:
@@ -186,16 +167,6 @@ def test_of_a_loss_the_lowest_is_best(runs: Path) -> None:
     assert "Bold: the lowest mean, where" in got.caption
 
 
-def test_one_seed_has_no_interval_and_nothing_bold(tmp_path: Path) -> None:
-    for name, accuracy in (("fedavg", 0.5), ("fedld", 0.6)):
-        run_of(tmp_path, name, 0, [accuracy])
-    (got,) = tables.make("final", summaries(find([tmp_path])[0]))
-    assert got.head == ["Method", "Seeds", "Accuracy (%)", "Std (points)"]
-    assert got.rows[1] == ["FedLD", "1", "60.00", "n/a"]
-    assert "±" not in got.caption
-    assert "a test needs 3 seeds" in got.caption
-
-
 def test_all_scores_side_by_side(runs: Path) -> None:
     result = invoke("table", runs, "--metric", "scores")
     assert result.exit_code == 0, result.output
@@ -206,40 +177,10 @@ def test_all_scores_side_by_side(runs: Path) -> None:
     assert result.stdout.count("FedAvg (2 of 3)") == 1
 
 
-@pytest.mark.slow
-def test_earlier_names_are_tables_of_accuracy(runs: Path) -> None:
-    every = invoke("table", runs).stdout
-    assert every == invoke("table", runs, "--metric", "accuracy").stdout
-    each = (option for name in scores.TAKES for option in ("--metric", name))
-    assert every == invoke("table", runs, *each).stdout
-
-
 def test_a_score_that_no_run_has(runs: Path) -> None:
     result = invoke("table", runs, "--metric", "auc")
     assert result.exit_code == 2
     assert result.stderr == "Error: in no run rounds.csv has test_auc\n"
-
-
-def test_a_field_that_is_no_number_is_named(runs: Path) -> None:
-    file = next(runs.glob("fedld-1")) / "rounds.csv"
-    file.write_text(file.read_text().replace("0.61", "high"))
-    result = invoke("table", runs, "--metric", "balanced_accuracy")
-    assert result.exit_code == 2
-    assert "rounds.csv, line 3: test_balanced_accuracy is 'high', not a number" in result.stderr
-
-
-def test_runs_that_stop_early_differ_in_their_rounds(tmp_path: Path) -> None:
-    for seed, count in enumerate((2, 3)):
-        run_of(tmp_path, "fedavg", seed, [0.5] * count, **{"train.patience": 5})
-    assert [len(one.runs) for one in groups_of(tmp_path)] == [2]
-
-
-def test_markdown_and_csv_have_the_signs(runs: Path) -> None:
-    made = tables.make("balanced_accuracy", summaries(find([runs])[0]), takes=["final"])
-    assert "| 35.56† ± 9.56 |" in layout.markdown(made)
-    lines = layout.csv(made).splitlines()
-    assert lines[0].endswith("p,p_holm,leads,collapsed,unit,detectable,level,missing")
-    assert [line.rsplit(",", 6)[1:3] for line in lines[1:]] == [["False", "2"], ["True", "0"]]
 
 
 @pytest.mark.slow

@@ -6,11 +6,9 @@ five of them, which its docstring or name says in numbers; seeds are fixed, so t
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import numpy as np
-import pandas as pd
 import pytest
 from scipy import stats as scipy_stats
 
@@ -30,12 +28,6 @@ def resplits(rng: np.random.Generator, count: int, n: int, ratio: float, mean: f
     rho = ratio / (1 + ratio)
     shared, own = rng.normal(size=(count, 1)), rng.normal(size=(count, n))
     return np.asarray(mean + math.sqrt(rho) * shared + math.sqrt(1 - rho) * own)
-
-
-def test_the_noise_of_this_file_is_small() -> None:
-    assert noise(0.95) < 0.008
-    assert noise(0.05) < 0.008
-    assert noise(0.8) < 0.0142
 
 
 @pytest.mark.slow
@@ -58,17 +50,6 @@ def test_the_interval_over_partitions_covers_95_percent(partitions: int, seeds: 
     half = stats.half_width(units_.std(axis=1, ddof=1), np.full(COUNT, float(partitions)))
     covered = (np.abs(units_.mean(axis=1) - 1) <= half).mean()
     assert covered == pytest.approx(0.95, abs=noise(0.95))
-
-
-def test_the_code_path_of_a_run_is_the_simulated_one() -> None:
-    """What the simulations vectorise equals :func:`stats.paired` on one experiment."""
-    differences = resplits(np.random.default_rng(0), 1, 8, 0.25, 0.4)[0]
-    ours, theirs = pd.Series(differences + 1), pd.Series(1.0, range(8))
-    got = stats.paired(ours, theirs, stats.Test("corrected", 0.5, 0.25))
-    half = stats.half_width(np.array(differences.std(ddof=1)), np.array(8.0), 0.25)
-    assert got.difference.half == pytest.approx(float(half), rel=1e-9)
-    assert got.equal == pytest.approx(float(_tost(differences[None], 0.5, 0.25)[0]), rel=1e-9)
-    assert got.p == pytest.approx(float(_p(differences[None], 0.25)[0]), rel=1e-9)
 
 
 def _error(values: Array, ratio: float) -> Array:
@@ -146,21 +127,6 @@ def test_tost_at_the_margin_errs_in_5_percent(n: int, ratio: float) -> None:
     assert (_tost(same, rope, ratio) < 0.05).mean() > 0.8
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("n", "expected"), [(5, 1 / 32), (8, 5 / 256)])
-def test_signed_rank_equivalence_at_the_margin(n: int, expected: float) -> None:
-    """At most 0.05 + noise of 500 experiments, whose exact size is a multiple of 1 / 2^n.
-
-    The rejection region is W <= w with the largest tail below 0.05, of which the size is at least
-    ``expected``.
-    """
-    count, test = 500, paired.Test("wilcoxon", 3.0)
-    values = np.random.default_rng(n).normal(3.0, 1, (count, n))
-    rejected = np.mean([paired.equivalence(own, 1e-12, test) < 0.05 for own in values])
-    assert rejected <= 0.05 + noise(0.05, count)
-    assert rejected >= expected - noise(expected, count)
-
-
 def bayes(rng: np.random.Generator, count: int, n: int, true: float, rope: float) -> list[str]:
     """The verdicts over experiments with n normal differences of standard deviation 1."""
     verdicts = []
@@ -197,40 +163,6 @@ def test_how_often_the_bayesian_test_decides_wrongly(
     assert found == pytest.approx(different, abs=noise(different, 600))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("n", "higher"), [(5, 0.105), (10, 0.122), (20, 0.128), (40, 0.156)])
-def test_a_narrow_rope_is_no_margin_of_the_bayesian_test(
-    n: int, higher: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The true difference is the rope of 0.1: ``higher`` is nevertheless found, at such rates.
-
-    They stand in docs/how-to/statistics.md, from 1,000 experiments. Here 400 others of 500 draws;
-    the tolerance is three standard errors of both.
-    """
-    monkeypatch.setattr(paired, "DRAWS", 500)
-    found = bayes(np.random.default_rng(200 + n), 400, n, 0.1, 0.1)
-    assert found.count("practically equal") == 0
-    error = math.sqrt(higher * (1 - higher) * (1 / 400 + 1 / 1_000))
-    assert found.count("higher") / 400 == pytest.approx(higher, abs=3 * error)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("n", [5, 10, 20])
-def test_the_bayesian_test_decides_rightly(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Far beyond the rope it finds the difference, and within a wide one it finds none.
-
-    Equal methods and a rope of half a standard deviation: they differ in at most 0.05 + 0.0345.
-    """
-    monkeypatch.setattr(paired, "DRAWS", 2_000)
-    right = bayes(np.random.default_rng(n), 200, n, 3.5, 1.0)
-    assert right.count("higher") > 0.8 * 200
-    assert right.count("lower") + right.count("practically equal") == 0
-    same = bayes(np.random.default_rng(n), 1_000, n, 0.0, 0.5)
-    assert (same.count("higher") + same.count("lower")) / 1_000 <= 0.05 + noise(0.05, 1_000)
-    wide = bayes(np.random.default_rng(n), 200, n, 0.0, 3.0)
-    assert wide.count("practically equal") > 0.95 * 200
-
-
 def simulated_ranks(rng: np.random.Generator, count: int, n: int, levels: Array) -> Array:
     """(count, n, k) ranks of k methods over n blocks with normal noise, 1 for the best."""
     values = levels + rng.normal(size=(count, n, len(levels)))
@@ -256,18 +188,3 @@ def test_friedman_and_iman_davenport_keep_their_level(k: int, n: int) -> None:
         wrong = np.mean([test(one)[1] < 0.05 for one in found])
         assert wrong <= 0.05 + noise(0.05, count)
         assert wrong > 0.02
-
-
-@pytest.mark.slow
-def test_ranks_find_what_is_there() -> None:
-    """A method that is one standard deviation above three equal ones, over 20 blocks.
-
-    The best mean rank is its own in nearly all of 2,000 experiments, and the pairs of the equal
-    ones are told apart in at most 0.05 + 0.0244.
-    """
-    count, n = 2_000, 20
-    found = simulated_ranks(np.random.default_rng(4), count, n, np.array([1.0, 0, 0, 0]))
-    means, difference = found.mean(axis=1), ranks.critical_difference(4, n)
-    assert (means.argmin(axis=1) == 0).mean() > 0.95
-    pairs = [np.abs(means[:, a] - means[:, b]) for a, b in itertools.combinations((1, 2, 3), 2)]
-    assert (np.max(pairs, axis=0) > difference).mean() <= 0.05 + noise(0.05, count)

@@ -7,18 +7,15 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from click.testing import CliRunner
 from scipy import stats
 
 from analysis import AnalysisError
-from analysis.cli import main
 from analysis.figures.grid import Facets
-from analysis.report import plain
+from analysis.report import answer
 from analysis.report.outcome import outcome
 from analysis.runs import find, group, summaries, unit_among
 from analysis.scores import completed
 from analysis.tables import scores as tables
-from analysis.tables.layout import FORMATS
 from analysis.tables.sites import BY_SITE, gathered
 from tests.unit.analysis.run_files import rows, run_of
 
@@ -108,15 +105,6 @@ def test_seeds_and_two_partitions_are_too_few_to_tell(
     assert set(differences.data["verdict"]) == {"cannot be told"}
 
 
-def test_numbers_of_samples_that_differ_by_partition_are_means(tmp_path: Path) -> None:
-    sites(tmp_path, {method: [*of, of[0]] for method, of in CLEAR.items()})
-    levels, _ = make(tmp_path)
-    # 101 on one of four partitions, 100 on the others
-    assert levels.data.set_index("site")["num_samples"][NAMES[0]].tolist() == [100.25] * 2
-    assert levels.rows[0][1] == "100"
-    assert "means over the partitions" in levels.caption
-
-
 def test_the_same_difference_everywhere_has_no_interval(tmp_path: Path) -> None:
     sites(tmp_path, {"local": [[0.5] * 3] * 4, "fedavg": [[0.6] * 3] * 4})
     _, differences = make(tmp_path)
@@ -143,16 +131,6 @@ def test_on_samples_that_are_the_same_for_all_nothing_helps(tmp_path: Path) -> N
     assert screen(tmp_path)[-1].startswith("Whom it helps is not known: that needs results on test")
 
 
-def test_headings_of_many_approaches_are_short(tmp_path: Path) -> None:
-    """So that the table fits a page; the caption says what ± is."""
-    methods = ("fedavg", "fedprox", "fedadam", "moon", "scaffold", "fedld")
-    sites(tmp_path, {"local": CLEAR["local"]} | dict.fromkeys(methods, CLEAR["fedavg"]))
-    levels, _ = make(tmp_path)
-    assert len(levels.head) == 10
-    assert not [head for head in levels.head if "CI" in head]
-    assert "±: half-width of the 95 % confidence interval" in levels.caption
-
-
 def test_a_site_that_never_trained_is_marked_and_not_compared(tmp_path: Path) -> None:
     sites(tmp_path, CLEAR)
     for file in tmp_path.glob("*/final_clients.csv"):
@@ -170,30 +148,12 @@ def screen(root: Path, score: str = "accuracy") -> list[str]:
     """The sentences of a report's first screen."""
     groups = of_runs(root, score)
     sites_by = gathered(groups, score=score if score in BY_SITE else "accuracy")
-    return plain.summary(outcome(groups, score, sites_by))
+    return answer.summary(outcome(groups, score, sites_by))
 
 
 def of_runs(root: Path, *scores: str) -> Facets:
     table = completed(summaries(find([root])[0]), scores)
     return {"": group(table, ("algorithm",), unit_among(table, ("algorithm",), None))}
-
-
-def test_without_a_local_run_the_table_says_that_one_is_needed(tmp_path: Path) -> None:
-    sites(tmp_path, {"fedavg": CLEAR["fedavg"]})
-    run_of(tmp_path, "fedprox", 0, [0.3], **{"data.seed": 0})
-    (levels,) = make(tmp_path)
-    assert "run the same with `-a local`" in levels.caption
-    assert "No accuracies by site: FedProx" in levels.caption
-    assert "--evaluate-clients-every" in levels.caption
-
-
-@pytest.mark.slow
-def test_another_reference(tmp_path: Path) -> None:
-    sites(tmp_path, CLEAR)
-    _, differences = make(tmp_path, baseline="fedavg")
-    assert differences.title.startswith("Difference from FedAvg")
-    with pytest.raises(AnalysisError, match=r"baseline fedbn: no accuracies by client; .* fedavg"):
-        make(tmp_path, baseline="fedbn")
 
 
 @pytest.mark.slow
@@ -222,18 +182,6 @@ def test_runs_without_accuracies_by_client_are_refused_with_the_flag(tmp_path: P
         make(tmp_path)
 
 
-@pytest.mark.parametrize("suffix", FORMATS)
-def test_every_format_has_the_names(suffix: str, tmp_path: Path) -> None:
-    sites(tmp_path / "runs", CLEAR)
-    out = tmp_path / f"table{suffix}"
-    asked = ["table", str(tmp_path / "runs"), "--metric", "sites", "--out", str(out)]
-    result = CliRunner().invoke(main, asked)
-    assert result.exit_code == 0, result.output
-    text = out.read_text(encoding="utf-8")
-    assert ("Zürich \\& Söhne" if suffix == ".tex" else "Zürich & Söhne") in text
-    assert "cannot be told" in text
-
-
 def test_the_report_says_whom_federation_helps_and_harms(tmp_path: Path) -> None:
     sites(tmp_path, CLEAR)
     compared, result, whom = screen(tmp_path)
@@ -250,7 +198,7 @@ def test_the_report_says_whom_federation_helps_and_harms(tmp_path: Path) -> None
         f"Compared with training alone, FedAvg **helps** {NAMES[0]}; **harms** {NAMES[1]}; "
         f"for {NAMES[2]} it cannot be told."
     )
-    assert "simulations" in plain.unknown(outcome(of_runs(tmp_path), "accuracy", {}), [])[0]
+    assert "simulations" in answer.unknown(outcome(of_runs(tmp_path), "accuracy", {}), [])[0]
 
 
 def test_training_seeds_alone_are_too_few_partitions(tmp_path: Path) -> None:
@@ -272,15 +220,6 @@ def test_training_seeds_alone_are_too_few_partitions(tmp_path: Path) -> None:
     )
 
 
-def test_a_score_without_values_by_site_is_said_once(tmp_path: Path) -> None:
-    sites(tmp_path, CLEAR)
-    assert (
-        "figure are about accuracy, and AUC is in the tables under Results."
-        in screen(tmp_path, "auc")[1]
-    )
-    assert "Results by participant" not in "".join(screen(tmp_path, "loss"))
-
-
 def test_the_loss_is_compared_by_site_where_the_report_is_about_it(tmp_path: Path) -> None:
     sites(tmp_path, CLEAR)
     for run in tmp_path.iterdir():
@@ -293,26 +232,3 @@ def test_the_loss_is_compared_by_site_where_the_report_is_about_it(tmp_path: Pat
     )
     # a higher accuracy is a lower loss here: the verdicts are the same
     assert screen(tmp_path, "loss")[2] == screen(tmp_path)[2]
-
-
-def test_the_report_names_the_methods_without_results_by_site(tmp_path: Path) -> None:
-    sites(tmp_path, {"local": CLEAR["local"]})
-    for draw in range(3):
-        run_of(tmp_path, "fedavg", 0, [0.7], **{"data.seed": draw})
-    assert screen(tmp_path)[2] == (
-        "Whom it helps is not known: that needs results by participant of FedAvg, too "
-        "(`--evaluate-clients-every`)."
-    )
-    sites(tmp_path, {"fedprox": CLEAR["fedavg"]})
-    assert (
-        "for want of results by participant (`--evaluate-clients-every`): FedAvg."
-        in (screen(tmp_path)[1])
-    )
-
-
-def test_a_study_of_attacks_asks_another_question(tmp_path: Path) -> None:
-    for method in ("fedavg", "krum"):
-        run_of(tmp_path / "none", method, 0, [0.7])
-        run_of(tmp_path / "alie", method, 0, [0.7], **{"attack.name": "alie"})
-    assert screen(tmp_path / "none")[2].startswith("Whom it helps is not known")
-    assert len(screen(tmp_path / "alie")) == 2

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from scipy import stats as scipy_stats
 
-from analysis import AnalysisError, series, stats
+from analysis import series, stats
 from tests.unit.analysis.run_files import groups_of, rows, run_of
 
 SEEDS = [3, 1, 4, 5, 9]
@@ -24,27 +24,6 @@ def test_estimate_is_scipys_t_interval() -> None:
     low, high = scipy_stats.t.interval(0.95, 4, loc=OURS.mean(), scale=scipy_stats.sem(OURS))
     assert (got.low, got.high) == pytest.approx((low, high), rel=1e-12)
     assert (got.mean, got.std, got.n) == (pytest.approx(0.828), pytest.approx(OURS.std()), 5)
-
-
-def test_estimate_leaves_out_what_is_not_there() -> None:
-    assert stats.estimate([0.5, math.nan, 0.7]).n == 2
-    one = stats.estimate([0.5, math.nan])
-    assert (one.mean, one.n) == (0.5, 1)
-    assert math.isnan(one.std)
-    assert math.isnan(one.half)
-    none = stats.estimate([])
-    assert none.n == 0
-    assert math.isnan(none.mean)
-
-
-def test_over_units_counts_each_key_by_itself() -> None:
-    index = pd.MultiIndex.from_product([[0, 1, 2], [1, 2]], names=["unit", "round"])
-    values = pd.DataFrame({"loss": [1.0, 5.0, 2.0, math.nan, 3.0, math.nan]}, index=index)
-    got = stats.over_units(values, ["round"])["loss"]
-    # round 1: 1 2 3, s = 1, half = t(0.975, 2) / sqrt(3) = 4.302652730 / 1.7320508; round 2: 5
-    assert got.loc[1].tolist() == pytest.approx([2, 1, 3, 2.4841377])
-    assert got.loc[2, ["mean", "n"]].tolist() == [5, 1]
-    assert got.loc[2, ["std", "half"]].isna().all()
 
 
 def test_paired_t_is_scipys_over_the_common_seeds() -> None:
@@ -67,23 +46,6 @@ def test_wilcoxon_by_hand() -> None:
     # differences 1 5 -1 4 3 (per cent): ties and a mixed sign, as scipy has it
     want = scipy_stats.wilcoxon(OURS - THEIRS).pvalue
     assert stats.paired(OURS, THEIRS, stats.Test("wilcoxon")).p == pytest.approx(want)
-
-
-@pytest.mark.parametrize("total", [359, 10_000, 7, 3.0e6])
-def test_wilcoxon_of_accuracies_is_that_of_the_counts(total: float) -> None:
-    ours = np.array([254, 300, 284, 297, 307, 295, 268, 329])
-    theirs = np.array([253, 301, 283, 297, 305, 292, 267, 328])
-    # differences 1 -1 1 0 2 3 1 1: five ties of size 1, one of them negative, one zero dropped;
-    # the negative one has rank 3 of 28, and 2 (1 + 5) of the 2^7 signs give a sum of at most 3
-    assert stats.paired(pd.Series(ours), pd.Series(theirs), stats.Test("wilcoxon")).p == 0.09375
-    accuracies = pd.Series(ours / total), pd.Series(theirs / total)
-    assert stats.paired(*accuracies, stats.Test("wilcoxon")).p == 0.09375
-
-
-def test_levels_group_what_rounding_parts_and_keep_the_rest_apart() -> None:
-    noise = 1e-16
-    found = stats.signed_levels(np.array([0.1, -0.1 - noise, noise, 0.1 + 1e-9, 0.3]), 1e-12)
-    assert found.tolist() == [1.0, -1.0, 0.0, 2.0, 3.0]
 
 
 def test_differences_of_rounding_alone_have_no_p() -> None:
@@ -119,12 +81,6 @@ def test_holm_by_hand() -> None:
     assert stats.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert stats.holm([0.6, 0.5]) == pytest.approx([1.0, 1.0])
     assert stats.holm([]) == []
-
-
-def test_holm_does_not_count_what_is_not_available() -> None:
-    got = stats.holm([math.nan, 0.02, 0.03])
-    assert math.isnan(got[0])
-    assert got[1:] == pytest.approx([0.04, 0.04])
 
 
 def test_holm_rejects_no_more_than_raw_and_no_fewer_than_bonferroni() -> None:
@@ -170,22 +126,6 @@ def test_the_leader_is_not_significantly_above_whom_it_is_below() -> None:
     found = stats.ranking(losses, lowest=True)
     assert found is not None
     assert (found.leader, found.differing(-1), found.leads) == ("a", ["b"], False)
-
-
-def test_without_a_complete_method_nobody_is_ranked() -> None:
-    values = {"a": by_seed(0.1, math.nan, 0.2), "b": by_seed(math.nan, 0.5, 0.6)}
-    assert stats.missing(values) == {"a": 1, "b": 1}
-    found = stats.ranking(values)
-    assert found is not None
-    assert (found.leader, found.leads) == (None, False)
-    assert stats.ranking({}) is None
-
-
-def test_a_score_that_no_method_has_in_a_run_is_not_missing() -> None:
-    """Such as the AUC of a test part without one of the classes."""
-    values = {"a": by_seed(0.1, math.nan, 0.2), "b": by_seed(0.5, math.nan, 0.6)}
-    assert stats.missing(values) == {"a": 0, "b": 0}
-    assert stats.missing({"a": by_seed(0.1, math.nan), "b": by_seed(0.5)}) == {"a": 1, "b": 0}
 
 
 def test_ranks_and_mean_have_to_agree_on_who_is_above() -> None:
@@ -346,21 +286,6 @@ def test_last_round_is_that_of_the_rows_asked_for(runs: Path) -> None:
     assert by_client["accuracy"]["mean"].to_dict() == {0: 0.25, 1: 0.75}
 
 
-def test_last_without_a_key_is_one_value_per_run(runs: Path) -> None:
-    got = series.values(groups_of(runs), "rounds", ["test_accuracy"], (), take="last")["fedld"]
-    assert got["test_accuracy"].tolist() == [0.6, 0.6]
-    assert got.index.get_level_values("unit").tolist() == [0, 1]
-    assert (
-        len(series.aggregated(groups_of(runs), "rounds", ["test_accuracy"], take="last")["fedld"])
-        == 1
-    )
-
-
-def test_several_keys(runs: Path) -> None:
-    got = series.values(groups_of(runs), "evaluations", ["accuracy"], ("split", "client_id"))
-    assert got["fedld"].loc[0].index.tolist() == [("test", 0), ("test", 1), ("val", 0)]
-
-
 def test_runs_without_the_table_are_skipped_and_named(runs: Path) -> None:
     bare = run_of(runs, "fedavg", 0, [0.5])
     empty = run_of(runs, "fedavg", 1, [0.5])
@@ -371,37 +296,6 @@ def test_runs_without_the_table_are_skipped_and_named(runs: Path) -> None:
     assert len(series.absent(groups, "rounds", ["test_accuracy"])) == 0
     assert len(series.absent(groups, "rounds", ["gradient_diversity"])) == 4
     assert series.aggregated(groups, "rounds", ["gradient_diversity"]) == {}
-
-
-def test_bad_field_names_file_line_and_column(runs: Path) -> None:
-    (folder,) = runs.glob("fedld-1")
-    rows(folder, "evaluations", EVALUATIONS, "1,,g,test,9,1,0.5", "1,,h,test,9,1,high")
-    with pytest.raises(
-        AnalysisError, match=r"evaluations\.csv, line 3: accuracy is 'high', not a number"
-    ):
-        series.aggregated(groups_of(runs), "evaluations", ["accuracy"], "group")
-
-
-def test_lines_longer_than_the_header_are_refused(runs: Path) -> None:
-    file = next(runs.rglob("rounds.csv"))
-    header = file.read_text().splitlines()[0]
-    file.write_text(f"{header}\n{'1,' * header.count(',')}1,1\n")
-    with pytest.raises(AnalysisError, match=r"rounds\.csv: cannot be read as CSV"):
-        series.aggregated(groups_of(runs), "rounds", ["test_accuracy"])
-
-
-def test_numbers_in_text_columns_stay_text(tmp_path: Path) -> None:
-    folder = run_of(tmp_path, "fedld", 0, [0.5])
-    rows(folder, "evaluations", EVALUATIONS, "1,,007,test,9,1,0.5", "1,,7,test,9,1,0.25")
-    got = series.values(groups_of(tmp_path), "evaluations", ["accuracy"], "group")["fedld"]
-    assert got.index.get_level_values("group").tolist() == ["007", "7"]
-
-
-def test_unknown_columns_of_a_file_do_no_harm(tmp_path: Path) -> None:
-    folder = run_of(tmp_path, "fedld", 0, [0.5])
-    rows(folder, "timings", "round,phase,seconds,bytes,more", "1,train,2,3,words")
-    got = series.aggregated(groups_of(tmp_path), "timings", ["seconds"], "phase")["fedld"]
-    assert got.loc["train", ("seconds", "mean")] == 2
 
 
 def test_batches_change_nothing(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,10 +15,10 @@ from click.testing import CliRunner, Result
 from analysis.cli import main
 from analysis.runs import Group, find, group, summaries
 from analysis.scores import OTHERS, completed
-from analysis.stats import cells, reference
+from analysis.stats import cells
 from analysis.tables import layout
 from analysis.tables import scores as tables
-from analysis.tables.layout import EMPTY, PERCENT, PLAIN, p_value
+from analysis.tables.layout import EMPTY
 from tests.unit.analysis.run_files import groups_of, rows, run_of
 
 DECOMPOSITION = "round,split,scope,local_loss,shift_loss,aggregation_loss,global_loss"
@@ -64,22 +64,6 @@ def test_table_against_a_baseline_by_hand(runs: Path) -> None:
     )
 
 
-def test_metrics_are_never_mixed(runs: Path) -> None:
-    shown = {take: tables.scored(groups_of(runs), "accuracy", take) for take in tables.TAKES}
-    means = {metric: one.rows[1][2] for metric, one in shown.items()}
-    # best 0.9 for all; mean of the two rounds (0.9 + 0.84) / 2
-    assert means == {
-        "final": "84.00 ± 9.94",
-        "best": "90.00 ± 0.00",
-        "last10": "87.00 ± 4.97",
-    }
-    assert [one.head for one in shown.values()] == [
-        ["Method", "Seeds", "Accuracy (%) ± 95 % CI", "Std (points)"]
-    ] * 3
-    assert len({one.title for one in shown.values()}) == 3
-    assert "chosen by accuracy on the test part itself" in shown["best"].caption
-
-
 def test_holm_is_over_the_whole_table() -> None:
     def of(*values: float) -> pd.Series:
         return pd.Series(dict(enumerate(values)))
@@ -96,26 +80,6 @@ def test_holm_is_over_the_whole_table() -> None:
     assert by["a", "x"].adjusted == pytest.approx(2 * large.p)
 
 
-@pytest.mark.parametrize(
-    ("label", "other"),
-    [
-        ("fedld, alpha=0.1", "fedavg, alpha=0.1"),
-        ("fedld, margin=none, alpha=0.5", "fedavg, alpha=0.5"),
-        ("fedld, alpha=0.1, fedld.keep=0.5", "fedavg, alpha=0.1"),
-        ("fedavg, alpha=0.5", "fedavg, alpha=0.5"),
-        ("fedld, alpha=10", None),
-    ],
-)
-def test_baseline_under_the_same_settings(label: str, other: str | None) -> None:
-    labels = ["fedavg, alpha=0.1", "fedavg, alpha=0.5", "fedld, alpha=0.1", "fedavg, margin=x"]
-    assert reference(label, labels, "fedavg") == other
-
-
-def test_baseline_with_a_setting_serves_all() -> None:
-    labels = ["fedavg, alpha=0.1", "fedavg, alpha=0.5"]
-    assert reference("fedld, alpha=0.1", labels, "fedavg, alpha=0.5") == "fedavg, alpha=0.5"
-
-
 def test_a_difference_over_fewer_seeds_says_so(tmp_path: Path) -> None:
     for seed in range(3):
         run_of(tmp_path, "fedld", seed, [0.7 + 0.1 * seed])
@@ -125,23 +89,6 @@ def test_a_difference_over_fewer_seeds_says_so(tmp_path: Path) -> None:
     assert "Seeds in common where they are not all: FedLD 2 of 3." in caption
     other = tables.scored(groups_of(tmp_path), "accuracy", "final", "fedld").caption
     assert "in common where" not in other
-
-
-def test_numbers() -> None:
-    assert PERCENT.number(-0.00001, "+") == "+0.00"
-    assert PLAIN.number(float("nan")) == "n/a"
-    assert [p_value(p) for p in (0.5, 0.00009, float("nan"))] == ["0.5000", "<0.0001", "n/a"]
-
-
-def test_best_is_sought_under_equal_conditions(tmp_path: Path) -> None:
-    for alpha, gain in ((0.1, 0.0), (0.5, 0.3)):
-        for seed in (0, 1, 2):
-            run_of(tmp_path, "fedld", seed, [0.2 + gain + seed / 1000], alpha=alpha)
-            run_of(tmp_path, "fedavg", seed, [0.1 + gain - seed / 500], alpha=alpha)
-    got = tables.scored(groups_of(tmp_path, "algorithm", "alpha"), "accuracy", "final")
-    bold = {row[0] for row in got.rows if row[2].startswith("**")}
-    assert bold == {"FedLD, alpha=0.1", "FedLD, alpha=0.5"}
-    assert "Bold: the highest mean for each setting of data and rounds, where" in got.caption
 
 
 def test_methods_by_a_setting(runs: Path) -> None:
@@ -288,14 +235,6 @@ def test_success_of_attacks_and_epsilon(tmp_path: Path) -> None:
         assert invoke("curves", tmp_path, "--metric", metric, "--out", drawn).exit_code == 0
 
 
-def test_success_of_attacks_is_that_of_the_last_evaluation(tmp_path: Path) -> None:
-    run = run_of(tmp_path, "krum", 0, [0.5, 0.5])
-    rows(run, "rounds", "round,test_accuracy,attack_success_rate", "1,0.5,0.25", "2,,", "3,0.5,0.5")
-    made = {take: tables.scored(completed_groups(tmp_path), "attack_success_rate", take)
-            for take in tables.TAKES}  # fmt: skip
-    assert [one.data["mean"].tolist() for one in made.values()] == [[0.5], [0.25], [0.375]]
-
-
 HARD = (0.70, 0.72, 0.69, 0.71, 0.10)
 
 
@@ -335,32 +274,6 @@ def test_what_is_missing_stands_in_every_format(incomplete: Path, tmp_path: Path
     assert data["leads"].tolist() == [True, False]
 
 
-@pytest.mark.slow
-def test_the_report_says_what_is_missing(incomplete: Path, tmp_path: Path) -> None:
-    got = invoke("report", incomplete, "--unit", "partition", "--out", tmp_path / "page")
-    assert got.exit_code == 0, got.output
-    page = (tmp_path / "page/report.html").read_text()
-    assert "<strong>FedAvg has the highest final test accuracy of the methods with all" in page
-    assert "significantly above the other method over the partitions that both have." in page
-    assert "<strong>Incomplete: FedProx (4 of 5 runs).</strong>" in page
-    assert "and each partition. Means over other runs than those of the others: FedProx (4" in page
-    assert "runs: FedProx (4 of 5). Left out: 1 run" in page.replace("&#34;", "")
-    for suffix in (".md", ".tex"):
-        assert "FedProx (4 of 5)" in (tmp_path / f"page/tables/accuracy_final{suffix}").read_text()
-
-
-def test_terms_of_the_loss_say_what_is_missing(incomplete: Path) -> None:
-    for run in sorted(incomplete.glob("fed*")):
-        if run.name != "fedavg-1-0":
-            rows(run, "decomposition", DECOMPOSITION, "1,train,cohort,1,2,-1,2")
-    shown = invoke("table", incomplete, "--unit", "partition", "--metric", "decomposition")
-    assert shown.exit_code == 0, shown.output
-    said = "Incomplete: methods without a value of runs that others have"
-    assert said in shown.stdout
-    assert "runs: FedAvg (4 of 5); FedProx (4 of 5)." in shown.stdout
-    assert f"(no rows in decomposition.csv): {incomplete / 'fedavg-1-0'}." in shown.stdout
-
-
 def test_caption_and_label_of_a_paper(runs: Path, tmp_path: Path) -> None:
     asked = ["table", str(runs), "--baseline", "fedavg", "--caption", "Ours & 50 % more"]
     one = [*asked, "--at", "final", "--out", str(tmp_path / "t.tex"), "--label", "tab:main"]
@@ -377,27 +290,6 @@ def test_caption_and_label_of_a_paper(runs: Path, tmp_path: Path) -> None:
         assert refused.exit_code == 2
         assert "--label" in refused.output
         assert refused.output.count("\n") == 1
-
-
-def test_signs_are_explained_once(runs: Path) -> None:
-    text = layout.markdown(tables.make("accuracy", summaries(find([runs])[0]), baseline="fedavg"))
-    for sign in ("Unit:", "±:", "Difference:", "Bold:"):
-        assert text.count(sign) == 1
-    assert text.index("### Signs") > text.index("Test accuracy of the last 10")
-
-
-@pytest.mark.parametrize(("seeds", "spread"), [(2, 0.01), (3, 0.4)])
-def test_an_impossible_difference_is_never_called_detectable(
-    seeds: int, spread: float, tmp_path: Path
-) -> None:
-    """Two seeds say nothing of how differences vary; 3 that vary by 40 points detect 220 points."""
-    for seed in range(seeds):
-        run_of(tmp_path, "fedavg", seed, [0.5])
-        run_of(tmp_path, "fedld", seed, [0.5 + spread * (seed - 1)])
-    (made,) = tables.make("final", summaries(find([tmp_path])[0]), baseline="fedavg")
-    assert made.rows[1][-1] == "too few seeds"
-    assert f"Power: too few seeds to tell; with {seeds} seeds" in made.caption
-    assert "detected" not in made.caption
 
 
 def measured(
@@ -459,22 +351,3 @@ def test_without_noise_epsilon_is_infinite(tmp_path: Path) -> None:
     assert table.loc["none", "mean"] == float("inf")
     drawn = invoke("curves", tmp_path, "--metric", "epsilon", "--out", tmp_path / "e.png")
     assert drawn.exit_code == 0, drawn.stderr
-
-
-@pytest.mark.parametrize("name", ["fedprox, server=fedgh", "FedProx + FedGH", "FEDPROX + fedgh"])
-@pytest.mark.parametrize("metric", ["accuracy", "scores"])
-def test_a_name_that_is_printed_is_a_baseline(tmp_path: Path, name: str, metric: str) -> None:
-    for seed in (0, 1):
-        run_of(tmp_path, "fedprox", seed, [0.5 + seed / 10], server="fedgh")
-        run_of(tmp_path, "fedavg", seed, [0.6], label="plain")
-    shown = invoke("table", tmp_path, "--metric", metric, "--baseline", name)
-    assert shown.exit_code == 0, shown.stderr
-    assert "method minus FedProx + FedGH" in shown.stdout
-
-
-@pytest.mark.parametrize("name", ["alpha", "data.alpha", "\N{GREEK SMALL LETTER ALPHA}"])
-def test_a_column_has_its_key_and_its_name_in_figures(tmp_path: Path, name: str) -> None:
-    for alpha in (0.1, 1.0):
-        run_of(tmp_path, "fedavg", 0, [0.5], alpha=alpha)
-    shown = invoke("table", tmp_path, "--columns", name, "--at", "final")
-    assert "| Method | alpha=0.1 | alpha=1 |" in shown.stdout

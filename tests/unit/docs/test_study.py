@@ -1,4 +1,4 @@
-"""docs/RESULTS.md: its tables follow from the archive, its words from check.py; the network."""
+"""docs/RESULTS.md and its tables: they follow from the archive, their words from check.py."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from scipy import stats
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 STUDY = DOCS / "study"
-PAGE = (DOCS / "RESULTS.md").read_text(encoding="utf-8")
+PAGES = (DOCS / "RESULTS.md", STUDY / "TABLES.md")
+PAGE = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+"""Both pages as one text."""
 
 
 def module(name: str) -> ModuleType:
@@ -455,9 +457,10 @@ def test_the_same_texts_give_the_same_archive(tmp_path, monkeypatch):
 
 
 def test_every_picture_and_file_that_is_named_is_there():
-    named = re.findall(r"\]\((?!http)([^)#]+)", PAGE)
-    assert named
-    assert [name for name in named if not (DOCS / name).exists()] == []
+    for page in PAGES:
+        named = re.findall(r"\]\((?!http)([^)#]+)", page.read_text(encoding="utf-8"))
+        assert named
+        assert [name for name in named if not (page.parent / name).exists()] == []
 
 
 @pytest.fixture
