@@ -22,13 +22,13 @@ from fedsim.cli.options import (
     several_option,
     verbose_option,
 )
+from fedsim.config.experiments import Settings
 from fedsim.core.errors import ConfigError
 from fedsim.core.terminal import echo
 from fedsim.core.text import counted
 from fedsim.version import __version__
 
 if TYPE_CHECKING:
-    from fedsim.config.experiments import Settings
     from fedsim.config.run import RunConfig
     from fedsim.engine.ray.placement import Node, Placement
 
