@@ -71,7 +71,7 @@ def main() -> None:
 @click.option(
     "--metric", "metrics", multiple=True, type=click.Choice([*SCORES, *METRICS]),
     metavar="NAME", default=("accuracy", "loss"), show_default=True,
-    help="A score of the test part (accuracy, balanced_accuracy, macro_f1, auc, loss, ece) or a "
+    help=f"A score of the test part ({', '.join(SCORES)}) or a "
     f"column of rounds.csv ({', '.join(METRICS)}). Repeatable.",
 )  # fmt: skip
 @unit_option
@@ -131,8 +131,8 @@ def curves_command(
 @click.option(
     "--metric", "metrics", multiple=True, metavar="NAME",
     type=click.Choice((*tables.NAMES, *tables.ALIASES)),
-    help="What the table shows. Repeatable. A score of the test part: accuracy, "
-    "balanced_accuracy, macro_f1, auc, loss or ece; scores: all of them after the last round; "
+    help=f"What the table shows. Repeatable. A score of the test part: {', '.join(SCORES)}; "
+    "scores: all of them after the last round; "
     "attack_success_rate, benign_test_accuracy, epsilon or deployment_epsilon of rounds.csv; "
     "pairs: methods with and without another server rule; target: rounds and time to the target "
     "accuracy; "

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedsim.config.sections import is_setting
+from fedsim.config.sections import COLUMNS, is_setting
 
 from . import AnalysisError, units
 from .files import read_table
@@ -27,11 +27,7 @@ _SECTIONS_OF_EXPERIMENT = (
 """Columns, and sections of them, in which compared runs must agree unless the user has named them
 or they are grouped by them. Methods may differ in the others, such as a learning rate tuned for
 each."""
-ALIASES = {
-    "data.name": "dataset", "model.name": "model", "data.num_clients": "num_clients",
-    "data.alpha": "alpha", "train.sample_rate": "sample_rate", "train.rounds": "rounds",
-    **{title: column for column, title in NAMES.items()},
-}  # fmt: skip
+ALIASES = {**COLUMNS, **{title: column for column, title in NAMES.items()}}
 """Columns by their key in config.yaml, and by their name in figures."""
 NAMED = "named"
 """The column that says whether the user has named a run."""

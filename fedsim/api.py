@@ -251,15 +251,7 @@ def aggregate(
         ConfigError: an unknown method or hyperparameter.
     """
     rows = _rows(updates)
-    counts = np.asarray(num_samples, dtype=np.float64)
-    steps = np.ones(len(rows), int) if num_steps is None else np.asarray(num_steps, dtype=int)
-    if counts.shape != (len(rows),) or steps.shape != counts.shape:
-        raise ContractError(
-            f"{len(rows)} updates, but num_samples has shape {counts.shape} "
-            f"and num_steps {steps.shape}"
-        )
-    if not (np.isfinite(counts).all() and (counts > 0).all()):
-        raise ContractError(f"num_samples must be positive, got {counts.tolist()}")
+    counts, steps = _counts(len(rows), num_samples, num_steps)
     layout = _layout(len(rows[0]), sizes)
     server = _server(algorithm, pre, hyperparameters)
     _check_alone(algorithm, server, round)
@@ -321,6 +313,19 @@ def _rows(updates: Sequence[ArrayLike] | Array) -> list[Array]:
     if bad:
         raise ContractError(f"updates {bad} contain NaN or infinity")
     return rows
+
+
+def _counts(m: int, num_samples: ArrayLike, num_steps: ArrayLike | None) -> tuple[Array, Array]:
+    """Samples and local steps (m,) of each client."""
+    counts = np.asarray(num_samples, dtype=np.float64)
+    steps = np.ones(m, int) if num_steps is None else np.asarray(num_steps, dtype=int)
+    if counts.shape != (m,) or steps.shape != counts.shape:
+        raise ContractError(
+            f"{m} updates, but num_samples has shape {counts.shape} and num_steps {steps.shape}"
+        )
+    if not (np.isfinite(counts).all() and (counts > 0).all()):
+        raise ContractError(f"num_samples must be positive, got {counts.tolist()}")
+    return counts, steps
 
 
 def _layout(size: int, sizes: Sequence[int] | None) -> Layout:

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 
 F = TypeVar("F", bound=Callable[..., Any])
+LONGEST = 1000
+"""Characters of an error's line."""
 
 
 def configuration(preset: str | None, config: str | None, flags: Settings) -> RunConfig:
@@ -216,8 +218,11 @@ def show_log() -> None:
 
 
 def show_error(message: str) -> None:
-    """``error: ...`` in one line without control characters."""
-    echo(f"error: {printable(' '.join(message.split()))}", file=sys.stderr)
+    """``error: ...`` in one line without control characters; a very long one loses its middle."""
+    text = printable(" ".join(message.split()))
+    half = LONGEST // 2
+    text = text if len(text) <= LONGEST else f"{text[:half]} ... {text[-half:]}"
+    echo(f"error: {text}", file=sys.stderr)
 
 
 def show_notes(error: BaseException) -> None:

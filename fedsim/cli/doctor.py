@@ -9,7 +9,6 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,13 +21,14 @@ from fedsim.cli.options import (
     several_option,
     verbose_option,
 )
+from fedsim.config.experiments import Settings
 from fedsim.core.errors import ConfigError
+from fedsim.core.machine import available_memory, cores
 from fedsim.core.terminal import echo
 from fedsim.core.text import counted
 from fedsim.version import __version__
 
 if TYPE_CHECKING:
-    from fedsim.config.experiments import Settings
     from fedsim.config.run import RunConfig
     from fedsim.engine.ray.placement import Node, Placement
 
@@ -140,8 +140,6 @@ def machine() -> list[tuple[str, str]]:
 
     import torch
 
-    affinity = hasattr(os, "sched_getaffinity")
-    usable = len(os.sched_getaffinity(0)) if affinity else os.cpu_count()
     count = torch.cuda.device_count()
     gpus = [torch.cuda.get_device_properties(i) for i in range(count)]
     return [
@@ -149,8 +147,8 @@ def machine() -> list[tuple[str, str]]:
         ("Python", f"{platform.python_version()} ({sys.executable})"),
         ("torch", f"{torch.__version__}, torchvision {version('torchvision')}"),
         ("Ray", version("ray")),
-        ("CPUs", f"{usable} usable of {os.cpu_count()}"),
-        ("memory", memory()),
+        ("CPUs", f"{cores()} usable of {os.cpu_count()}"),
+        ("memory", f"{available_memory() / 2**30:.1f} GiB free"),
         *((f"GPU {i}", f"{g.name}, {g.total_memory / 2**30:.0f} GiB") for i, g in enumerate(gpus)),
         *([] if gpus else [("GPUs", "none that torch can use")]),
     ]
@@ -221,13 +219,3 @@ def size(settings: RunConfig) -> tuple[int, int, int]:
     random = settings.model.model_copy(update={"pretrained": False, "weights": None})
     ready = assemble.prepare(settings.model_copy(update={"model": random}))
     return ready.partition.num_clients, ready.vector_bytes, ready.spec.frozen_bytes
-
-
-def memory() -> str:
-    """Free and total memory, where the system reports them."""
-    path = Path("/proc/meminfo")
-    if not path.exists():
-        return "unknown on this system"
-    lines = dict(line.split(":", 1) for line in path.read_text(encoding="ascii").splitlines())
-    free, total = (int(lines[key].split()[0]) / 2**20 for key in ("MemAvailable", "MemTotal"))
-    return f"{free:.1f} of {total:.1f} GiB free"

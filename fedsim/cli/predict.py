@@ -88,7 +88,6 @@ def predict(
     \b
       fedsim predict RUN --images new_scans/ --out new.csv
       fedsim predict RUN --client 2 --images a.jpg b.jpg --out two.csv
-      fedsim predict runs/digits/fedavg/RUN --out predictions.csv
       fedsim predict RUN --client 3 --split own_test --out client3.csv
       fedsim predict RUN --client 'hospital b' --out hospital_b.csv
       fedsim predict RUN --data-dir new_images/ --out new.csv

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from fedsim.cli.common import (
-    configuration,
-    interruptible,
-    trackers_of,
-)
+from fedsim.cli.common import configuration, interruptible, trackers_of
 from fedsim.cli.dry_run import check_dry_run, dry_run_options, show_estimate
 from fedsim.cli.options import (
     SettingsCommand,
@@ -23,9 +18,7 @@ from fedsim.cli.options import (
     track_option,
     verbose_option,
 )
-
-if TYPE_CHECKING:
-    from fedsim.config.experiments import Settings
+from fedsim.config.experiments import Settings
 
 
 @click.command(cls=SettingsCommand, shown=common, rare=("measure", "gpu_price", "track"))

@@ -29,16 +29,13 @@ if TYPE_CHECKING:
 def runs(directories: tuple[str, ...], form: str) -> None:
     """List runs, sweeps and searches below folders, runs/ by default.
 
-    Of each run: its label where it has one, the rounds done, whether it is finished, running,
-    interrupted or failed, its final and best test accuracy, and when its last results were written.
-    A running run is not disturbed. Of a run that failed or is damaged the reason is shown. A search
-    of 'fedsim tune' has one line, with the best value on the validation part; its runs are listed
-    where DIR is the search.
+    Of each run: its label, the rounds done, whether it is finished, running, interrupted or failed
+    and why, its final and best test accuracy, and when its last results were written. A search of
+    'fedsim tune' has one line; its runs are listed where DIR is the search.
 
     \b
       fedsim runs
       fedsim runs runs/digits runs/sweep-table3_small
-      fedsim runs runs/tune-lr                        the runs of a search, too
       fedsim runs --format json
     """
     from fedsim.display.tables import show

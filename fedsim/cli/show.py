@@ -22,13 +22,11 @@ def show(runs: tuple[str, ...], form: str) -> None:
     RUN is a directory, by default the newest below runs/; the run may be unfinished. Of the
     settings those are shown that differ from the defaults. "best" is the value in the round with
     the best validation accuracy or, without a validation part, test accuracy. Of a search by
-    'fedsim tune': how its trials ended, the best one, its file best.yaml, and what it reached on
-    fresh training seeds.
+    'fedsim tune' its trials, the best one, and what that reached on fresh training seeds.
 
-    Of several runs, which may be of different methods, data sets and versions of fedsim, the
-    settings are shown in which they differ, with the digests of the data and of the user's own
-    code, and the results side by side. A setting that a method or data set does not have is "-". To
-    average over seeds and to test differences use 'fedsim table'.
+    Of several runs the settings are shown in which they differ, with the digests of the data and of
+    the user's own code, and the results side by side. 'fedsim table' averages over seeds and tests
+    differences.
 
     \b
       fedsim show runs/digits/fedld/RUN

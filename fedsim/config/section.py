@@ -75,6 +75,8 @@ class Section(BaseModel):
         field = cls.model_fields[info.field_name or ""]
         if isinstance(value, bool) and field.annotation is not bool:
             raise ValueError("must not be true or false")
+        if isinstance(value, bytes):
+            raise ValueError("must not be binary data")
         if isinstance(value, str) and URL.match(value):
             raise ValueError(ON_DISK)
         return value

@@ -7,7 +7,7 @@ def descriptions() -> dict[str, str]:
     """A line on each method and setting, by its name in summary.csv: the report shows them."""
     from fedsim import algorithms, data
     from fedsim.algorithms.catalogue import METHODS
-    from fedsim.config.sections import fields
+    from fedsim.config.sections import COLUMNS, fields
     from fedsim.core.settings import argument_texts
     from fedsim.data.registry import reader
 
@@ -19,12 +19,4 @@ def descriptions() -> dict[str, str]:
     for section, docstring in sections.items():
         said = argument_texts(docstring)
         texts |= {f"{section}.{name}": text for name, text in said.items()}
-    short = {
-        "dataset": "data.name",
-        "model": "model.name",
-        "num_clients": "data.num_clients",
-        "alpha": "data.alpha",
-        "sample_rate": "train.sample_rate",
-        "rounds": "train.rounds",
-    }
-    return texts | {column: texts[key] for column, key in short.items()}
+    return texts | {column: texts[key] for key, column in COLUMNS.items()}

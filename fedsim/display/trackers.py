@@ -69,7 +69,7 @@ class Tracker(Callback):
                 f"pip install {self.package}"
             ) from error
         self.newest: int | None = None
-        """The newest round that was written, None before the run started."""
+        """The newest round that was written, None before the run started and after its end."""
 
     def on_run_start(self, info: RunInfo) -> None:
         """Opens the tracker; one that is new to a resumed run also gets the rounds before."""
@@ -88,6 +88,19 @@ class Tracker(Callback):
             self.log(round, scalars(rows), histograms(rows))
             self.newest = round
 
+    def on_run_end(self, summary: Mapping[str, object]) -> None:
+        """Adds the results."""
+        self._end(summary)
+
+    def close(self) -> None:
+        """Ends a run that failed or was interrupted."""
+        self._end(None)
+
+    def _end(self, summary: Mapping[str, object] | None) -> None:
+        if self.newest is not None:
+            self.finish(self.newest, summary)
+            self.newest = None
+
     @abstractmethod
     def open(self, info: RunInfo, folder: Path) -> None:
         """Begins or continues."""
@@ -96,12 +109,15 @@ class Tracker(Callback):
     def log(self, round: int, numbers: Numbers, samples: Samples) -> None:
         """Writes a round."""
 
+    @abstractmethod
+    def finish(self, round: int, summary: Mapping[str, object] | None) -> None:
+        """Ends after a round, with the row of summary.csv or, where the run failed, without."""
+
 
 class TensorBoard(Tracker):
     """Event files in ``RUN/tensorboard``, written by tensorboardX."""
 
     name, package, module = "tensorboard", "tensorboardX", "tensorboardX"
-    writer: Any = None
 
     def open(self, info: RunInfo, folder: Path) -> None:
         """Opens a further event file; the first one begins with the settings."""
@@ -122,16 +138,11 @@ class TensorBoard(Tracker):
             self.writer.add_histogram(tag, np.array(values), round, bins="auto")
         self.writer.flush()
 
-    def on_run_end(self, summary: Mapping[str, object]) -> None:  # noqa: ARG002
-        """Marks the run as finished for the tab of hyperparameters."""
-        if self.writer is not None:
-            self.writer.file_writer.add_summary(self._hparams({})[2], self.newest or 0)
-
-    def close(self) -> None:
-        """Closes the event file."""
-        if self.writer is not None:
-            self.writer.close()
-            self.writer = None
+    def finish(self, round: int, summary: Mapping[str, object] | None) -> None:
+        """Closes the event file; the tab of hyperparameters has finished runs marked."""
+        if summary is not None:
+            self.writer.file_writer.add_summary(self._hparams({})[2], round)
+        self.writer.close()
 
     def _hparams(self, settings: Mapping[str, Any]) -> Sequence[Any]:
         parts: Sequence[Any] = self.sdk.summary.hparams(dict(settings), {"test_accuracy": 0.0})
@@ -143,7 +154,6 @@ class WeightsAndBiases(Tracker):
 
     name, package, module = "wandb", "wandb", "wandb"
     environment: ClassVar = {"WANDB_ERROR_REPORTING": "false"}
-    run: Any = None
 
     def open(self, info: RunInfo, folder: Path) -> None:
         """Begins a run, or goes on with it under the same id."""
@@ -169,20 +179,11 @@ class WeightsAndBiases(Tracker):
         drawn = {tag: self.sdk.Histogram(values) for tag, values in samples.items()}
         self.run.log({**numbers, **drawn}, step=round, commit=True)
 
-    def on_run_end(self, summary: Mapping[str, object]) -> None:
+    def finish(self, round: int, summary: Mapping[str, object] | None) -> None:  # noqa: ARG002
         """Adds the row of summary.csv, and ends the run."""
-        if self.run is not None:
+        if summary is not None:
             self.run.summary.update({k: v for k, v in summary.items() if v is not None})
-            self._finish(0)
-
-    def close(self) -> None:
-        """Ends a run that failed or was interrupted."""
-        if self.run is not None:
-            self._finish(1)
-
-    def _finish(self, status: int) -> None:
-        run, self.run = self.run, None
-        run.finish(exit_code=status)
+        self.run.finish(exit_code=int(summary is None))
 
 
 class MLflow(Tracker):
@@ -190,7 +191,6 @@ class MLflow(Tracker):
 
     name, package, module = "mlflow", "mlflow-skinny", "mlflow"
     environment: ClassVar = {"MLFLOW_DISABLE_TELEMETRY": "true"}
-    client: Any = None
 
     def open(self, info: RunInfo, folder: Path) -> None:
         """Begins a run, or goes on with it."""
@@ -198,7 +198,7 @@ class MLflow(Tracker):
         if uri is None:  # MLflow wants to be asked for a store of files
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
             uri = folder.resolve().as_uri()
-        client = self.sdk.MlflowClient(tracking_uri=uri)
+        client = self.client = self.sdk.MlflowClient(tracking_uri=uri)
         state = folder / STATE
         if state.exists():
             self.id = parse_json(state.read_bytes())["id"]
@@ -214,7 +214,6 @@ class MLflow(Tracker):
         params = [make(_plain(k), str(v)[:500]) for k, v in decisive(info.config).items()]
         for start in range(0, len(params), 100):  # so many at once are allowed
             client.log_batch(self.id, params=params[start : start + 100])
-        self.client = client
 
     def log(self, round: int, numbers: Numbers, samples: Samples) -> None:  # noqa: ARG002
         """The scalars; MLflow has no histograms."""
@@ -222,22 +221,12 @@ class MLflow(Tracker):
         metrics = [make(tag, value, now, round) for tag, value in numbers.items()]
         self.client.log_batch(self.id, metrics=metrics)
 
-    def on_run_end(self, summary: Mapping[str, object]) -> None:
+    def finish(self, round: int, summary: Mapping[str, object] | None) -> None:
         """Adds the results of summary.csv, and ends the run."""
-        if self.client is not None:
+        if summary is not None and round:
             results = {k: v for k, v in summary.items() if k.startswith(("final_", "best_test_"))}
-            if self.newest:
-                self.log(self.newest, _finite(results), {})
-            self._finish("FINISHED")
-
-    def close(self) -> None:
-        """Ends a run that failed or was interrupted."""
-        if self.client is not None:
-            self._finish("FAILED")
-
-    def _finish(self, status: str) -> None:
-        client, self.client = self.client, None
-        client.set_terminated(self.id, status)
+            self.log(round, _finite(results), {})
+        self.client.set_terminated(self.id, "FAILED" if summary is None else "FINISHED")
 
 
 TRACKERS: Mapping[str, type[Tracker]] = {t.name: t for t in (TensorBoard, WeightsAndBiases, MLflow)}
