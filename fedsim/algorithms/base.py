@@ -134,8 +134,8 @@ class Algorithm:
             )
         if self.server.root_samples:
             # its samples are no client's
-            own = replace(training, private=None, shuffle="fedsim")
-            works["root"] = Work(rule=LocalRule(), training=own, trains=True)
+            steps = replace(training, private=None, shuffle="fedsim")
+            works["root"] = Work(rule=LocalRule(), training=steps, trains=True)
         if finetune_epochs:
             longer = replace(training, local_epochs=finetune_epochs, local_steps=None)
             works["finetune"] = Work(rule=LocalRule(), training=longer, trains=True)

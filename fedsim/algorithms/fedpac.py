@@ -119,9 +119,9 @@ class AlignedFeatures(FeaturePenalty):
         h, variance = (torch.as_tensor(v, dtype=torch.float64) for v in moments)
         if "prototypes" not in env.downlink:
             return _Memory(h, variance, None)
-        known = np.asarray(env.downlink["known"])[:, None]
-        own = class_means(features, labels, env.num_classes)
-        targets = np.where(known, env.downlink["prototypes"], own).astype(np.float32)
+        sent = np.asarray(env.downlink["known"])[:, None]
+        local = class_means(features, labels, env.num_classes)
+        targets = np.where(sent, env.downlink["prototypes"], local).astype(np.float32)
         return _Memory(h, variance, torch.from_numpy(targets).to(env.x.device))
 
     def penalty(self, env: LocalEnv, s: _Memory, batch: Batch) -> Tensor | None:

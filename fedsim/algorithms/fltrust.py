@@ -44,14 +44,14 @@ class Trust:
         layout = cohort.layout
         params, statistics = slice(0, layout.num_params), slice(layout.num_params, layout.size)
         ((gram, dots),) = cohort.grams_with(cohort.reference, [params])
-        own = float(np.linalg.norm(cohort.reference[params].astype(np.float64)))
+        length = float(np.linalg.norm(cohort.reference[params].astype(np.float64)))
         lengths = np.sqrt(gram.diagonal())
-        # c_i = w_i own / lengths_i / sum w, and 0 where an update or the server's own is zero
+        # c_i = w_i length / lengths_i / sum w, and 0 where an update or the server's own is zero
         with np.errstate(divide="ignore", invalid="ignore"):
-            cosines = np.where(lengths * own > 0, dots / lengths / own, 0.0)
+            cosines = np.where(lengths * length > 0, dots / lengths / length, 0.0)
             weights = np.maximum(cosines, 0)
             weights /= weights.sum() or 1.0
-            c = np.where(weights > 0, weights * (own / lengths), 0.0)
+            c = np.where(weights > 0, weights * (length / lengths), 0.0)
         step = cohort.step([c, weights], [params, statistics])
         return Reduced(step, metrics={"trusted": float(np.mean(weights > 0))})
 

@@ -139,8 +139,8 @@ class Pair:
         out = self.other.copy()
         for layer, before, order in zip(self.layers, orders, orders[1:], strict=False):
             out[layer.weight] = layer.weights(self.other)[order][:, before].ravel()
-            for where in (*layer.trained, *layer.counted):
-                out[where] = self.other[where][order]
+            for columns in (*layer.trained, *layer.counted):
+                out[columns] = self.other[columns][order]
         return out
 
     def incoming(self, at: int, orders: Sequence[I64]) -> F64:
@@ -154,8 +154,8 @@ class Pair:
         """(c, c) the same of what leads from channels of layer ``at``."""
         after, channels = self.layers[at + 1], self.layers[at].shape[0]
         other = after.weights(self.other)[orders[at + 2]].swapaxes(0, 1).reshape(channels, -1)
-        own = after.weights(self.reference).swapaxes(0, 1).reshape(channels, -1)
-        return own @ other.T
+        reference = after.weights(self.reference).swapaxes(0, 1).reshape(channels, -1)
+        return reference @ other.T
 
     def forward(self) -> list[I64]:
         """Orders by incoming weights alone, layer after layer."""

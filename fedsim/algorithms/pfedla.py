@@ -139,10 +139,10 @@ class Mixtures:
         offsets = models - start
         for update in cohort.updates:
             i = update.client_id
-            alpha, own = self._alpha(shape, psi[i], i)
+            alpha, local = self._alpha(shape, psi[i], i)
             gained = update.extras["model"] - _mixed(alpha, models, layers)
             gain = np.stack([_inner(offsets, gained, layer) for layer in layers])
-            gain[own] = 0.0
+            gain[local] = 0.0
             psi[i] = ascended(shape, psi[i], i, gain, self.hn_lr)
         for update in cohort.updates:
             models[update.client_id] = update.extras["model"]
@@ -155,25 +155,25 @@ class Mixtures:
     def _alpha(self, shape: Shape, psi: F64, client: int) -> tuple[F64, I64]:
         """alpha (L, N) of a client's mixture, and the layers that stay its own."""
         alpha = mixing_weights(shape, torch.from_numpy(psi), client).numpy()
-        own = np.argsort(-alpha[:, client], kind="stable")[: self.keep_local]
-        alpha[own] = np.eye(shape.clients)[client]
-        return alpha, own
+        local = np.argsort(-alpha[:, client], kind="stable")[: self.keep_local]
+        alpha[local] = np.eye(shape.clients)[client]
+        return alpha, local
 
 
 def _mixed(alpha: F64, models: Array, layers: list[list[slice]]) -> Array:
     """(D,) the mixture of the models (N, D) by the shares (L, N)."""
     mixture = np.empty_like(models[0])
     for row, layer in zip(alpha, layers, strict=True):
-        for where in layer:
-            mixture[where] = row @ models[:, where]
+        for columns in layer:
+            mixture[columns] = row @ models[:, columns]
     return mixture
 
 
 def _inner(offsets: Array, gained: Array, layer: list[slice]) -> F64:
     """(N,) inner products of each model with what training gained, over a layer, in float64."""
     total = np.zeros(len(offsets))
-    for where in layer:
-        total += offsets[:, where].astype(np.float64) @ gained[where].astype(np.float64)
+    for columns in layer:
+        total += offsets[:, columns].astype(np.float64) @ gained[columns].astype(np.float64)
     return total
 
 

@@ -76,12 +76,12 @@ def compose(
     return replace(algorithm, server=composed, criterion=criterion)
 
 
-def chained(name: str, own: Server, servers: Mapping[str, Server]) -> Server:
+def chained(name: str, base: Server, servers: Mapping[str, Server]) -> Server:
     """The server of method ``name`` with the parts of others in the place of its own.
 
     Args:
         name: the method.
-        own: its server.
+        base: its server.
         servers: the others by their names: pre-aggregations, whose cohort transforms come first;
             then one that gives the reduction and its optimisers; the following ones give their
             optimisers. The first may be the method itself.
@@ -90,11 +90,11 @@ def chained(name: str, own: Server, servers: Mapping[str, Server]) -> Server:
         ConfigError: they do not go together; says why.
     """
     if not servers:
-        return own
+        return base
     first = next(iter(servers))
     before, (reducer, reducing), following = _parts(servers)
-    fixed = own.incompatible_reason
-    if fixed and (first != name or (following and (own.exchange or own.optimizers))):
+    fixed = base.incompatible_reason
+    if fixed and (first != name or (following and (base.exchange or base.optimizers))):
         raise ConfigError(f"server {','.join(servers)!r} cannot serve {name}, which {fixed}")
     for other, server in servers.items():
         if other != name and server.needs_own_clients:
@@ -112,11 +112,11 @@ def chained(name: str, own: Server, servers: Mapping[str, Server]) -> Server:
     received = [part for server in others for part in server.receive]
     mixing = next((i for i, p in enumerate(received) if has_trait(p, "mixes")), len(received))
     return replace(
-        own,
+        base,
         reduction=reducing.reduction,
         optimizers=tuple(o for server in servers.values() for o in server.optimizers),
-        receive=(*received[:mixing], *own.receive, *received[mixing:]),
-        needs_same_start=own.needs_same_start or reducing.needs_same_start,
+        receive=(*received[:mixing], *base.receive, *received[mixing:]),
+        needs_same_start=base.needs_same_start or reducing.needs_same_start,
         needs_whole_updates=reducing.needs_whole_updates,
         root_samples=reducing.root_samples,
     )

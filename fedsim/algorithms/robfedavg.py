@@ -71,13 +71,13 @@ class PrunedMean:
         cohort.combine(p, slice(layout.num_params, layout.size), step)
         width, kept = max(1, ENTRIES // len(rows)), 0
         for start in range(0, layout.num_params, width):
-            where = slice(start, min(start + width, layout.num_params))
-            x = np.stack([row[where] for row in rows], dtype=np.float64)
+            block = slice(start, min(start + width, layout.num_params))
+            x = np.stack([row[block] for row in rows], dtype=np.float64)
             keep = inside(x, self.test, self.z)
             mass, total = p @ keep, p @ np.where(keep, x, 0.0)
             empty = mass == 0
             total[empty], mass[empty] = np.median(x[:, empty], axis=0), 1.0
-            step[where] = total / mass
+            step[block] = total / mass
             kept += int(np.count_nonzero(keep))
         share = 1 - kept / (len(rows) * layout.num_params)
         return Reduced(step, metrics={"pruned_share": share})

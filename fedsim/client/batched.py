@@ -60,8 +60,8 @@ def _forward(m: nn.Module) -> Callable[..., Tensor] | None:
     if "forward" in vars(m) or m._forward_hooks or m._forward_pre_hooks:
         return None
     if "forward_clients" in vars(type(m)):
-        own: Callable[..., Tensor] = m.forward_clients  # type: ignore[assignment]
-        return own
+        forward: Callable[..., Tensor] = m.forward_clients  # type: ignore[assignment]
+        return forward
     batched = BATCHED.get(type(m))
     if batched is None or any(getattr(m, name, value) != value for name, value in USUAL.items()):
         return None

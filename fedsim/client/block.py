@@ -214,11 +214,11 @@ def _train(
         A = len(images)
         leaf = _pair(params[:A]).requires_grad_()
         buffers = [_pair(v[:A]) for v in stats]
-        own = _tensors(itemgetter(slice(A)), s)
+        state = _tensors(itemgetter(slice(A)), s)
         with env.precision():
             objective, ce = loss(
                 [*stack.views(leaf), *buffers],
-                _tensors(_pair, own),
+                _tensors(_pair, state),
                 *map(_pair, (images, y, weights, alone)),
             )
         (gradient,) = torch.autograd.grad(objective.sum(), leaf)
@@ -228,7 +228,7 @@ def _train(
                 for v, new in zip(stats, buffers, strict=True):
                     v[:1] = new[:1]
             block.at(stack.views(params[:A]), stack.views(gradient), relative[:A])
-            rule.adjust_grads(cast(LocalEnv, block), own)
+            rule.adjust_grads(cast(LocalEnv, block), state)
             if clip is not None:
                 norms = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
                 gradient *= (clip / (norms + 1e-6)).clamp(max=1.0)
@@ -276,8 +276,8 @@ def _loss(
 
     if not stack.vmapped:
         return loss
-    own = tree_map(lambda v: 0 if isinstance(v, Tensor) else None, s)
-    return torch.vmap(loss, in_dims=(0, own, 0, 0, 0, 0))
+    dims = tree_map(lambda v: 0 if isinstance(v, Tensor) else None, s)
+    return torch.vmap(loss, in_dims=(0, dims, 0, 0, 0, 0))
 
 
 def _stacked(values: Sequence[Any]) -> Any:
@@ -316,6 +316,8 @@ def _augmented(
     drawn = []
     for i, n in enumerate(sizes):
         with streams.of(i):
-            own = env.train(x[samples[i, :n]])
-        drawn.append(torch.cat([own, own[:1].expand(samples.shape[1] - n, *own.shape[1:])]))
+            images = env.train(x[samples[i, :n]])
+        drawn.append(
+            torch.cat([images, images[:1].expand(samples.shape[1] - n, *images.shape[1:])])
+        )
     return torch.stack(drawn)

@@ -62,8 +62,8 @@ class PrivateGradients:
             inputs = env.train(x)
             for some, labels in zip(inputs.split(chunk), y.split(chunk), strict=True):
                 gradients, ce = sample_gradients(env, some, labels)
-                for into, own in zip(sums, clipped(gradients, private.clip), strict=True):
-                    into += own.sum(0)
+                for into, gradient in zip(sums, clipped(gradients, private.clip), strict=True):
+                    into += gradient.sum(0)
                 total = total + ce.sum()
         expected = min(env.training.batch_size, len(env.x))
         for p, gradient in zip(env.params, sums, strict=True):
@@ -101,8 +101,8 @@ def _by_sample(
 
     def loss(params: list[Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         with precision():
-            own = dict(zip(named, params, strict=True))
-            logits = functional_call(model, own, (x.unsqueeze(0),))
+            tensors = dict(zip(named, params, strict=True))
+            logits = functional_call(model, tensors, (x.unsqueeze(0),))
             return criterion.with_cross_entropy(logits, y.unsqueeze(0))
 
     by_sample = vmap(

@@ -203,8 +203,8 @@ def _content(name: str, value: Any, seen: set[int], depth: int) -> Iterator[tupl
         if value.layout == torch.strided and not value.is_meta:
             flat = value.detach().cpu().resolve_conj().flatten()
             flat = torch.view_as_real(flat) if flat.is_complex() else flat
-            told = _digest(flat.contiguous().view(torch.uint8).numpy())
-            yield name, (str(value.dtype), tuple(value.shape), told)
+            digest = _digest(flat.contiguous().view(torch.uint8).numpy())
+            yield name, (str(value.dtype), tuple(value.shape), digest)
     elif isinstance(value, np.ndarray):
         if not value.dtype.hasobject:
             yield name, (value.dtype.str, value.shape, _digest(np.ascontiguousarray(value)))

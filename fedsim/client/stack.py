@@ -118,7 +118,7 @@ def _vmap_fault(model: nn.Module, samples: Tensor) -> str | None:
         stack = Stack(model, LocalRule(), clients=2)
     except Exception as error:  # noqa: BLE001 - of a lock, or of torch.nn.utils.weight_norm
         return f"the model cannot be copied: {described(error)}"
-    n, slots = len(samples), flat.layout.slots
+    n = len(samples)
     others = _others(flat)
     with torch_scope(0):
         flat.model(samples.clone()).sum().backward()
@@ -157,28 +157,42 @@ def _vmap_fault(model: nn.Module, samples: Tensor) -> str | None:
             return f"the model does not run within torch.vmap: {described(error)}"
         if draws() != draws_before:
             return "the model draws from Python's or NumPy's generator, one number for all clients"
-        for client, count in enumerate((n - 1, n)):
-            seed_torch(client)
-            own_draws.begin([client])
-            flat.load(rows[client])
-            for step in range(2):
-                wanted = flat.model(samples[:count].clone())
-                if not _near(logits[step][client, :count], wanted):
-                    return "the model's output for a sample depends on the other samples of a batch"
-                wanted.sum().backward()
-                flat.settle()
-                for slot, p in flat.params:
-                    got = gradients[step][client, slot.where].view(slot.shape)
-                    if p.grad is None or not _near(got, p.grad):
-                        return f"the gradient of {slot.name} is another one within torch.vmap"
-                    p.grad = None
-                own_draws.advance()
-                with torch.no_grad():
-                    for _, p in flat.params:
-                        p.mul_(1.05)
-            for slot, found in zip(slots[len(flat.params) :], stats, strict=True):
-                if not _near(found[client], flat.flat[slot.where].view(slot.shape)):
-                    return f"training changes the model's tensor {slot.name} by a rule of its own"
+        return _unlike_alone(flat, own_draws, rows, samples, logits, gradients, stats)
+
+
+def _unlike_alone(
+    flat: FlatModel,
+    alone_draws: dropout.Draws,
+    rows: Tensor,
+    samples: Tensor,
+    logits: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    stats: Sequence[Tensor],
+) -> str | None:
+    """How two steps within vmap, one of a padded batch, differ from those of each client alone."""
+    n = len(samples)
+    for client, count in enumerate((n - 1, n)):
+        seed_torch(client)
+        alone_draws.begin([client])
+        flat.load(rows[client])
+        for step in range(2):
+            wanted = flat.model(samples[:count].clone())
+            if not _near(logits[step][client, :count], wanted):
+                return "the model's output for a sample depends on the other samples of a batch"
+            wanted.sum().backward()
+            flat.settle()
+            for slot, p in flat.params:
+                got = gradients[step][client, slot.where].view(slot.shape)
+                if p.grad is None or not _near(got, p.grad):
+                    return f"the gradient of {slot.name} is another one within torch.vmap"
+                p.grad = None
+            alone_draws.advance()
+            with torch.no_grad():
+                for _, p in flat.params:
+                    p.mul_(1.05)
+        for slot, statistic in zip(flat.layout.slots[len(flat.params) :], stats, strict=True):
+            if not _near(statistic[client], flat.flat[slot.where].view(slot.shape)):
+                return f"training changes the model's tensor {slot.name} by a rule of its own"
     return None
 
 

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from fedsim.attacks import ATTACKS
-from fedsim.config.section import Key, Section
-from fedsim.core.errors import nearest
+from fedsim.config.part import PartSection
+from fedsim.config.section import Key
 from fedsim.core.settings import MOST, InvalidSetting
 
 
-class AttackConfig(Section):
+class AttackConfig(PartSection):
     """Section ``attack``: malicious clients and what they do."""
 
     prefix = "attack."
+    registry = ATTACKS
+    common = ("fraction", "clients", "start_round")
     default_fraction: ClassVar[float] = 0.2
     name: Annotated[str | None, Key(names="attacks")] = None
     """What malicious clients do: sign_flip, gaussian, label_flip, backdoor; alie, ipm, mimic,
@@ -73,33 +75,9 @@ class AttackConfig(Section):
         """``clients`` as numbers."""
         return [int(client) for client in self.clients.split(",")] if self.clients else []
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The settings of the attack itself that are given; others have the attack's defaults."""
-        common = ("name", "fraction", "clients", "start_round")
-        return {key: v for key, v in self if key not in common and v is not None}
-
     @model_validator(mode="after")
-    def _used(self) -> AttackConfig:
-        changed = {key: v for key, v in self if v != type(self).model_fields[key].default}
-        if self.name is None:
-            for key, value in changed.items():
-                raise InvalidSetting(f"attack.{key}", f"{value!r} given; give attack.name too")
-            return self
+    def _one_way(self) -> AttackConfig:
         if self.fraction is not None and self.clients is not None:
             reason = f"{self.fraction:g} given beside attack.clients"
             raise InvalidSetting("attack.fraction", reason)
-        if ":" not in self.name and self.name not in ATTACKS.names():
-            names = ATTACKS.names()
-            raise InvalidSetting(
-                "attack.name",
-                f"{self.name!r} given; must be one of {', '.join(names)}, or FILE.py:function"
-                f"{nearest(self.name, names)}",
-            )
-        declared = ATTACKS.parameters(self.name) if self.settings else {}
-        for key, value in self.settings.items():
-            if key not in declared:
-                users = [name for name in ATTACKS.names() if key in ATTACKS.parameters(name)]
-                reason = f"attack {self.name} has none; only {', '.join(users)}"
-                raise InvalidSetting(f"attack.{key}", f"{value!r} given; {reason}")
         return self

@@ -111,13 +111,13 @@ class BandedNoise:
         if scale == 0:
             return step, state
         c = self.coefficients
-        total = sum(where.stop - where.start for where in self.sent)
+        total = sum(block.stop - block.start for block in self.sent)
         past = state.get("noise", np.empty((0, total)))
         rows = np.empty((min(len(past) + 1, len(c) - 1), total))
         rng, first = generator(ctx.seed, "dp", ctx.round), 0
-        for where in self.sent:
-            for start in range(where.start, where.stop, BLOCK):
-                stop = min(start + BLOCK, where.stop)
+        for block in self.sent:
+            for start in range(block.start, block.stop, BLOCK):
+                stop = min(start + BLOCK, block.stop)
                 columns = slice(first, first + stop - start)
                 fresh = rng.standard_normal(stop - start)
                 for weight, row in zip(c[1:], past[:, columns], strict=False):

@@ -377,13 +377,13 @@ class Server:
         """What all transforms together make of the cohort, and their states."""
         received, kept = Received(cohort=cohort), {}
         for transform in self.receive:
-            own = transform(received.cohort, states.get(transform.name, {}), ctx)
-            kept[transform.name] = own.state
+            changed = transform(received.cohort, states.get(transform.name, {}), ctx)
+            kept[transform.name] = changed.state
             received = replace(
-                own,
-                scale=received.scale * own.scale,
-                statistics=own.statistics if received.statistics is None else received.statistics,
-                metrics=_beside(received.metrics, own.metrics),
+                changed,
+                scale=received.scale * changed.scale,
+                statistics=received.statistics or changed.statistics,
+                metrics=_beside(received.metrics, changed.metrics),
             )
         return received, kept
 
@@ -421,6 +421,6 @@ def _scaled(step: Array, received: Received) -> Array:
     scaled = step.copy()
     np.multiply(step[params], received.scale, out=scaled[params])
     if received.statistics is not None:
-        own = received.statistics
-        own.combine(shares(own.num_samples, "samples"), statistics, scaled)
+        cohort = received.statistics
+        cohort.combine(shares(cohort.num_samples, "samples"), statistics, scaled)
     return scaled

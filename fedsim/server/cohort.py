@@ -157,8 +157,8 @@ class Cohort:
 
     def norms(self, where: slice) -> F64:
         """(m,) 2-norms over the coordinates ``where``: from the Gram matrix where it is known."""
-        known = self._grams.get((where.start, where.stop))
-        return np.sqrt(self.columns.squares(where) if known is None else known.diagonal())
+        gram = self._grams.get((where.start, where.stop))
+        return np.sqrt(self.columns.squares(where) if gram is None else gram.diagonal())
 
     def grams_with(self, vector: Array | None, ranges: Sequence[slice]) -> list[tuple[F64, F64]]:
         """The Gram matrix of each range, and the (m,) inner products with ``vector`` (D,) there.

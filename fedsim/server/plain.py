@@ -36,13 +36,13 @@ NUMBERS: Mapping[type, Any] = {bool: bool, int: int | float, float: float, str: 
 """The type of a hyperparameter without an annotation, by that of its default."""
 
 
-def is_rule(function: Callable[..., Any], where: str) -> bool:
+def is_rule(function: Callable[..., Any], title: str) -> bool:
     """Whether a function of the user's is a plain rule, rather than the ``build`` of a method.
 
     A rule's first parameter is an array: it has no default, and no type or that of an array.
     A ConfigError as of :func:`fedsim.core.imports.signature`.
     """
-    first = next(iter(signature(function, where).parameters.values()), None)
+    first = next(iter(signature(function, title).parameters.values()), None)
     if first is None or first.kind not in FIRST or first.default is not Parameter.empty:
         return False
     kind = first.annotation
@@ -50,27 +50,27 @@ def is_rule(function: Callable[..., Any], where: str) -> bool:
     return kind is Parameter.empty or named.rpartition(".")[2].startswith(ARRAYS)
 
 
-def hyperparameters(function: Callable[..., Any], where: str) -> dict[str, Parameter]:
+def hyperparameters(function: Callable[..., Any], title: str) -> dict[str, Parameter]:
     """The hyperparameters of a plain rule; one without a type has that of its default.
 
     Raises:
         ConfigError: it is no rule; names file and line, and shows the right form.
     """
-    declared = list(signature(function, where, evaluate=True).parameters.values())
+    declared = list(signature(function, title, evaluate=True).parameters.values())
     if len(declared) < 2 or any(p.kind not in FIRST for p in declared[:2]):
-        raise ConfigError(f"{_refused(function, where)} takes gram and num_samples first: {FORM}")
-    found = {}
+        raise ConfigError(f"{_refused(function, title)} takes gram and num_samples first: {FORM}")
+    settings = {}
     for parameter in declared[2:]:
         if parameter.name in GIVEN:
             continue
-        own = typed(parameter)
-        if own.annotation is own.empty or own.kind not in BY_NAME:
+        setting = typed(parameter)
+        if setting.annotation is setting.empty or setting.kind not in BY_NAME:
             raise ConfigError(
-                f"{_refused(function, where)} has a parameter {str(parameter)!r}, which needs a "
+                f"{_refused(function, title)} has a parameter {str(parameter)!r}, which needs a "
                 f"type or a number as its default: {FORM}"
             )
-        found[own.name] = own
-    return found
+        settings[setting.name] = setting
+    return settings
 
 
 def typed(parameter: Parameter) -> Parameter:
@@ -80,8 +80,8 @@ def typed(parameter: Parameter) -> Parameter:
     return parameter.replace(annotation=NUMBERS.get(type(parameter.default), parameter.empty))
 
 
-def _refused(function: Callable[..., Any], where: str) -> str:
-    return f"{where}: {place(function)}: a rule"
+def _refused(function: Callable[..., Any], title: str) -> str:
+    return f"{title}: {place(function)}: a rule"
 
 
 def place(function: Callable[..., Any]) -> str:
@@ -125,11 +125,11 @@ class PlainRule:
         layout, n = cohort.layout, cohort.num_samples
         params, statistics = slice(0, layout.num_params), slice(layout.num_params, layout.size)
         kept = {name: array.copy() for name, array in state.items()}
-        given = {"ctx": ctx, "state": kept}
-        known = {name: given[name] for name in self.takes}
+        extras = {"ctx": ctx, "state": kept}
+        chosen = {name: extras[name] for name in self.takes}
         with users_code(self._where, ContractError):
             returned = self.function(
-                cohort.gram(params).copy(), n.copy(), **known, **self.hyperparameters
+                cohort.gram(params).copy(), n.copy(), **chosen, **self.hyperparameters
             )
         coefficients = self._checked(returned, len(n))
         averaged = shares(n, "samples")

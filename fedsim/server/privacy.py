@@ -55,9 +55,9 @@ class GaussianNoise:
         """Keeps no state."""
         if scale > 0:
             rng = generator(ctx.seed, "dp", ctx.round)
-            for where in self.sent:
-                for start in range(where.start, where.stop, BLOCK):
-                    stop = min(start + BLOCK, where.stop)
+            for block in self.sent:
+                for start in range(block.start, block.stop, BLOCK):
+                    stop = min(start + BLOCK, block.stop)
                     step[start:stop] = step[start:stop] + scale * rng.standard_normal(stop - start)
         return step, state
 

@@ -49,8 +49,8 @@ def round_costs(
     """
     model = clock.vector_bytes
     reached = [client for client, p in participation.items() if p.absent is None or p.late]
-    own = {c: wire_bytes(private[c].values()) for c in reached if c in private}
-    down = {c: model + downlinks[c] + own.get(c, 0) for c in reached}
+    private_bytes = {c: wire_bytes(private[c].values()) for c in reached if c in private}
+    down = {c: model + downlinks[c] + private_bytes.get(c, 0) for c in reached}
     up = {c: sent + participation[c].probed for c, sent in uploads.items()}
     taken = {c: participation[c].seconds(down[c], up[c]) for c in uploads}
     waited = [clock.deadline for p in participation.values() if p.late]

@@ -61,12 +61,12 @@ def constant(value: float) -> Distribution:
     return Distribution("choice", (value,))
 
 
-def parse(given: object) -> Distribution:
+def parse(value: object) -> Distribution:
     """The distribution that a number or a text describes; a ValueError says what is allowed."""
-    match = _TEXT.fullmatch(str(given))
+    match = _TEXT.fullmatch(str(value))
     name = match[1] if match else "choice"
     try:
-        values = tuple(float(text) for text in (match[2].split(",") if match else [str(given)]))
+        values = tuple(float(text) for text in (match[2].split(",") if match else [str(value)]))
     except ValueError:
         values = ()
     if not values or not all(map(math.isfinite, values)):
@@ -78,9 +78,9 @@ def parse(given: object) -> Distribution:
     return Distribution(name, values)
 
 
-def parse_within(given: object, low: float, high: float, allowed: str) -> Distribution:
+def parse_within(value: object, low: float, high: float, allowed: str) -> Distribution:
     """As :func:`parse`, within ``low`` to ``high``, which ``allowed`` says in words."""
-    distribution = parse(given)
+    distribution = parse(value)
     least, most = distribution.bounds
     if least < low or most > high:
         drawn = f", this goes from {least:g} to {most:g}" if least < most else ""
@@ -88,7 +88,7 @@ def parse_within(given: object, low: float, high: float, allowed: str) -> Distri
     return distribution
 
 
-def normalised(given: object) -> float | str:
+def normalised(value: object) -> float | str:
     """What a configuration stores of a value that :func:`parse` accepts: a number, or the text."""
-    distribution = parse(given)
-    return distribution.values[0] if len(distribution.values) == 1 else " ".join(str(given).split())
+    distribution = parse(value)
+    return distribution.values[0] if len(distribution.values) == 1 else " ".join(str(value).split())

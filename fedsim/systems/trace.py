@@ -31,12 +31,12 @@ def read_trace(
     unknown = [name for name in columns if name not in ("client_id", "round", *TRAITS)]
     traits = [name for name in columns if name in TRAITS]
     if unknown or not traits:
-        what = (
-            f"unknown column {unknown[0]!r}{nearest(unknown[0], TRAITS)}" if unknown else "no trait"
-        )
+        problem = "no trait"
+        if unknown:
+            problem = f"unknown column {unknown[0]!r}{nearest(unknown[0], TRAITS)}"
         raise DataError(
-            f"{path}: {what}; the columns are client_id, round (may be missing), and at least one "
-            f"of {', '.join(TRAITS)}"
+            f"{path}: {problem}; the columns are client_id, round (may be missing), and at least "
+            f"one of {', '.join(TRAITS)}"
         )
     values: dict[int, dict[int, dict[str, float]]] = {}
     for row in rows:
@@ -51,13 +51,15 @@ def read_trace(
     for name in traits:
         if name in given:
             raise ConfigError(f"clock.{name}: {given[name]} given; clock.trace {path} has it too")
-    cells = (row.get("availability") for own in values.values() for row in own.values())
+    cells = (row.get("availability") for rounds in values.values() for row in rounds.values())
     if "availability" in traits and not any(cells):
         raise DataError(f"{path}: availability is 0 in all rows: no client would ever answer")
     return {
         name: {
-            client: Series(tuple(sorted(own)), tuple(own[round][name] for round in sorted(own)))
-            for client, own in values.items()
+            client: Series(
+                tuple(sorted(rounds)), tuple(rounds[round][name] for round in sorted(rounds))
+            )
+            for client, rounds in values.items()
         }
         for name in traits
     }

@@ -96,15 +96,15 @@ def failing() -> Algorithm:
 
 def _config(sections: Mapping[str, Any], engine: Mapping[str, Any]) -> RunConfig:
     """Two rounds of six of eight clients with about 22 images each."""
-    given: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "data": {"num_clients": 8, "test_fraction": 0.9},
         "model": {"name": "mlp"},
         "train": {"rounds": 2, "sample_rate": 0.75, "batch_size": 5},
         "engine": {"kind": "serial", **engine},
     }
     for key, value in sections.items():
-        given[key] = {**given.get(key, {}), **value} if isinstance(value, Mapping) else value
-    return RunConfig(**given)
+        settings[key] = {**settings.get(key, {}), **value} if isinstance(value, Mapping) else value
+    return RunConfig(**settings)
 
 
 class _Sorted:

@@ -104,7 +104,7 @@ def name_of(function: Callable[..., Any] | str) -> str:
 
 
 def check_cases(
-    title: str, known: Mapping[str, Callable[[T], None]], cases: Iterable[str], part: T
+    title: str, functions: Mapping[str, Callable[[T], None]], cases: Iterable[str], part: T
 ) -> None:
     """Tries a part in several ways.
 
@@ -115,7 +115,7 @@ def check_cases(
         broken = f"{title} breaks its contract, case {case!r}"
         with users_code(broken, ContractError):
             try:
-                known[case](part)
+                functions[case](part)
             except FedsimError as error:
                 raise ContractError(f"{broken}: {error}") from error
 
@@ -286,9 +286,9 @@ def blocks(method: Method) -> None:
         pairs = {"update": (one.delta, other.delta)}
         pairs |= {f"state {k}": (a, other.state[k]) for k, a in one.state.items()}
         pairs |= {f"upload {k}": (a, other.extras[k]) for k, a in one.extras.items()}
-        for what, (wanted, actual) in pairs.items():
+        for name, (wanted, actual) in pairs.items():
             away, norm = float(np.linalg.norm(actual - wanted)), float(np.linalg.norm(wanted))
-            said = f"the {what} of client {one.client_id} in a block is off by {away:.2g} of"
+            said = f"the {name} of client {one.client_id} in a block is off by {away:.2g} of"
             require(away <= BLOCK_TOLERANCE * norm, f"{said} {norm:.2g}; see LocalRule.stackable")
 
 

@@ -105,8 +105,8 @@ def rounds(
     run = executor.run
     if arrival is not None:
 
-        def arrived(tasks: Sequence[ClientTask], *given: Any) -> list[ClientUpdate]:
-            updates = run(tasks, *given)
+        def arrived(tasks: Sequence[ClientTask], *args: Any) -> list[ClientUpdate]:
+            updates = run(tasks, *args)
             return updates if tasks and tasks[0].work == "root" else arrival(updates)
 
         executor.run = arrived  # type: ignore[method-assign, assignment]

@@ -54,7 +54,7 @@ def check_schedule(build: Callable[[], Schedule]) -> None:
 
 def _check(schedule: Schedule, clock: Clock) -> None:
     first, again = (list(_plans(schedule, clock)) for _ in range(2))
-    told: dict[int, list[tuple[int, tuple[ClientTask, ...]]]] = {}
+    announced: dict[int, list[tuple[int, tuple[ClientTask, ...]]]] = {}
     kept: frozenset[int] = frozenset()
     for t, ((roster, ctx, plan), (*_, another)) in enumerate(zip(first, again, strict=True)):
         at = f"round {t + 1}"
@@ -63,11 +63,11 @@ def _check(schedule: Schedule, clock: Clock) -> None:
         versions = {task.version for task in plan.tasks}
         unknown = (versions | plan.needed) - kept - {t}
         require(not unknown, f"{at}: models that were not kept (needed): {sorted(unknown)}")
-        for since, tasks in told.get(t, []):
+        for since, tasks in announced.get(t, []):
             now = tuple(task for task in plan.tasks if task.version <= since)
             require(tasks == now, f"{at}: round {since + 1} told other tasks ahead")
         for later, tasks in enumerate(plan.ahead, start=t + 1):
-            told.setdefault(later, []).append((t, tasks))
+            announced.setdefault(later, []).append((t, tasks))
         kept = plan.needed
 
 

@@ -14,7 +14,7 @@ from fedsim import algorithms, models
 from fedsim.algorithms.base import Algorithm, identity
 from fedsim.client import dropout, probe
 from fedsim.client.context import LocalEnv
-from fedsim.compressors.base import Compression
+from fedsim.compressors.base import Compression, Compressor
 from fedsim.config.resolve import with_normalization
 from fedsim.config.run import RunConfig
 from fedsim.config.sections import ClockConfig
@@ -283,7 +283,7 @@ def algorithm_of(config: RunConfig) -> Algorithm:
         margin_threshold=config.margin_threshold,
     )
     if config.compress.name != "none":
-        compressor = config.compress.build(config.hyperparameters)
+        compressor = config.compress.make(Compressor, (), config.hyperparameters)
         compressed = Compression(compressor=compressor, personal=algorithm.personal)
         algorithm = replace(algorithm, transforms=(*algorithm.transforms, compressed))
     if config.clock.mode == "sync":

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedsim.algorithms.base import Algorithm
-from fedsim.attacks import ATTACKS
 from fedsim.attacks.base import (
     Attack,
     AttackedCohort,
@@ -65,12 +64,10 @@ def attack_of(config: RunConfig, dataset: Dataset, algorithm: Algorithm) -> Atta
     Raises:
         ConfigError: a setting that it refuses, or that does not fit the data.
     """
-    section = config.attack
-    if section.name is None:
+    if config.attack.name is None:
         return Attack()
-    settings = {**section.settings, **config.hyperparameters.get(section.name, {})}
     federation = Federation(dataset, algorithm.personal)
-    return ATTACKS.build(section.name, Attack, [federation], settings)
+    return config.attack.make(Attack, [federation], config.hyperparameters)
 
 
 def attacked(

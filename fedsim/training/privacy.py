@@ -74,19 +74,19 @@ class Budget:
     def lines(self, rounds: int) -> list[str]:
         """What the epsilons after so many rounds are and mean, for people."""
         columns = self.columns(rounds)
-        what = self._statement(self.release)
+        meaning = self._statement(self.release)
         if self.share < 1:
             taken = math.ceil(rounds * self.share)
-            what = what.replace("full participation", f"a client takes part {taken} times")
+            meaning = meaning.replace("full participation", f"a client takes part {taken} times")
         lines = [
             f"differential privacy of clients: epsilon {_shown(columns['epsilon'])} after "
-            f"{rounds} rounds ({what})"
+            f"{rounds} rounds ({meaning})"
         ]
         if self.deployment is not None:
-            what = self._statement(self.deployment)
+            meaning = self._statement(self.deployment)
             lines.append(
                 f"a deployment of {self.deployment.population} clients would have epsilon "
-                f"{_shown(columns['deployment_epsilon'])} ({what})"
+                f"{_shown(columns['deployment_epsilon'])} ({meaning})"
             )
         return lines
 
@@ -129,16 +129,16 @@ def warn_of_delta(config: RunConfig, sizes: Sequence[int]) -> None:
 
     ``sizes`` are the training samples of each client that trains.
     """
-    n, what = len(sizes), "clients"
+    n, protected = len(sizes), "clients"
     if config.dp.level == "example":
-        n, what = max(sizes), "training samples of a client"
+        n, protected = max(sizes), "training samples of a client"
     if config.dp.level is not None and config.dp.delta * n >= 1:
         logger.warning(
             "dp.delta=%g is not below 1 / %d %s: such a delta allows to publish one of them as it "
             "is, whatever epsilon says; set dp.delta well below that",
             config.dp.delta,
             n,
-            what,
+            protected,
         )
 
 
@@ -250,9 +250,9 @@ def _mean(
         count = size * OF_COHORT if dp.count_noise is None else dp.count_noise
         beside = noise_beside_count(noise, count)
         if beside is None:
-            given = f"{count:g}, a twentieth of {size} clients,"
+            shown = f"{count:g}, a twentieth of {size} clients,"
             raise ConfigError(
-                f"dp.count_noise: {given if dp.count_noise is None else f'{count:g}'} is too "
+                f"dp.count_noise: {shown if dp.count_noise is None else f'{count:g}'} is too "
                 f"little for adaptive clipping: with dp.noise_multiplier={noise:g} it must be "
                 f"above {noise / 2:g}, so that the count alone does not use up the noise; unset, "
                 f"it is for more than {10 * noise:g} clients a round"

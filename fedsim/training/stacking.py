@@ -63,20 +63,20 @@ def stacking_of(
     Raises:
         ConfigError: the number is above 1, and these clients cannot be stacked.
     """
-    asked = config.engine.client_batch
-    if asked == 1:
+    wanted = config.engine.client_batch
+    if wanted == 1:
         return None
     largest = max(len(partition.train[client]) for client in partition.participants)
     width = min(config.train.batch_size, largest)
     why = _of_training(config) or obstacle(
         flat.model, algorithm.local, algorithm.criterion, examples(model)
     )
-    if asked == "auto":
+    if wanted == "auto":
         fits = why is None and cohort_size >= FEWEST
         limits = GPU if trains_on_gpu(config.engine) else CPU
         clients = min(automatic(model, flat, width, limits), cohort_size) if fits else 1
     elif why is None:
-        clients = int(asked)
+        clients = int(wanted)
     else:
         raise refusal("engine.client_batch", config, model.name, why)
     batchnorm = bool(flat.norms) and not config.train.frozen_bn
