@@ -147,8 +147,10 @@ def _run(
     from fedsim.display.progress import display
     from fedsim.studies import execute
 
-    how = execute.How(verbose=tracebacks(ctx), displays=lambda: [display(final_table=False)])
-    ended = execute.sweep(job.experiment, flags, folder, parallel, how)
+    options = execute.RunOptions(
+        verbose=tracebacks(ctx), displays=lambda: [display(final_table=False)]
+    )
+    ended = execute.sweep(job.experiment, flags, folder, parallel, options)
     show_results(table, job, published.write(table, job, ended.runs, folder))
     echo(f"files: {folder}/{published.VALUES}, {folder}/{published.VERDICTS}")
     ended.check()

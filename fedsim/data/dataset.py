@@ -150,11 +150,12 @@ def assemble(
     if not len(raw.y):
         raise DataError(f"{raw.source}: data set {name}: there are no samples")
     images = raw.x.ndim == 4
-    kind = "texts" if raw.vocabulary else "features"
-    if not images and image_size is not None:
-        raise ConfigError(f"data.image_size {image_size}: {name} has {kind}, no images")
-    if not images and augment not in (None, "none"):
-        raise ConfigError(f"data.augment {augment!r}: {name} has {kind}, no images")
+    if not images:
+        of_images = {"image_size": image_size, "augment": None if augment == "none" else augment}
+        kind = "texts" if raw.vocabulary else "features"
+        for key, value in of_images.items():
+            if value is not None:
+                raise ConfigError(f"data.{key} {value!r}: {name} has {kind}, no images")
     patient = raw.patient
     if group == "auto":
         group = "none" if raw.clients is not None else "patient"
@@ -179,18 +180,14 @@ def assemble(
         std=raw.std,
         augment=raw.augment if augment is None else augment,
     )
-    as_read = {field.name: getattr(raw, field.name) for field in fields(LabelledSamples)}
-    changed = {
-        "name": name,
-        "x": x,
-        "train": np.flatnonzero(parts == TRAIN),
-        "val": np.flatnonzero(parts == VAL),
-        "test": np.flatnonzero(parts == TEST),
-        "own_test": np.flatnonzero(parts == OWN_TEST),
-        "pipeline": pipeline if images else None,
-        "clients": clients,
-    }
-    dataset = Dataset(**as_read | changed)
+    samples = {field.name: getattr(raw, field.name) for field in fields(LabelledSamples)}
+    names = {TRAIN: "train", VAL: "val", TEST: "test", OWN_TEST: "own_test"}
+    of_parts = {of: np.flatnonzero(parts == part) for part, of in names.items()}
+    dataset = Dataset(
+        **samples | {"x": x, "clients": clients} | of_parts,
+        name=name,
+        pipeline=pipeline if images else None,
+    )
     check(dataset, str(raw.source), whole)
     return dataset
 

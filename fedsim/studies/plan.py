@@ -125,11 +125,12 @@ class Plan:
     def runs(self, tunings: Sequence[Tuning], out: Path) -> Sequence[sweep.SweepRun]:
         """The runs after the searches; of a study, its files are written first."""
         if self.file.methods:
-            study.write_chosen(self, study.chosen(self, tunings), out)
-            return study.compared(self, out)
-        for tuning in tunings:
-            return confirm.runs_of(tuning.plan, tuning.leaders[: self.file.confirm])
-        return self.grid
+            study.write_chosen(self, study.best_trials(self, tunings), out)
+            return study.comparison_runs(self, out)
+        if self.grid:
+            return self.grid
+        (tuning,) = tunings
+        return confirm.runs_of(tuning.plan, tuning.leaders[: self.file.confirm])
 
     def names(self, tunings: Sequence[Tuning], out: Path) -> list[str]:
         """The runs that are left after the searches; those of trials do not have a name yet."""

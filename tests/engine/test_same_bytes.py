@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.torch import load_file
 
 import fedsim
 from fedsim import algorithms
+from fedsim.audit.verify import verify
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, DataError, WorkerError
 from fedsim.engine.base import Executor
@@ -19,8 +22,11 @@ from fedsim.testing.rounds import config, results
 from fedsim.training import driver
 from fedsim.training.assemble import prepare
 from fedsim.training.setup import needs_whole_updates
+from tests import texts
 from tests.engine.chaos import SHARE
 from tests.sampling import marked_beside
+from tests.unit.audit.test_verify import small
+from tests.unit.models import test_trainable
 
 pytestmark = pytest.mark.ray
 
@@ -236,3 +242,90 @@ def test_rules_that_read_whole_updates_leave_none_on_the_nodes(name, changes, sa
     sections = {key: value for key, value in changes.items() if key != "server"}
     given = config(name, **sections).model_copy(update={"server": changes.get("server")})
     assert needs_whole_updates(prepare(given)) == said
+
+
+OF_TEXTS = (
+    *("rounds.csv", "clients.csv", "evaluations.csv", "decomposition.csv", "loss_matrix.csv"),
+    *("partition.csv", "model.safetensors"),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("data", "method", "split"),
+    [
+        ("phrases", "fedbn", "train"),
+        ("moods", "fedpac", "test"),
+        ("phrases", "fedavg", "test"),
+        ("numbers", "fedld", "train"),
+    ],
+)
+def test_texts(data, method, split, shared_ray, tmp_path):
+    def bytes_of(out, session=None, **engine):
+        evaluation = {
+            "decompose_every": 1,
+            "decompose_split": split,
+            "decompose_scope": "population",
+            "loss_matrix": True,
+            "clients_every": 1,
+        }
+        settings = texts.config(data, method, evaluation, engine=engine)
+        store = fedsim.run(settings, tmp_path / out, session=session)
+        return {name: (store.path / name).read_bytes() for name in OF_TEXTS}
+
+    reference = bytes_of("serial", kind="serial")
+    for actors, source in ((1, "object_store"), (3, "node")):
+        engine = {"actors": actors, "cpus_per_client": 0.25, "data_from": source}
+        got = bytes_of(str(actors), shared_ray, **engine)
+        for file, content in reference.items():
+            assert got[file] == content, f"{file} differs between serial and {actors} actors"
+
+
+FILES = ("rounds.csv", "clients.csv", "model.safetensors")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trainable", ["lora(2)", "head"])
+def test_frozen_tensors(trainable, shared_ray, tmp_path, monkeypatch):
+    """With the head alone, workers train it on features; each run computes them anew."""
+
+    def run(out, session=None, **engine):
+        monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / f"cache {out}"))
+        settings = test_trainable.config(
+            "tests.unit.models.test_trainable:vit", trainable, "scaffold"
+        )
+        engine = settings.engine.model_copy(update=engine)
+        settings = settings.model_copy(update={"engine": engine})
+        return settings, fedsim.run(settings, tmp_path / out, session=session)
+
+    settings, reference = run("serial")
+    for actors, source in ((1, "object_store"), (3, "node")):
+        place = {"kind": "ray", "actors": actors, "cpus_per_client": 0.25, "data_from": source}
+        _, store = run(str(actors), shared_ray, **place)
+        for file in FILES:
+            same = (store.path / file).read_bytes() == (reference.path / file).read_bytes()
+            assert same, f"{file} differs between serial and {actors} actors"
+    final = load_file(reference.path / "model.safetensors")
+    assert (tmp_path / "cache 3").exists() == (trainable == "head")
+    frozen = prepare(settings).frozen
+    assert frozen
+    assert all(np.array_equal(final[name].numpy(), array) for name, array in frozen.items())
+
+
+KEPT = {"checkpoint_every": 1, "keep_every": 2}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["scaffold", "fedbn"])
+def test_a_run_on_actors_is_verified(name, shared_ray, tmp_path):
+    on_ray = small(name, engine={"kind": "ray", "actors": 2} | SHARE | KEPT)
+    run = fedsim.run(on_ray, tmp_path / "run", session=shared_ray).path
+    assert verify(run, rounds="all").verified
+    assert verify(run, rounds=2).verified
+
+
+@pytest.mark.slow
+def test_a_run_of_stacked_clients_is_verified(shared_ray, tmp_path):
+    on_ray = small("scaffold", engine={"kind": "ray", "client_batch": 2} | SHARE | KEPT)
+    run = fedsim.run(on_ray, tmp_path / "run", session=shared_ray).path
+    assert verify(run, rounds="all").verified

@@ -82,7 +82,7 @@ def tables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / "cache"))
 
 
-def planted(experiment, overrides, out, parallel, how) -> execute.Ended:
+def planted(experiment, overrides, out, parallel, how) -> execute.Outcome:
     """A sweep that has ended: IID has 50 to 50.3 % on three seeds, Shards 40 points less."""
     runs = sweeps.expand(experiment, overrides, build=False)
     for run in runs:
@@ -92,7 +92,7 @@ def planted(experiment, overrides, out, parallel, how) -> execute.Ended:
         (folder / "summary.csv").write_text(f"final_test_accuracy\n{accuracy}\n")
         (folder / "partition.csv").write_text("client_id,train_samples\n0,30\n1,40\n")
     failed = [runs[-1].name] if out.name == "failed" else []
-    return execute.Ended(runs=runs, table=pd.DataFrame(), failed=failed)
+    return execute.Outcome(runs=runs, table=pd.DataFrame(), failed=failed)
 
 
 def test_the_verdicts_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:

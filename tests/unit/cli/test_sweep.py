@@ -14,7 +14,6 @@ from fedsim.config.resolve import from_flags, resolve
 from fedsim.core.errors import ConfigError
 from fedsim.studies import capacity, sweep
 from fedsim.studies.parallel import Drivers, Here
-from fedsim.studies.processes import Processes
 
 SMALL = """
 algorithm: fedavg
@@ -107,13 +106,6 @@ def test_the_number_of_rounds_is_searched_without_a_pruner(monkeypatch: pytest.M
 def test_how_many_runs_at_once_is_said(drivers: Drivers, count: int, wanted: str) -> None:
     configs = [resolve(from_flags({}, ["engine.kind=serial"]))] * count
     assert capacity.introduction("6 runs", drivers, configs) == wanted
-
-
-def test_processes_say_how_many_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedsim.studies.processes.Process", lambda _: None)
-    configs = [resolve(from_flags({}, ["engine.kind=serial"]))] * 18
-    said = capacity.introduction("18 runs", Processes(2), configs)
-    assert said == "18 runs, 2 at once in 2 processes (serial engine)"
 
 
 @pytest.mark.slow

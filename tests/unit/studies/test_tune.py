@@ -196,13 +196,6 @@ def test_the_order_of_the_searched_keys_is_part_of_a_search(tmp_path: Path) -> N
         tune.Tuning(plan_of(head + "\n".join(reversed(keys))), tmp_path)
 
 
-def test_without_validation_part_there_is_no_search() -> None:
-    with pytest.raises(
-        ConfigError, match=r"no validation part to judge trials by: set data\.val_f"
-    ):
-        plan_of(FILE, "data.val_fraction=0")
-
-
 def test_values_that_do_not_go_together_are_a_failed_trial(tmp_path: Path) -> None:
     text = """
 data: {val_fraction: 0.1}
@@ -233,11 +226,6 @@ def test_a_grid_without_end_is_counted_and_not_made() -> None:
     assert plan_of(text, sampler="grid", trials=3).count == 3
     with pytest.raises(ConfigError, match=r"trials: 1,000,000,000 trials of 1 run"):
         plan_of(text, sampler="grid")
-
-
-def test_a_grid_over_real_numbers_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"search.yaml:5 .*--sampler grid needs choice"):
-        plan_of(sampler="grid")
 
 
 @pytest.mark.slow

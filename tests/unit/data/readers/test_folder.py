@@ -10,10 +10,12 @@ import pytest
 from PIL import Image
 
 from fedsim import data
+from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.data import cache as packs
 from fedsim.data import partitions
 from fedsim.data.readers import medical
+from fedsim.training import setup
 
 
 @pytest.fixture(autouse=True)
@@ -284,6 +286,14 @@ def test_damaged_pack_is_made_anew_and_said_so(damage, covid, cache, caplog):
     assert path.read_bytes() == whole
     data.load("covid_fl", covid, image_size=8)
     assert len(caplog.records) == 1
+
+
+def test_other_images_on_a_node_are_refused(covid, cache):
+    data = {"name": "covid_fl", "dir": str(covid), "image_size": 8, "min_samples": 1}
+    ready = setup.prepare(RunConfig(data=data, engine={"data_from": "node"}))
+    picture(covid / "train" / "b.png", 7)
+    with pytest.raises(DataError, match="reads other images than the driver"):
+        ready.spec.local_images()
 
 
 def test_full_disk_is_refused_beforehand(covid, monkeypatch):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from fedsim.config.sections import EngineConfig
-from fedsim.core.errors import ConfigError
+from fedsim.core.errors import ConfigError, WorkerError
 from fedsim.core.machine import PROCESS
 from fedsim.core.types import GIB
 from fedsim.engine.ray import groups
@@ -109,3 +111,28 @@ def test_several_types_of_gpu_are_refused():
 def test_a_bundle_is_a_machine_for_one_actor(share):
     bundles = [Node(share.cpus, share.gpus)] * 3
     assert plan_placement(bundles, share, GIB, 10).per_node == (1, 1, 1)
+
+
+@pytest.fixture
+def pending(monkeypatch):
+    """Ray whose placement groups stay pending on a machine of two CPUs; those that were removed."""
+    removed = []
+    handle = SimpleNamespace(ready=lambda: "ready")
+    monkeypatch.setattr(groups, "placement_group", lambda *_: handle)
+    monkeypatch.setattr(groups, "remove_placement_group", removed.append)
+    monkeypatch.setattr(groups.ray, "wait", lambda refs, timeout: ([], refs))
+    monkeypatch.setattr(groups, "reachable", lambda: ([Node(2)], 0))
+    return removed
+
+
+def test_a_run_waits_for_its_group_until_it_is_ordered_to_stop(pending):
+    looks = iter([False, False, True, True])
+    assert groups.reserve(Reservation(Share(1), 2), lambda: next(looks)) is None
+    assert len(pending) == 1
+
+
+def test_a_run_that_no_machine_has_room_for_fails(pending, monkeypatch):
+    monkeypatch.setattr(groups, "ROOM_TIMEOUT", -1.0)
+    with pytest.raises(WorkerError, match=r"room for 3 actors of 1 CPU in .* \(this machine: 2"):
+        groups.reserve(Reservation(Share(1), 3), lambda: False)
+    assert len(pending) == 1
