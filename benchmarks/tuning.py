@@ -17,6 +17,7 @@ import math
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -100,16 +101,14 @@ grid: {seed: [0, 1]}
 def real(count: int, say: Callable[[str], object] = print) -> None:
     """A search with real runs on the digits, and the default learning rate beside it."""
     from fedsim import run
-    from fedsim.studies.parallel import Here
-    from fedsim.studies.search import make_plan
-    from fedsim.studies.tune import Tuning
+    from fedsim.studies import execute
+    from fedsim.studies import plan as plans
 
-    experiment = experiments.parse(REAL, "real.yaml")
-    plan = make_plan(experiment, {}, {}, by="val_accuracy", pruner="median", count=count)
+    experiment = replace(experiments.parse(REAL, "real.yaml"), trials=count)
     with tempfile.TemporaryDirectory() as folder:
-        tuning = Tuning(plan, Path(folder, "search"))
-        tuning.run(Here())
-        values = []
+        made = plans.make(experiment, {}, parallel=1)
+        (tuning,) = execute.run(made, Path(folder, "search"), execute.How()).tunings
+        plan, values = tuning.plan, []
         for seed in plan.seeds:
             config = plan.config({"train.lr": 0.01}, seed)
             done = run(config, Path(folder, f"default-{seed}"), progress=False)

@@ -21,12 +21,11 @@ from fedsim.server.cohort import Cohort
 from fedsim.server.plain import PlainRule
 
 if TYPE_CHECKING:
-    from fedsim.config.experiments import Settings
     from fedsim.config.run import RunConfig
     from fedsim.engine.ray.ahead import SessionAhead
     from fedsim.engine.ray.pool import Session
     from fedsim.storage.run_dir import RunStore
-    from fedsim.studies.execute import How
+    from fedsim.studies.plan import Plan
     from fedsim.studies.results import StudyStore, SweepStore
     from fedsim.training.callbacks import Callback
 
@@ -127,19 +126,10 @@ def sweep(
         FedsimError: a run failed; the others have ended.
         Interrupted: the process was told to end.
     """
-    from fedsim.config import experiments
-    from fedsim.studies import execute
-    from fedsim.studies import sweep as sweeps
     from fedsim.studies.results import SweepStore
 
-    if isinstance(experiment, Mapping):
-        read = experiments.parse(experiments.as_yaml(experiment), "sweep", with_lines=False)
-        loaded = sweeps.over_preset(read, "sweep")
-    else:
-        loaded = sweeps.load(str(experiment))
     folder = _folder(out, "sweep", experiment)
-    how = _how(progress, accept_changed_code)
-    execute.sweep(loaded, _overrides(overrides), folder, parallel, how).check()
+    _several(experiment, folder, "sweep", overrides, parallel, progress, accept_changed_code)
     return SweepStore(folder)
 
 
@@ -169,23 +159,49 @@ def study(
         FedsimError: no trial of a search is complete, or a run failed.
         Interrupted: the process was told to end.
     """
-    from fedsim.config import experiments
-    from fedsim.config import study as study_files
     from fedsim.studies import execute
-    from fedsim.studies import study as studies
     from fedsim.studies.results import StudyStore
 
-    if isinstance(file, Mapping):
-        read = study_files.parse(experiments.as_yaml(file), "study", with_lines=False)
-    else:
-        read = study_files.read(Path(file))
     folder = _folder(out, "study", file)
-    plan = studies.make(read, _overrides(overrides), parallel)
-    source = "study" if isinstance(file, Mapping) else Path(file).name
-    ended = execute.study(plan, folder, source, _how(progress, accept_changed_code))
-    ended.check()
+    plan = _several(file, folder, "study", overrides, parallel, progress, accept_changed_code)
     execute.report(plan, folder)
     return StudyStore(folder)
+
+
+def _several(
+    experiment: Mapping[str, Any] | Path | str,
+    out: Path,
+    kind: str,
+    overrides: Mapping[str, object] | None,
+    parallel: Literal["auto"] | int,
+    progress: bool | None,
+    accept_changed_code: bool,
+) -> Plan:
+    """Does the runs of a file, a preset or the content of a file."""
+    from fedsim.config import experiments
+    from fedsim.config.experiments import Setting
+    from fedsim.display.progress import displays
+    from fedsim.studies import execute
+    from fedsim.studies import plan as plans
+    from fedsim.studies import sweep as sweeps
+
+    if isinstance(experiment, Mapping):
+        read = experiments.parse(experiments.as_yaml(experiment), kind, with_lines=False)
+        loaded = sweeps.over_preset(read, kind)
+    else:
+        loaded = sweeps.load(str(experiment))
+    if loaded.kind != kind:
+        raise ConfigError(f"{kind}: what is given is done by 'fedsim {loaded.kind}'")
+    flags = {key: Setting(value, key) for key, value in (overrides or {}).items()}
+    source = kind if isinstance(experiment, Mapping) else Path(experiment).name
+    plan = plans.make(loaded, flags, parallel, source)
+    how = execute.How(
+        progress=progress,
+        accept_changed_code=accept_changed_code,
+        displays=lambda: displays(progress) if plan.grid else [],
+    )
+    execute.run(plan, out, how).check()
+    return plan
 
 
 def _check_on_disk(out: Path | str | None) -> None:
@@ -202,25 +218,6 @@ def _folder(out: Path | str | None, kind: str, given: Mapping[str, Any] | Path |
     if out is None and isinstance(given, Mapping):
         raise ConfigError(f"out: a {kind} that is no file needs a directory")
     return folder_of(None if out is None else str(out), kind, str(given))
-
-
-def _overrides(given: Mapping[str, object] | None) -> Settings:
-    """Settings that win over all others."""
-    from fedsim.config.experiments import Setting
-
-    return {key: Setting(value, key) for key, value in (given or {}).items()}
-
-
-def _how(progress: bool | None, accept_changed_code: bool) -> How:
-    """How runs are shown that are started from Python."""
-    from fedsim.display.progress import displays
-    from fedsim.studies.execute import How
-
-    return How(
-        progress=progress,
-        accept_changed_code=accept_changed_code,
-        displays=lambda: displays(progress),
-    )
 
 
 def aggregate(

@@ -28,8 +28,8 @@ import archive  # noqa: E402
 from analysis import AnalysisError  # noqa: E402
 from analysis.files import csv_text, read_json, read_table  # noqa: E402
 from analysis.scores import TOLERANCE  # noqa: E402
-from fedsim.config import study as study_files  # noqa: E402
-from fedsim.config.study import StudyFile  # noqa: E402
+from fedsim.config import experiments  # noqa: E402
+from fedsim.config.experiments import Experiment  # noqa: E402
 from fedsim.core.errors import FedsimError  # noqa: E402
 from fedsim.storage import status, trials  # noqa: E402
 from fedsim.storage.trials import Trial  # noqa: E402
@@ -94,12 +94,12 @@ def file_of(block: str) -> Path:
     return FILES / f"{block.removeprefix(TAILS)}.yaml"
 
 
-def study_of(block: str) -> StudyFile | None:
+def study_of(block: str) -> Experiment | None:
     """The file of a block that is a study, or the tails of one; None of a sweep."""
     path = file_of(block)
     if "\nmethods:" not in path.read_text(encoding="utf-8"):
         return None
-    return study_files.read(path)
+    return experiments.read(path)
 
 
 def planned(studies: Path, block: str) -> list[Planned]:
@@ -219,7 +219,7 @@ def curve(run: Planned) -> Iterator[Row]:
             yield run.unit | {"round": int(row["round"])} | scores | sums
 
 
-def of_searches(studies: Path, block: str, study: StudyFile, take: str) -> pd.DataFrame:
+def of_searches(studies: Path, block: str, study: Experiment, take: str) -> pd.DataFrame:
     """BLOCK_trials.csv: the first search, if the range was widened, and the one that is used."""
     folders = [path for path in (studies / f"{block}{FIRST}", studies / block) if path.is_dir()]
     rows = [
@@ -233,7 +233,7 @@ def of_searches(studies: Path, block: str, study: StudyFile, take: str) -> pd.Da
     return frame(rows, (*fixed, *keys, *last))
 
 
-def candidates(folder: Path, study: StudyFile, take: str) -> Iterator[Row]:
+def candidates(folder: Path, study: Experiment, take: str) -> Iterator[Row]:
     """The candidates of all searches of a study.
 
     Raises:
@@ -244,7 +244,7 @@ def candidates(folder: Path, study: StudyFile, take: str) -> Iterator[Row]:
         for method in study.methods:
             where = folder / "tuning" / sweep.plain(f"{method.label}+{part.label}")
             begun, ended = trials.read_study(where), trials.read(where)
-            count = study.trials if begun is None else begun["trials"]
+            count = (study.trials or experiments.TRIALS) if begun is None else begun["trials"]
             if begun is None or len(ended) != count:
                 raise ValueError(f"{where}: {len(ended)} of {count} trials have ended")
             rows = [candidate(where, trial, begun, take) for trial in ended]

@@ -35,9 +35,7 @@ from fedsim.cli.resume import resume
 from fedsim.cli.run import run
 from fedsim.cli.runs import runs
 from fedsim.cli.show import show
-from fedsim.cli.study import study
-from fedsim.cli.sweep import sweep
-from fedsim.cli.tune import tune
+from fedsim.cli.sweep import study, sweep, tune
 from fedsim.cli.verify import verify
 from fedsim.core.errors import ConfigError, EngineLostError
 from fedsim.core.reading import ON_DISK, URL

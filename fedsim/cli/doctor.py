@@ -186,7 +186,7 @@ def gpu_rows(
         ConfigError: it does not fit.
     """
     from fedsim.engine import devices, footprint, transfer
-    from fedsim.studies.capacity import gpu_need
+    from fedsim.training.sizes import gpu_need
 
     total = devices.total_memory() if assumed is None else int(assumed.memory * 10**9)
     if total:
@@ -206,8 +206,8 @@ def size(settings: RunConfig) -> tuple[int, int, int]:
     """K, and the bytes of the model's vector and of its frozen tensors; reads the data only if
     their files decide any."""
     from fedsim import data
-    from fedsim.studies.capacity import model_bytes
     from fedsim.training import setup
+    from fedsim.training.sizes import model_bytes
 
     info = data.find(settings.data.name)
     if info and settings.decides_num_clients and info.num_classes and info.channels:

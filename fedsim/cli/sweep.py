@@ -1,19 +1,24 @@
-"""``fedsim sweep``."""
+"""``fedsim sweep``, ``tune`` and ``study``: many runs, by what their file holds."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from fedsim.cli import searches
 from fedsim.cli.common import make_importable, repeatable, tracebacks, trackers_of
 from fedsim.cli.dry_run import check_dry_run, dry_run_options, show_estimate
 from fedsim.cli.names import preset_or_file
 from fedsim.cli.options import (
     OF_SEVERAL_RUNS,
+    GroupedOption,
     SettingsCommand,
     accept_option,
     out_option,
@@ -22,48 +27,53 @@ from fedsim.cli.options import (
     track_option,
     verbose_option,
 )
+from fedsim.core.errors import ConfigError, FedsimError
+from fedsim.core.plurals import counted
+from fedsim.core.searches import METRICS, PRUNERS, SAMPLERS
 from fedsim.core.terminal import echo
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from fedsim.config.experiments import Experiment, Settings
-    from fedsim.config.run import RunConfig
     from fedsim.studies.execute import Ended
-
+    from fedsim.studies.plan import Plan
 
 Names = Mapping[str, Mapping[str, str]]
-ALL_LISTED, LISTED = 1000, 20
-"""``--dry-run`` checks and lists all runs up to this number; of more, so many."""
+MOST_RUNS = 10_000
+"""The number in :data:`fedsim.config.experiments.MOST_RUNS`."""
+search_option = partial(click.option, cls=GroupedOption, group="Search", default=None)
 
 
-@click.command(cls=SettingsCommand, defaults=OF_SEVERAL_RUNS)
-@click.argument("experiment", metavar="FILE|PRESET", shell_complete=preset_or_file)
-@set_any_option
-@out_option(help="Directory of the sweep; runs/sweep-NAME by default.")
-@dry_run_options
-@parallel_option
-@track_option
-@accept_option
-@verbose_option
-@click.pass_context
-def sweep(
-    ctx: click.Context,
-    /,
-    experiment: str,
-    out: str | None,
-    dry_run: bool,
-    measure: bool | None,
-    gpu_price: float | None,
-    parallel: Literal["auto"] | int,
-    track: tuple[str, ...],
-    accept_changed_code: bool,
-    flags: Settings,
-) -> None:
+def of_several_runs(kind: str) -> Callable[[Callable[..., Any]], click.Command]:
+    """Makes a command of a function of experiment, context, flags and options."""
+    options = (
+        click.argument("experiment", metavar="FILE|PRESET", shell_complete=preset_or_file),
+        set_any_option,
+        out_option(help=f"Directory of the results; runs/{kind}-NAME by default."),
+        dry_run_options,
+        parallel_option,
+        track_option,
+        accept_option,
+        verbose_option,
+        click.pass_context,
+    )
+
+    def command(function: Callable[..., Any]) -> click.Command:
+        for option in reversed(options):
+            function = option(function)
+        return click.command(cls=SettingsCommand, defaults=OF_SEVERAL_RUNS)(function)
+
+    return command
+
+
+@of_several_runs("sweep")
+def sweep(ctx: click.Context, /, **options: Any) -> None:
     """Run a grid of experiments; finished runs are skipped.
 
     FILE is a YAML file of settings with a 'grid:' of lists; PRESET is a name of 'fedsim list
-    presets'. Flags win over the file and replace an axis of the same key.
+    presets'. Flags win over the file and replace an axis of the same key. A file with 'search:' is
+    done as by 'fedsim tune', one with 'methods:' as by 'fedsim study'.
 
     \b
       fedsim sweep table3_small
@@ -73,42 +83,282 @@ def sweep(
       fedsim sweep my_grid.yaml --parallel 4              four runs at once
 
     As many runs as fit are executed at once ('--parallel auto'); results do not depend on that.
-    Without a GPU, and unless an engine or a setting of Ray's is given, runs that fill the machine
-    use the serial engine: one process each. So do runs one at a time on at most 8 cores.
+    Without a GPU, runs that fill the machine use the serial engine unless another is given.
 
     Each run has its own directory in DIR; DIR/summary.csv has a row per run, DIR/aggregate.csv
-    mean, standard deviation and 95 % interval over the seeds. If 'data.seed' is in the grid as well
-    they are over the partitions, each with the mean over its seeds, as in 'fedsim table --unit
-    partition'. A run that fails does not stop the others. After an interruption or a failure the
-    same command continues: finished runs are skipped, unfinished ones resume from their newest
-    checkpoint.
+    mean, standard deviation and 95 % interval over the seeds, or over the partitions if 'data.seed'
+    is in the grid. A run that fails does not stop the others. After an interruption or a failure
+    the same command continues: unfinished runs resume from their newest checkpoint.
     """
-    from fedsim.storage.directories import folder_of
+    _do(ctx, **options)
 
+
+@search_option(
+    "--trials",
+    type=click.IntRange(1, MOST_RUNS),
+    metavar="N",
+    help="Number of trials; the same command with a larger number continues the search.  [default: "
+    "25; with --sampler grid all]",
+)
+@search_option(
+    "--by",
+    type=click.Choice(METRICS),
+    metavar="METRIC",
+    help="Metric on the validation part: val_accuracy, val_balanced_accuracy, val_auc (maximised) "
+    "or val_loss (minimised).  [default: val_accuracy]",
+)
+@search_option(
+    "--sampler",
+    type=click.Choice(SAMPLERS),
+    help="How trials are proposed; grid: all combinations of choice(...) and int(...).  [default: "
+    "tpe]",
+)
+@search_option(
+    "--sampler-seed",
+    type=click.IntRange(0, 2**64 - 1),
+    metavar="N",
+    help="Seed of the sampler; --seed is that of training.  [default: 0]",
+)
+@search_option(
+    "--pruner",
+    type=click.Choice(PRUNERS),
+    help="Stops bad trials early. median: below the median of complete trials, after a quarter of "
+    "the rounds; asha: all but the best third, after a ninth and a third of the rounds.  [default: "
+    "median]",
+)
+@search_option(
+    "--confirm",
+    type=click.IntRange(1, MOST_RUNS),
+    metavar="K",
+    help="Train the K best trials again on fresh training seeds; the best of those that finish on "
+    "all of them is best.yaml.",
+)
+@search_option(
+    "--search",
+    "searched",
+    multiple=True,
+    metavar="KEY=FORM",
+    help="Search over a key, as in the section 'search:' of a file. Repeatable.",
+)
+@of_several_runs("tune")
+def tune(ctx: click.Context, /, **options: Any) -> None:
+    """Search hyperparameters by the validation part, with Optuna.
+
+    FILE is a YAML file of settings with a section 'search:' of lines 'KEY: FORM', where FORM is
+    uniform(a, b), loguniform(a, b), int(a, b) or choice(a, b, ...); PRESET is a name of 'fedsim
+    list presets'. A flag takes the place of a searched key. What trials are compared under (data,
+    evaluation, seeds, clock, attack, participation, communication, privacy) is not searched. Needs
+    the extra 'tune'.
+
+    \b
+      fedsim tune my_search.yaml --trials 40 --confirm 3
+      fedsim tune table3_small -a fedld --val-fraction 0.1 --search 'train.lr=choice(0.01, 0.1)'
+      fedsim tune my_search.yaml --sampler grid --by val_loss --parallel 4
+
+    A trial is a run for each training seed, those of 'grid: {seed: [0, 1, 2]}' or --seed. Its value
+    is the mean over them of the metric after the last evaluated round. The test part is not used.
+
+    DIR has trials.csv, best.yaml (for 'fedsim run --config') and the runs of each trial; 'fedsim
+    report DIR' plots the search. After an interruption the same command continues to the same
+    trials.csv.
+    """
+    _do(ctx, "tune", **options)
+
+
+@of_several_runs("study")
+def study(ctx: click.Context, /, **options: Any) -> None:
+    """Tune methods on partitions with equal budgets, then compare them.
+
+    FILE is a YAML file of settings with 'methods:' and 'partitions:' (rows 'NAME: {KEY: VALUE}'; of
+    partitions also a list of seeds), 'search:' as in 'fedsim tune' (for one method under its name),
+    'trials:' of each method on each partition, and 'seeds:' of the comparison. A key stands in one
+    place: the search, a method or a partition.
+
+    \b
+      fedsim study launch/study_small.yaml --dry-run
+      fedsim study launch/study_small.yaml --out runs/study
+      fedsim table runs/study/runs --by label --out table.tex
+
+    Each method is tuned on each partition by its validation part (DIR/tuning, DIR/chosen.csv),
+    then trained with the chosen settings on training seeds that the tuning has not used
+    (DIR/runs), and reported (DIR/report). After an interruption or a failure the same command
+    continues. Needs the extra 'tune'.
+    """
+    _do(ctx, "study", **options)
+
+
+def _do(
+    ctx: click.Context,
+    kind: str | None = None,
+    *,
+    experiment: str,
+    flags: Settings,
+    out: str | None,
+    dry_run: bool,
+    measure: bool | None,
+    gpu_price: float | None,
+    parallel: Literal["auto"] | int,
+    track: tuple[str, ...],
+    accept_changed_code: bool,
+    searched: Sequence[str] = (),
+    **budget: Any,
+) -> None:
+    """Does what the file says; ``kind`` is what it must be, if any.
+
+    ``budget`` are the options of the search, None where they are not given.
+    """
     check_dry_run(dry_run, measure, gpu_price)
-    folder = folder_of(out, "sweep", experiment)
-    with repeatable(ctx, "the runs are", folder):
-        from fedsim.studies import sweep as sweeps
+    folder = _folder(out, kind or "sweep", experiment)
+    contents = "the search is" if kind == "tune" else "the runs are"
+    with repeatable(ctx, contents, folder):
+        from fedsim.studies import execute
+        from fedsim.studies import plan as plans
 
-        loaded = sweeps.load(experiment)
-        make_importable(loaded.settings, flags)
+        loaded = _load(experiment, kind, searched, budget)
+        folder = _folder(out, loaded.kind, experiment)
+        rows = (*loaded.partitions, *loaded.methods)
+        make_importable(loaded.settings, *(row.settings for row in rows), flags)
+        trackers_of(track)  # refuses one that is not installed before anything starts
+        plan = plans.make(loaded, flags, parallel, Path(experiment).name)
+        if plan.untuned:
+            echo(f"not tuned, nothing to search: {', '.join(plan.untuned)}")
         if dry_run:
-            configs = _list(loaded, flags, parallel)
-            if configs:
-                show_estimate(configs, parallel, measure=measure is not False, gpu_price=gpu_price)
+            _list(plan)
+            show_estimate(plan.configs, parallel, measure=measure is not False, gpu_price=gpu_price)
             return
         from fedsim.display.progress import display
-        from fedsim.studies import execute
 
-        trackers_of(track)  # refuses one that is not installed before anything starts
         how = execute.How(
             trackers=tuple(dict.fromkeys(track)),
             accept_changed_code=accept_changed_code,
             verbose=tracebacks(ctx),
-            displays=lambda: [display(final_table=False)],
+            displays=lambda: [display(final_table=False)] if plan.grid else [],
         )
-        ended = execute.sweep(loaded, flags, folder, parallel, how)
-    show_ended(ended, folder, {run.group: {"configuration": run.title} for run in ended.runs})
+        ended = execute.run(plan, folder, how)
+        if loaded.kind == "study":
+            _show_study(plan, ended, folder)
+    if loaded.kind == "tune":
+        _show_search(ended, folder, confirm=loaded.confirm > 0)
+    if plan.grid:
+        show_ended(ended, folder, {run.group: {"configuration": run.title} for run in ended.runs})
+
+
+def _folder(out: str | None, kind: str, experiment: str) -> Path:
+    from fedsim.storage.directories import folder_of
+
+    return folder_of(out, kind, experiment)
+
+
+def _load(
+    name: str, kind: str | None, searched: Sequence[str], budget: Mapping[str, Any]
+) -> Experiment:
+    """The file or preset with the options of the search; refuses one of another kind."""
+    from fedsim.config.search import from_flags
+    from fedsim.studies import sweep as sweeps
+
+    loaded = sweeps.load(name)
+    loaded = replace(
+        loaded,
+        search={**loaded.search, **from_flags(searched)},
+        **{key: value for key, value in budget.items() if value is not None},
+    )
+    if kind in (None, loaded.kind):
+        return loaded
+    if kind == "study":
+        raise ConfigError(f"{name}: a study needs 'methods:', lines 'NAME: {{algorithm: ...}}'")
+    if loaded.kind == "study":
+        raise ConfigError(f"{name}: is the file of a study, see 'fedsim study --help'")
+    raise ConfigError(
+        f"{name}: there is nothing to search: give a section 'search:' with lines such as "
+        "'train.lr: loguniform(0.001, 1)' in the file, or --search KEY=FORM"
+    )
+
+
+def _list(plan: Plan) -> None:
+    """Prints the runs of a grid, or what is tuned, and the numbers of trials and runs."""
+    if plan.grid:
+        echo("\n".join(run.name for run in plan.grid))
+        return
+    for _, search in plan.searches:
+        title = f"{search.title}: " if search.title else ""
+        echo(f"{title}{counted(search.count, 'trial')} over {', '.join(search.proposer.space)}")
+    trials = sum(search.count for _, search in plan.searches)
+    echo(f"tuning: {counted(trials, 'trial')}, {counted(plan.tuning_runs, 'run')}")
+    if plan.file.methods:
+        seeds = ", ".join(map(str, plan.seeds))
+        echo(
+            f"comparison: {counted(len(plan.compared_names), 'run')}, "
+            f"{counted(len(plan.cells), 'row')} with training seeds {seeds}"
+        )
+
+
+def _show_search(ended: Ended, folder: Path, *, confirm: bool) -> None:
+    """Prints the best trial, and how the others ended.
+
+    Raises:
+        FedsimError: no trial is complete, or none on the fresh seeds, if it was to be confirmed.
+    """
+    (tuning,) = ended.tunings
+    best, by, seeds = tuning.leaders[0], tuning.plan.proposer.by, tuning.plan.seeds
+    states = Counter(trial.state for trial in tuning.ended)
+    counts = ", ".join(f"{states[s]} {s}" for s in ("complete", "pruned", "failed") if states[s])
+    echo(f"{counted(len(tuning.ended), 'trial')}: {counts}")
+    over = f" (mean over {len(seeds)} training seeds)" if len(seeds) > 1 else ""
+    searches.show_best(by, best.number, best.value or 0.0, best.params, over)
+    if ended.failed:
+        echo(f"failed on fresh seeds: {' '.join(ended.failed)}", err=True)
+    written, unconfirmed = ["trials.csv", "best.yaml"], confirm
+    if ended.confirmed is not None:
+        rows = ended.confirmed.to_dict("records")
+        searches.show_confirmed(by, rows)
+        unconfirmed = bool(rows[0]["failed"])
+        echo(f"best.yaml has trial {best.number if unconfirmed else rows[0]['trial']}")
+        written.append("confirm.csv")
+    echo("files: " + ", ".join(f"{folder}/{name}" for name in written))
+    if unconfirmed:
+        raise FedsimError(
+            f"{folder}: none of the best trials finished on all fresh seeds with a finite {by}; "
+            f"best.yaml has trial {best.number}, the best of the search, which is not "
+            "confirmed: search a narrower space, or confirm more trials with a larger --confirm"
+        )
+
+
+def _show_study(plan: Plan, ended: Ended, folder: Path) -> None:
+    """Prints what was chosen, the table of the comparison, and where the report is.
+
+    Raises:
+        FedsimError: a run failed.
+    """
+    from fedsim.display.tables import show
+    from fedsim.studies import execute
+    from fedsim.studies import study as studies
+    from fedsim.studies import sweep as sweeps
+
+    fixed = ("method", "partition", "trial", "metric", "value", "trials")
+    rows = studies.chosen_rows(plan, studies.chosen(plan, ended.tunings))
+    named = any(row["partition"] for row in rows)
+    shown = []
+    for row in rows:
+        cells = {"method": row["method"]} | ({"partition": row["partition"]} if named else {})
+        cells |= {key: value for key, value in row.items() if key not in fixed}
+        cells |= {str(row["metric"]): row["value"], "trials": row["trials"]}
+        shown.append({key: _text(value) for key, value in cells.items()})
+    echo("chosen on the validation part")
+    show(shown)
+    names = {
+        f"method={sweeps.plain(cell.name)}": {"method": cell.method}
+        | ({"partition": cell.partition} if cell.partition else {})
+        for cell in plan.cells
+    }
+    try:
+        show_ended(ended, folder / studies.RUNS, names)
+    finally:
+        if len(ended.failed) < len(ended.runs):
+            echo(f"wrote {execute.report(plan, folder)}")
+
+
+def _text(value: object) -> str:
+    return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def show_ended(ended: Ended, folder: Path, names: Names) -> None:
@@ -117,7 +367,7 @@ def show_ended(ended: Ended, folder: Path, names: Names) -> None:
     Raises:
         FedsimError: a run failed.
     """
-    if len(ended.failed) < len(ended.runs):
+    if ended.table is not None and len(ended.failed) < len(ended.runs):
         import pandas as pd
 
         rounds = max(run.config.train.rounds for run in ended.runs)
@@ -125,20 +375,6 @@ def show_ended(ended: Ended, folder: Path, names: Names) -> None:
         show_aggregate(ended.table, rounds, names, by_validation="val" in by)
         echo(f"files: {folder}/summary.csv, {folder}/aggregate.csv")
     ended.check()
-
-
-def _list(loaded: Experiment, flags: Settings, parallel: Literal["auto"] | int) -> list[RunConfig]:
-    """Checks and lists the runs of a sweep; of a very large one the first, and returns none."""
-    from fedsim.studies import sweep as sweeps
-
-    count = sweeps.size(loaded, flags)
-    shortened = count > ALL_LISTED
-    runs = sweeps.expand(loaded, flags, LISTED if shortened else None, parallel)
-    echo("\n".join(run.name for run in runs))
-    if shortened:
-        most = f"; a sweep has at most {sweeps.MOST_RUNS:,}" if count > sweeps.MOST_RUNS else ""
-        echo(f"... the first {len(runs)} of {count:,} runs{most}")
-    return [] if shortened else [run.config for run in runs]
 
 
 COLUMNS = {
@@ -177,16 +413,16 @@ def show_aggregate(
             else "seeds on one partition)"
         )
     )
-    known = {head: c for head, c in COLUMNS.items() if table[f"{c}_mean"].notna().any()}
+    columns = {head: c for head, c in COLUMNS.items() if table[f"{c}_mean"].notna().any()}
     if rounds == 1:
-        known = {head: c for head, c in known.items() if not head.startswith("last10")}
+        columns = {head: c for head, c in columns.items() if not head.startswith("last10")}
     collapsed = table["collapsed"].fillna(0)
     rows = []
     for (_, line), count in zip(table.iterrows(), collapsed, strict=True):
-        own = str(line["configuration"])
-        named = names.get(own) or {"configuration": own}
+        configuration = str(line["configuration"])
+        named = names.get(configuration) or {"configuration": configuration}
         row = {key: cell or "-" for key, cell in named.items()} | {"n": str(line["n"])}
-        for head, column in known.items():
+        for head, column in columns.items():
             mean, half = line[f"{column}_mean"], line[f"{column}_ci95"]
             name = head.replace("last10", f"last{min(10, rounds)}")
             name = name.replace("best %", "best by val. %") if by_validation else name

@@ -43,6 +43,8 @@ def read_layers(
         ConfigError: there is no such preset, or the file cannot be read or has a grid or search.
     """
     written = experiments.read(file) if file is not None else experiments.Experiment()
+    if written.methods:
+        raise ConfigError(f"{file} (methods): a study is run by 'fedsim study {file}'")
     if written.search:  # a search may have a grid of seeds
         raise ConfigError(f"{file} (search): a search is run by 'fedsim tune {file}'")
     if written.grid:

@@ -65,15 +65,6 @@ class Dimension:
         low, high = self.bounds
         return low, low + (high - low) / math.pi, high
 
-    def has(self, value: object) -> bool:
-        """Whether a search may have tried the value."""
-        if self.form == "choice":
-            return any(value == own and type(value) is type(own) for own in self.values)
-        if isinstance(value, bool) or not isinstance(value, int if self.form == "int" else float):
-            return False
-        low, high = self.bounds
-        return low <= value <= high
-
     def __str__(self) -> str:
         return f"{self.form}({', '.join(map(_plain, self.values))})"
 
@@ -82,60 +73,52 @@ Space = Mapping[str, Dimension]
 """By dotted key."""
 
 
-def parse(given: Setting) -> Dimension:
+def parse(setting: Setting) -> Dimension:
     """The dimension that a text describes.
 
     Raises:
         ConfigError: another text; names where it was given, and what is allowed.
     """
     try:
-        return _parsed(given)
+        return _parsed(setting)
     except ValueError as error:
-        raise ConfigError(f"{given.origin}: {given.value!r} given; {error}") from None
+        raise ConfigError(f"{setting.origin}: {setting.value!r} given; {error}") from None
 
 
-def _parsed(given: Setting) -> Dimension:
-    match = _TEXT.fullmatch(given.value) if isinstance(given.value, str) else None
+def _parsed(setting: Setting) -> Dimension:
+    match = _TEXT.fullmatch(setting.value) if isinstance(setting.value, str) else None
     if match is None:
         raise ValueError(f"must be {FORMS}")
     form: Form = match[1]  # type: ignore[assignment]
     values = tuple(_values(match[2]))
     if form == "choice":
-        if not values:
-            raise ValueError("must be choice(a, b, ...) with at least one value")
-        if len(values) > MOST_CHOICES:
-            raise ValueError(f"has {len(values):,} values, allowed are {MOST_CHOICES:,}")
-        seen: set[Scalar] = set()
-        for value in values:
-            if value in seen:
+        if not 1 <= len(values) <= MOST_CHOICES:
+            raise ValueError(
+                f"has {len(values):,} values; must be choice(a, b, ...) with at least one value, "
+                f"allowed are {MOST_CHOICES:,}"
+            )
+        for place, value in enumerate(values):
+            if value in values[:place]:
                 raise ValueError(f"has {_plain(value)} twice")
-            seen.add(value)
-        return Dimension(form, values, given.origin)
-    kind, what = ((int,), "whole numbers") if form == "int" else ((int, float), "numbers")
-    numbers = [value for value in values if type(value) in kind and math.isfinite(value)]  # type: ignore[arg-type]
-    if len(numbers) != 2 or len(values) != 2 or not numbers[0] < numbers[1]:  # type: ignore[operator]
-        raise ValueError(f"must be {form}(a, b) of {what} with a below b")
-    if form == "loguniform" and not numbers[0] > 0:  # type: ignore[operator]
+        return Dimension(form, values, setting.origin)
+    kind = int if form == "int" else (int, float)
+    numbers = [v for v in values if isinstance(v, kind) and not isinstance(v, bool)]
+    if len(values) != 2 or len(numbers) != 2 or not -math.inf < numbers[0] < numbers[1] < math.inf:
+        raise ValueError(
+            f"must be {form}(a, b) of {'whole ' * (form == 'int')}numbers with a below b"
+        )
+    if form == "loguniform" and not numbers[0] > 0:
         raise ValueError("must be loguniform(a, b) with a above 0")
-    if form == "int" and max(map(abs, numbers)) > MOST_INT:  # type: ignore[arg-type]
+    if form == "int" and max(map(abs, numbers)) > MOST_INT:
         raise ValueError(f"must be int(a, b) of numbers up to {MOST_INT:,}")
-    if not math.isfinite(float(numbers[1]) - float(numbers[0])):  # type: ignore[arg-type]
-        raise ValueError(f"must be {form}(a, b) of numbers whose difference is a number, too")
-    return Dimension(form, values, given.origin)
+    return Dimension(form, values, setting.origin)
 
 
 def _values(text: str) -> Iterator[Scalar]:
     """The values between the brackets; a text that Python reads as a number, like 1e-4, is one."""
     try:
         values = yaml.safe_load(f"[{text}]")
-    except (
-        yaml.YAMLError,
-        ValueError,
-        LookupError,
-        AttributeError,
-        OverflowError,
-        RecursionError,
-    ) as error:
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:
         raise ValueError(
             f"the values between the brackets are no list (must be {FORMS})"
         ) from error
@@ -180,7 +163,7 @@ def make_space(searched: Settings, settings: Settings, overrides: Settings) -> S
         ConfigError: nothing is left to search, a key that there is not, a form that cannot be
             read, or a value that the key does not take; names where it was given.
     """
-    space = {key: parse(given) for key, given in searched.items() if key not in overrides}
+    space = {key: parse(setting) for key, setting in searched.items() if key not in overrides}
     if not space:
         raise ConfigError(
             "there is nothing to search: give a section 'search:' with lines such as "

@@ -7,11 +7,9 @@ has ended, which alone the search goes on from, and ``trials.csv`` the same tria
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 import json
 import os
-import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -28,18 +26,8 @@ if TYPE_CHECKING:
 STUDY, TRIALS, TABLE = "study.json", "trials.jsonl", "trials.csv"
 State = Literal["complete", "pruned", "failed"]
 STATES: tuple[State, ...] = ("complete", "pruned", "failed")
-DIGEST = "sha256"
-"""Key of a line of trials.jsonl: the first 16 digits of that of the rest."""
-MOST = 10_000
-"""Of the trials of a search."""
-_KINDS: Mapping[str, type] = {
-    **dict.fromkeys(("by", "sampler", "pruner"), str),
-    **dict.fromkeys(("search", "settings"), dict),
-    "seeds": list,
-    "ahead": int,
-    "trials": int,
-}
-"""The values of study.json."""
+KEYS = {"by", "seeds", "trials"}
+"""Of study.json, without which it is not that of a search."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,85 +75,14 @@ def best(trials: Sequence[Trial], by: str) -> list[Trial]:
     return sorted(complete, key=lambda trial: (sign * (trial.value or 0.0), trial.number))
 
 
-def append(folder: Path, trial: Trial) -> None:
-    """Adds a trial to trials.jsonl and flushes it to the disk.
+def write(folder: Path, keys: Sequence[str], trials: Sequence[Trial]) -> None:
+    """Writes trials.jsonl, then trials.csv with a column per searched key.
 
     Raises:
-        StoreError: the file cannot be written.
+        StoreError: a file cannot be written.
     """
-    values = asdict(trial)
-    line = json.dumps(values | {DIGEST: _digest(values)}) + "\n"
-    with files.writing(folder / TRIALS) as path:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(line)
-        files.sync(path)
-
-
-def read(folder: Path) -> list[Trial]:
-    """The trials in trials.jsonl, by number; none where there is no such file.
-
-    A last line that is being written, or was when the process was killed, is passed over.
-
-    Raises:
-        StoreError: the file cannot be read.
-        DataError: a line is not what was written.
-    """
-    path = folder / TRIALS
-    trials: dict[int, Trial] = {}
-    for number, line in enumerate(_whole(_data(folder)).splitlines(), 1):
-        try:
-            trial = _trial(parse_json(line))
-            if trial.number in trials:
-                raise ValueError(f"trial {trial.number} is given twice")
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
-            raise DataError(
-                f"{path}, line {number}: is no trial ({one_line(error)}); put back what was "
-                "written, or remove the line: its trial is then done again"
-            ) from error
-        trials[trial.number] = trial
-    return [trials[number] for number in sorted(trials)]
-
-
-def _trial(values: dict[str, Any]) -> Trial:
-    """The trial of a line; any error where a part of it cannot be."""
-    if values.pop(DIGEST) != _digest(values):
-        raise ValueError("it was changed")
-    values["reports"] = {int(k): float(v) for k, v in values["reports"].items()}
-    return Trial(**values)
-
-
-def _digest(values: Mapping[str, Any]) -> str:
-    """Of a line without its digest."""
-    return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:16]
-
-
-def cut(folder: Path) -> None:
-    """Cuts off what :func:`read` passes over; only for who holds the lock of the search.
-
-    Raises:
-        StoreError: the file cannot be read or written.
-    """
-    data = _data(folder)
-    if _whole(data) != data:
-        files.write(folder / TRIALS, _whole(data))
-
-
-def _data(folder: Path) -> bytes:
-    with files.reading(folder / TRIALS) as path:
-        return path.read_bytes() if os.path.lexists(path) else b""
-
-
-def _whole(data: bytes) -> bytes:
-    """The lines that have an end."""
-    return data[: data.rfind(b"\n") + 1]
-
-
-def write_table(folder: Path, keys: Sequence[str], trials: Sequence[Trial]) -> None:
-    """Writes trials.csv: trial, state, value, a column per searched key, and the runs' directory.
-
-    Raises:
-        StoreError: the file cannot be written.
-    """
+    lines = "".join(json.dumps(asdict(trial)) + "\n" for trial in trials)
+    files.write(folder / TRIALS, lines.encode())
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["trial", "state", "value", *keys, "run"])
@@ -174,6 +91,30 @@ def write_table(folder: Path, keys: Sequence[str], trials: Sequence[Trial]) -> N
         head = [cell(value) for value in (trial.number, trial.state, trial.value)]
         writer.writerow([*head, *values, trial.folder])
     files.write(folder / TABLE, text.getvalue().encode())
+
+
+def read(folder: Path) -> list[Trial]:
+    """The trials in trials.jsonl, by number; none where there is no such file.
+
+    Raises:
+        StoreError: the file cannot be read.
+        DataError: a line is not what was written.
+    """
+    with files.reading(folder / TRIALS) as path:
+        lines = path.read_bytes().splitlines() if path.exists() else []
+    trials = []
+    for number, line in enumerate(lines, 1):
+        try:
+            values = parse_json(line)
+            values.pop("sha256", None)  # of earlier versions
+            values["reports"] = {int(k): float(v) for k, v in values["reports"].items()}
+            trials.append(Trial(**values))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise DataError(
+                f"{path}, line {number}: is no trial ({one_line(error)}); put back what "
+                "was written, or remove the line: its trial is then done again"
+            ) from error
+    return sorted(trials, key=lambda trial: trial.number)
 
 
 def cell_of(value: Scalar) -> str:
@@ -197,16 +138,8 @@ def read_study(folder: Path) -> dict[str, Any] | None:
             study = parse_json(path.read_bytes())
         except ValueError as error:
             raise DataError(f"{path}: is not valid JSON ({one_line(error)})") from error
-    if not isinstance(study, dict):
-        raise DataError(f"{path}: is not the file of a search")
-    for key, kind in _KINDS.items():
-        value = study.get(key)
-        whole = kind is not int or (type(value) is int and 1 <= value <= MOST)
-        if not isinstance(value, kind) or not whole:
-            raise DataError(
-                f"{path}: is not the file of a search ({key} is {reprlib.repr(value)}); put back "
-                "what was written, or give another --out"
-            )
+    if not isinstance(study, dict) or KEYS - study.keys():
+        raise DataError(f"{path}: is not the file of a search; give another --out")
     return study
 
 

@@ -8,20 +8,18 @@ that fails has no value, whatever its other runs give.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from fedsim.core import files
-from fedsim.core.analysis import analysis
 from fedsim.storage import status
 from fedsim.storage.trials import Trial, lowest
 from fedsim.studies.search import CONFIRMED, SearchPlan, write_best
 from fedsim.studies.sweep import SweepRun
-from fedsim.studies.sweep_tables import spread
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 FOLDER = "confirm"
 FEWEST = 3
@@ -54,7 +52,7 @@ def write_confirmed(
     plan: SearchPlan,
     out: Path,
     leaders: Sequence[Trial],
-    finished: Sequence[str],
+    failed: Collection[str],
     table: pd.DataFrame,
 ) -> pd.DataFrame:
     """Writes confirm.csv, and best.yaml of the trial with the best mean on the fresh seeds.
@@ -65,8 +63,8 @@ def write_confirmed(
         plan: of the search.
         out: the directory of the search.
         leaders: the trials, the best of the search first.
-        finished: the names of their runs, without those that failed; at least one.
-        table: aggregate.csv of these runs.
+        failed: the names of their runs that failed; not all of them.
+        table: aggregate.csv of the others.
 
     Returns:
         The rows of confirm.csv, the best first: trial, value of the search, searched keys, n, mean,
@@ -77,21 +75,10 @@ def write_confirmed(
     Raises:
         StoreError: a file cannot be written.
     """
-    units = analysis("units")
-    by, rows, runs = plan.proposer.by, [], runs_of(plan, leaders)
-    averaged = [column for column in map(str, table) if column.endswith(ENDS)]
-    for trial in leaders:
-        names = [run.name for run in runs if run.group == f"trial={trial.number}"]
-        there = [name for name in names if name in finished]
-        last = pd.Series([_last(out / FOLDER / name, by) for name in there], there, dtype=float)
-        row: dict[str, object] = {"trial": trial.number, "value": trial.value, **trial.params}
-        row |= {"n": len(there)} | {f"{by}_{end}": math.nan for end in ("mean", "std", "ci95")}
-        row |= _of(table, f"trial={trial.number}")
-        if units.complete(last, names):
-            row |= {f"{by}_{k}": v for k, v in spread(np.asarray(last, dtype=np.float64)).items()}
-        else:
-            row |= dict.fromkeys(averaged, math.nan)
-        rows.append(row | {"failed": len(names) - int(units.finite(last).notna().sum())})
+    import pandas as pd  # for which no run has to wait
+
+    by = plan.proposer.by
+    rows = [_row(plan, trial, out, failed, table) for trial in leaders]
     confirmed = pd.DataFrame(rows).sort_values(
         f"{by}_mean", ascending=lowest(by), kind="stable", ignore_index=True
     )
@@ -106,14 +93,28 @@ def write_confirmed(
     return confirmed
 
 
-def _of(table: pd.DataFrame, group: str) -> dict[str, Any]:
-    """The row of a group in aggregate.csv, without its name; empty where no run has finished."""
-    rows = table[table["configuration"] == group].drop(
-        columns=["configuration", "label"], errors="ignore"
-    )
-    nothing = dict.fromkeys(map(str, rows)) | {"n": 0, "runs": 0}
-    records = rows.to_dict("records")
-    return {str(key): value for key, value in records[0].items()} if records else nothing
+def _row(
+    plan: SearchPlan, trial: Trial, out: Path, failed: Collection[str], table: pd.DataFrame
+) -> dict[str, Any]:
+    """The row of a trial in confirm.csv."""
+    from fedsim.studies.sweep_tables import spread
+
+    by, group = plan.proposer.by, f"trial={trial.number}"
+    names = [f"{group},seed={seed}" for seed in fresh_seeds(plan)]
+    values = [_last(out / FOLDER / name, by) for name in names if name not in failed]
+    row: dict[str, Any] = {"trial": trial.number, "value": trial.value, **trial.params}
+    row |= {"n": len(values)} | {f"{by}_{end}": math.nan for end in ("mean", "std", "ci95")}
+    groups = table.set_index("configuration").drop(columns="label", errors="ignore")
+    if group in groups.index:
+        row |= {str(key): value for key, value in groups.loc[group].items()}
+    else:
+        row |= dict.fromkeys(map(str, groups)) | {"n": 0, "runs": 0}
+    finite = sum(map(math.isfinite, values))
+    if finite == len(names):
+        row |= {f"{by}_{end}": value for end, value in spread(values).items()}
+    else:
+        row |= {column: math.nan for column in map(str, table) if column.endswith(ENDS)}
+    return row | {"failed": len(names) - finite}
 
 
 def _last(run: Path, by: str) -> float:

@@ -1,4 +1,8 @@
-"""Does the runs of a sweep or a study, with the display, for the command line and for Python."""
+"""Does many runs: grid, search, choice and comparison, for the command line and for Python.
+
+The work is that of a file: searches, if it has any, then the runs of a sweep, which are those of
+the grid, or follow from what the searches have found.
+"""
 
 from __future__ import annotations
 
@@ -8,28 +12,30 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedsim.config.experiments import Experiment, Settings
+from fedsim.config.run import RunConfig
 from fedsim.core import files
 from fedsim.core.analysis import analysis
 from fedsim.core.errors import FedsimError
-from fedsim.core.machine import cores
 from fedsim.core.plurals import counted
 from fedsim.display import board
 from fedsim.display.descriptions import descriptions
-from fedsim.studies import capacity
+from fedsim.studies import capacity, confirm
+from fedsim.studies import plan as plans
 from fedsim.studies import study as studies
 from fedsim.studies import sweep as sweeps
 from fedsim.studies.capacity import Parallel
-from fedsim.studies.parallel import Drivers, Follower, Here
-from fedsim.studies.study import StudyPlan
+from fedsim.studies.parallel import Drivers, Follower, Here, control
+from fedsim.studies.plan import Plan
 from fedsim.studies.sweep import SweepRun
+from fedsim.studies.tune import Tuning
+from fedsim.training.events import Event, Job
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from fedsim.core.settings import Scalar
     from fedsim.training.callbacks import Callback
 
 logger = logging.getLogger("fedsim")
@@ -55,19 +61,23 @@ class How:
     displays: Callable[[], Sequence[Callback]] = tuple
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Ended:
-    """A sweep that has ended.
+    """Work that has ended.
 
     Args:
-        runs: all of them.
-        table: the rows of aggregate.csv; none where no run finished.
+        runs: all runs of the sweep.
+        table: the rows of aggregate.csv, where there are runs; none where no run finished.
         failed: the names of the runs that failed.
+        tunings: the searches.
+        confirmed: the rows of confirm.csv, of a search whose best trials were trained again.
     """
 
     runs: Sequence[SweepRun]
-    table: pd.DataFrame
-    failed: Sequence[str]
+    table: pd.DataFrame | None = None
+    failed: Sequence[str] = ()
+    tunings: Sequence[Tuning] = ()
+    confirmed: pd.DataFrame | None = None
 
     def check(self) -> None:
         """Raises a FedsimError where a run failed."""
@@ -82,99 +92,136 @@ class Ended:
 def sweep(
     experiment: Experiment, overrides: Settings, out: Path, parallel: Parallel, how: How
 ) -> Ended:
-    """Does the runs of a sweep that are not finished, and writes its tables.
+    """Does what is left of the work of a file or preset, see :func:`run`."""
+    return run(plans.make(experiment, overrides, parallel), out, how)
+
+
+def run(plan: Plan, out: Path, how: How) -> Ended:
+    """Does what is left: the searches, then the other runs, and writes their tables.
 
     Raises:
-        ConfigError, DataError, StoreError: see :mod:`fedsim.studies.sweep`.
-        Interrupted: Ctrl-C or SIGTERM came; the same call continues.
-    """
-    with ExitStack() as locked, ExitStack() as stack:
-        some = sweeps.expand(experiment, overrides, cores(), parallel, build=False)
-        ahead = capacity.start_ahead([run.config for run in some], parallel, stack)
-        runs = sweeps.expand(experiment, overrides, parallel=parallel)
-        missing = sweeps.missing(runs, out, accept_changed_code=how.accept_changed_code)
-        took = sweeps.seconds_of_groups(runs, out)
-        missing.sort(key=lambda run: -took.get(run.group, 0.0))  # the longest first
-        configs = [run.config for run in missing]
-        drivers = capacity.make_drivers(configs, parallel, stack, how.displays, ahead)
-        with files.writing(out):
-            out.mkdir(parents=True, exist_ok=True)
-        locked.enter_context(files.lock(out))
-        if missing:
-            logger.info(capacity.introduction(_left(len(missing), len(runs)), drivers, configs))
-        if isinstance(drivers, Here):
-            follower: Follower = board.OneByOne([run.name for run in runs], how.verbose)
-        else:
-            follower = _board(
-                stack,
-                how,
-                total=len(runs),
-                waiting=[run.name for run in missing],
-                width=len(drivers.slots),
-                group_of={run.name: run.group for run in runs}.__getitem__,
-                took=took,
-            )
-        table, failed = _run_all(runs, missing, out, drivers, follower, how)
-        return Ended(runs=runs, table=table, failed=failed)
-
-
-@dataclass(frozen=True, kw_only=True)
-class EndedStudy(Ended):
-    """A study that has ended; ``chosen`` are the rows of chosen.csv."""
-
-    chosen: Sequence[dict[str, Scalar]]
-
-
-def study(plan: StudyPlan, out: Path, source: str, how: How) -> EndedStudy:
-    """Does what is left of a study: the searches, then the comparison, without the report.
-
-    Args:
-        plan: of the study.
-        out: its directory.
-        source: the name of its file, for comparison.yaml.
-        how: the runs are done.
-
-    Raises:
-        ConfigError, DataError, StoreError: see :mod:`fedsim.studies.study`.
+        ConfigError, DataError, StoreError: see :mod:`fedsim.studies`.
         FedsimError: a search without a complete trial, or a run failed for a reason that is not
             its trial's.
         Interrupted: Ctrl-C or SIGTERM came; the same call continues.
     """
-    studies.check_out(out)
+    plan.check_out(out)  # refused before it is made
     accept = how.accept_changed_code
-    studies.searches_in(plan, out, accept_changed_code=accept)  # refused before it is made
     with ExitStack() as locked, ExitStack() as stack:
         with files.writing(out):
             out.mkdir(parents=True, exist_ok=True)
         locked.enter_context(files.lock(out))
-        tunings = studies.searches_in(plan, out, how.trackers, accept_changed_code=accept)
-        trials, later = studies.names_of(tunings), studies.compared_left(plan, out)
-        examples = cycle(config for cell in plan.cells for config in cell.examples)
-        configs = list(islice(examples, len(trials) + len(later)))
-        drivers = capacity.make_drivers(configs, plan.parallel, stack)
-        if configs:
-            left = f"{counted(len(trials), 'run')} of trials, then {len(later)} to compare"
-            logger.info(capacity.introduction(left, drivers, configs))
-        shown = _board(
-            stack,
-            how,
-            total=plan.tuning_runs + plan.compared_runs,
-            waiting=[*trials, *later],
-            width=len(drivers.slots),
-            group_of=lambda name: name.partition("/")[0],
-            metric=plan.file.by,
-            lines=False,
+        pairs = zip(plan.searches, plan.folders(out), strict=True)
+        tunings = [Tuning(search, at, how.trackers, accept) for (_, search), at in pairs]
+        left = sweeps.missing(plan.grid, out, accept_changed_code=accept)
+        later = [run.name for run in left] if plan.grid else plan.names(tunings, out)
+        trials = [name for tuning in tunings for name in tuning.names]
+        examples = [run.config for run in left] or plan.configs
+        configs = list(islice(cycle(examples), len(trials) + len(later)))
+        drivers = capacity.make_drivers(configs, plan.parallel, stack, how.displays)
+        _introduce(plan, tunings, drivers, configs, len(later))
+        shown = _display(stack, plan, drivers, how, [*trials, *later])
+        if tunings:
+            tune(tunings, drivers, shown)
+        runs, folder = plan.runs(tunings, out), plan.folder(out)
+        ended = Ended(tunings=tunings, runs=runs)
+        if not runs:
+            return ended
+        if not plan.grid:
+            left = sweeps.missing(runs, folder, accept_changed_code=accept)
+        if isinstance(shown, board.Board):
+            searched = plan.file.kind == "tune"
+            metric = plan.file.by if searched else "test_accuracy"
+            shown.now([run.name for run in left], metric, lines=not searched)
+        ended.table, ended.failed = sweeps.run_all(
+            runs, left, folder, drivers, shown, how.trackers, accept_changed_code=accept
         )
-        studies.tune(tunings, drivers, shown)
-        rows = studies.write_chosen(plan, studies.chosen(plan, tunings), out, source)
-        runs = studies.compared(plan, out)
-        missing = sweeps.missing(runs, out / studies.RUNS, accept_changed_code=accept)
-        shown.now([run.name for run in missing], metric="test_accuracy", lines=True)
-        table, failed = _run_all(runs, missing, out / studies.RUNS, drivers, shown, how)
-        return EndedStudy(runs=runs, table=table, failed=failed, chosen=rows)
+        if plan.file.kind == "tune" and len(ended.failed) < len(runs):
+            (tuning,) = tunings
+            leaders = tuning.leaders[: plan.file.confirm]
+            ended.confirmed = confirm.write_confirmed(
+                tuning.plan, out, leaders, ended.failed, ended.table
+            )
+        return ended
 
 
-def report(plan: StudyPlan, out: Path) -> Path:
+def _introduce(
+    plan: Plan,
+    tunings: Sequence[Tuning],
+    drivers: Drivers,
+    configs: Sequence[RunConfig],
+    later: int,
+) -> None:
+    """Says how much is left: ``18 runs``, or ``50 runs of trials, then 9 to confirm``."""
+    trials = len(configs) - later
+    if tunings and not trials:
+        ended = sum(len(tuning.ended) for tuning in tunings)
+        logger.info("%s done already", counted(ended, "trial"))
+    if not configs:
+        return
+    if plan.grid:
+        runs = counted(len(plan.grid), "run")
+        text = runs if later == len(plan.grid) else f"{later} of {runs} left"
+    else:
+        purpose = "compare" if plan.file.methods else "confirm"
+        then = f", then {later} to {purpose}" if later else ""
+        text = f"{counted(trials, 'run')} of trials{then}"
+    logger.info(capacity.introduction(text, drivers, configs))
+
+
+def _display(
+    stack: ExitStack, plan: Plan, drivers: Drivers, how: How, waiting: list[str]
+) -> Follower:
+    """The display of all runs, which the stack closes."""
+    if plan.grid and isinstance(drivers, Here):
+        return board.OneByOne([run.name for run in plan.grid], how.verbose)
+    kinds = {None: board.board_type(), True: board.Bars, False: board.Board}
+    shown = kinds[how.progress](
+        total=len(plan.configs),
+        waiting=waiting,
+        width=len(drivers.slots),
+        group_of=lambda name: sweeps.group_of(name.partition("/")[0]),
+        verbose=how.verbose,
+        metric="test_accuracy" if plan.grid else plan.file.by,
+        lines=bool(plan.grid),
+    )
+    stack.callback(shown.close)
+    return shown
+
+
+def tune(tunings: Sequence[Tuning], drivers: Drivers, shown: Follower) -> None:
+    """Does the trials that are left of all searches; free drivers begin the next search.
+
+    Raises:
+        ConfigError: no trial of a search can have a value.
+        FedsimError: a run failed for a reason that is not its trial's.
+        StoreError: the files of a search cannot be written.
+        Interrupted: Ctrl-C or SIGTERM came, see :func:`~fedsim.studies.parallel.control`.
+    """
+    several = _Searches(tunings, shown)
+    for tuning in tunings:
+        tuning.begin(drivers)
+    control(several.next_job, drivers, several)
+
+
+class _Searches:
+    """Searches by the same drivers; tells a display of all their runs."""
+
+    def __init__(self, tunings: Sequence[Tuning], shown: Follower) -> None:
+        self.shown, self.stopping = shown, shown.stopping
+        self.tunings = {tuning.out: tuning for tuning in tunings}
+
+    def next_job(self) -> Job | None:
+        """The next run of the first search that has one."""
+        jobs = (tuning.next_job() for tuning in self.tunings.values())
+        return next((job for job in jobs if job is not None), None)
+
+    def happened(self, slot: int, job: Job, event: Event) -> None:
+        self.shown.happened(slot, job, event)
+        self.tunings[job.out.parents[1]].happened(slot, job, event)  # OUT/trial-0000/seed=0
+
+
+def report(plan: Plan, out: Path) -> Path:
     """Writes tables and figures of a study's comparison to OUT/report; returns the page.
 
     Raises:
@@ -186,42 +233,9 @@ def report(plan: StudyPlan, out: Path) -> Path:
         out / studies.REPORT,
         by=by,
         baseline=plan.file.baseline,
-        title=plan.file.experiment.about or None,
+        title=plan.file.about or None,
         descriptions=descriptions(),
         unit=unit,
     )
     page: Path = written.page
     return page
-
-
-def _run_all(
-    runs: Sequence[SweepRun],
-    missing: Sequence[SweepRun],
-    out: Path,
-    drivers: Drivers,
-    follower: Follower,
-    how: How,
-) -> tuple[pd.DataFrame, list[str]]:
-    return sweeps.run_all(
-        runs,
-        missing,
-        out,
-        drivers,
-        follower,
-        how.trackers,
-        accept_changed_code=how.accept_changed_code,
-    )
-
-
-def _board(stack: ExitStack, how: How, **given: Any) -> board.Board:
-    """The display of several runs, which the stack closes."""
-    kinds = {None: board.board_type(), True: board.Bars, False: board.Board}
-    shown = kinds[how.progress](verbose=how.verbose, **given)
-    stack.callback(shown.close)
-    return shown
-
-
-def _left(left: int, count: int) -> str:
-    """``18 runs``, or ``3 of 18 runs left`` where the others are finished."""
-    runs = counted(count, "run")
-    return runs if left == count else f"{left} of {runs} left"

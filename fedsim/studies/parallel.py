@@ -1,9 +1,8 @@
-"""Executes several runs at once: the loop that hands jobs to run drivers, and how one does a job.
+"""Several runs: the loop that hands jobs to free slots, and how one run of them is done.
 
-A driver executes one job after the other, so that imports and other start-up costs are paid once.
-It is this process (:class:`Here`), one of several on this machine
-(:mod:`fedsim.studies.processes`), or such a one with client actors on Ray
-(:mod:`fedsim.studies.on_ray`).
+The runs are done one by one in this process (:class:`Here`) or side by side in others
+(:class:`fedsim.studies.processes.Processes`), each of which does one run after the other, so that
+imports are paid once.
 """
 
 from __future__ import annotations
@@ -26,6 +25,8 @@ from fedsim.core.errors import (
     Interrupted,
     described,
 )
+from fedsim.display.trackers import resumed as with_trackers
+from fedsim.display.trackers import tracker
 from fedsim.training.callbacks import Callback, Rows, RunInfo
 from fedsim.training.events import (
     ENDINGS,
@@ -41,18 +42,19 @@ from fedsim.training.events import (
     Stopped,
     Tell,
 )
+from fedsim.training.resume import archive, can_resume, is_complete, placement
 from fedsim.training.signals import handled
 
 logger = logging.getLogger("fedsim")
 TRIES = 3
-"""How often a run is tried whose driver is lost, the first time included."""
+"""How often a run is tried whose process is lost, the first time included."""
 HELD_LIMIT, HELD_POLL = 600.0, 0.5
 """The longest that a run waits for another process to release its directory, and the time between
-checks, in seconds: drivers of a killed sweep finish their round first."""
+checks, in seconds: processes of a killed sweep finish their round first."""
 
 
 class Drivers(Protocol):
-    """Run drivers, each with a numbered slot."""
+    """Does a run in each of some numbered slots."""
 
     @property
     def slots(self) -> Sequence[int]:
@@ -63,23 +65,19 @@ class Drivers(Protocol):
         """Where the runs are done, such as ``in 2 processes``; may be empty."""
 
     def submit(self, slot: int, job: Job) -> None:
-        """Gives a job to a free slot; a lost driver is replaced."""
+        """Gives a job to a free slot."""
 
     def events(self, tell: Callable[[int, Event], None]) -> None:
-        """Waits a fraction of a second for events and reports them with their slots, in order for
-        each slot. The loss of a driver without a job is not reported."""
+        """Waits a fraction of a second for events and reports them, in order for each slot."""
 
     def stop(self, slot: int | None = None) -> None:
-        """Orders the run of a slot to stop after its round, see :class:`Orders`.
-
-        None: all runs, and lost drivers are not replaced any more: the process is about to end.
-        """
+        """Orders the run of a slot, or all, to stop after its round, see :class:`Orders`."""
 
     def end(self, slot: int) -> None:
         """Orders the run of a slot to finish after its round, see :class:`Orders`."""
 
     def close(self, at_once: bool = False) -> None:
-        """Ends the drivers: active runs stop as after :meth:`stop`, or are killed (``at_once``)."""
+        """Ends the slots: active runs stop as after :meth:`stop`, or are killed (``at_once``)."""
 
 
 class Follower(Protocol):
@@ -95,7 +93,7 @@ class Follower(Protocol):
 def control(next_job: Callable[[], Job | None], drivers: Drivers, follower: Follower) -> None:
     """Hands jobs to free slots until there are no more jobs; leaves the drivers open.
 
-    A run whose driver is lost is resumed before other runs begin, with :data:`TRIES` tries in all.
+    A run whose process is lost is resumed before other runs begin, with :data:`TRIES` tries in all.
 
     Args:
         next_job: called whenever a slot is free. It returns None where there is no job now, and is
@@ -154,18 +152,22 @@ def control(next_job: Callable[[], Job | None], drivers: Drivers, follower: Foll
 
 
 def execute(
-    job: Job, orders: Orders, tell: Tell, session: Any, callbacks: Sequence[Callback] = ()
+    job: Job,
+    orders: Orders,
+    tell: Tell,
+    session: Callable[[], Any] = lambda: None,
+    callbacks: Sequence[Callback] = (),
 ) -> Event:
     """Resumes the run of a job or, after archiving what else its directory holds, begins it.
 
-    Every driver calls this. It waits while another process holds the directory, at most
-    :data:`HELD_LIMIT` seconds. A run that another process has finished meanwhile is not repeated.
+    It waits while another process holds the directory, at most :data:`HELD_LIMIT` seconds. A run
+    that another process has finished meanwhile is not repeated.
 
     Args:
         job: the run.
         orders: checked before the first round and after each round.
         tell: called with the events before the last one.
-        session: Ray's, shared by the runs of a driver; None for none.
+        session: gives that of Ray, shared by runs one after the other; None for none.
         callbacks: called before ``tell``.
 
     Returns:
@@ -174,61 +176,62 @@ def execute(
     Raises:
         EngineLostError: processes were lost that the next run needs, too.
     """
-    from fedsim.display.trackers import resumed as with_trackers
-    from fedsim.display.trackers import tracker
-    from fedsim.training import driver, resume
-
-    if orders.stop:
-        return Stopped()
     watch = _Watch(orders, tell)
     try:
         _wait_for_lock(job, orders)
         if orders.stop:
             return Stopped()
-        if resume.is_complete(job.config, job.out):
+        if is_complete(job.config, job.out):
             return Done({}, before=True)
-        followers = [*callbacks, *(tracker(name) for name in job.trackers), watch]
-        accept = job.accept_changed_code
-        resumed = resume.can_resume(job.config, job.out, accept_changed_code=accept)
+        resumed = can_resume(job.config, job.out, accept_changed_code=job.accept_changed_code)
         tell(Begun(resumed))
-        if resumed:
-            placement = resume.placement(job.config)
-            driver.resume(
-                job.out,
-                placement,
-                with_trackers(job.out, followers),
-                session,
-                accept_changed_code=accept,
-            )
-        else:
-            resume.archive(job.out)
-            driver.run(job.config, job.out, followers, session)
+        ray = session()
+        if orders.stop:
+            return Stopped()
+        _train(job, resumed, ray, [*callbacks, *map(tracker, job.trackers), watch])
     except EngineLostError:
         raise
     except KeyboardInterrupt as interrupt:
         number = getattr(interrupt, "number", signal.SIGINT)
         return Stopped(0 if orders.stop else int(number), _notes(interrupt))
     except Exception as error:  # noqa: BLE001 - a run's failure is an event, the others go on
-        known = isinstance(error, FedsimError)
-        reason = str(error) if known else f"unexpected {described(error)}"
-        line = "; ".join(filter(None, [" ".join(reason.split()), _notes(error)]))
-        status = error.exit_status if isinstance(error, FedsimError) else 1
-        unusable = status == 2 and not isinstance(error, HeldError)
-        lasting = unusable or isinstance(error, DivergedError)
-        return Failed(line, "".join(traceback.format_exception(error)), status, lasting)
+        return _failure(error)
     return Done(watch.summary)
+
+
+def _train(job: Job, resumed: bool, session: Any, callbacks: Sequence[Callback]) -> None:
+    """Does the run, or what is left of it."""
+    from fedsim.training import driver  # imports torch
+
+    if resumed:
+        followers = with_trackers(job.out, callbacks)
+        accept = job.accept_changed_code
+        driver.resume(job.out, placement(job.config), followers, session, accept)
+    else:
+        archive(job.out)
+        driver.run(job.config, job.out, callbacks, session)
+
+
+def _failure(error: Exception) -> Failed:
+    expected = isinstance(error, FedsimError)
+    reason = str(error) if expected else f"unexpected {described(error)}"
+    line = "; ".join(filter(None, [" ".join(reason.split()), _notes(error)]))
+    status = error.exit_status if isinstance(error, FedsimError) else 1
+    unusable = status == 2 and not isinstance(error, HeldError)
+    lasting = unusable or isinstance(error, DivergedError)
+    return Failed(line, "".join(traceback.format_exception(error)), status, lasting)
 
 
 def _wait_for_lock(job: Job, orders: Orders) -> None:
     """Waits until no process holds the run's directory, at most :data:`HELD_LIMIT` seconds."""
-    until, said = time.monotonic() + HELD_LIMIT, False
+    until, waits = time.monotonic() + HELD_LIMIT, False
     while not orders.stop and time.monotonic() < until:
         holder = files.lock_holder(job.out)
         if holder is None or not holder.held:
             return
-        if not said:
+        if not waits:
             logger.info("waiting for %s, which still holds %s", holder.process, job.out)
-            said = True
+            waits = True
         time.sleep(HELD_POLL)
 
 
@@ -265,7 +268,7 @@ class _Watch(Callback):
 
 
 class Here:
-    """This process as the only driver: runs are executed one after the other.
+    """This process, in which runs are done one after the other, see :class:`Drivers`.
 
     Args:
         session: of Ray, shared by the runs; None for none.
@@ -283,11 +286,11 @@ class Here:
         self._orders = Orders()
 
     def submit(self, slot: int, job: Job) -> None:  # noqa: ARG002
-        """See :class:`Drivers`."""
+        """Takes the job; :meth:`events` does it."""
         self._job, self._orders = job, replace(self._orders, end=False)
 
     def events(self, tell: Callable[[int, Event], None]) -> None:
-        """Executes the run; unlike other drivers, it returns when the run has ended."""
+        """Executes the run and returns when it has ended."""
         if self._job is None:
             return
         job, self._job = self._job, None
@@ -295,18 +298,18 @@ class Here:
         ray = self._session if job.config.engine.kind == "ray" else None
         try:
             with handled():  # Ctrl-C need not wait for the first round
-                ended = execute(job, self._orders, lambda e: tell(0, e), ray, callbacks)
+                ended = execute(job, self._orders, lambda e: tell(0, e), lambda: ray, callbacks)
         finally:
             for callback in callbacks:
                 callback.close()
         tell(0, ended)
 
     def stop(self, slot: int | None = None) -> None:  # noqa: ARG002
-        """See :class:`Drivers`."""
+        """Orders the run, and those after it, to stop."""
         self._orders.stop = True
 
     def end(self, slot: int) -> None:  # noqa: ARG002
-        """See :class:`Drivers`."""
+        """Orders the run to finish after its round."""
         self._orders.end = True
 
     def close(self, at_once: bool = False) -> None:

@@ -1,7 +1,8 @@
-"""Run drivers as processes on this machine.
+"""Runs side by side in processes on this machine, each of which does one run after the other.
 
 A process ends when the pipe from the controller is closed, so that none is left however the
-controller ended; its current run stops after the round, with a checkpoint.
+controller ended; its current run stops after the round, with a checkpoint. For runs on Ray it joins
+the controller's Ray and reserves the resources of its run, see :mod:`fedsim.engine.ray.groups`.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection, wait
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from fedsim.core import reuse
@@ -27,14 +29,17 @@ from fedsim.core.errors import EngineLostError
 from fedsim.training.events import ENDINGS, Event, Job, Logged, Lost, Orders, Tell
 
 if TYPE_CHECKING:
+    from fedsim.engine.ray.groups import SharedRay
     from fedsim.engine.ray.pool import Session
 
 logger = logging.getLogger("fedsim")
 
 POLL = 0.25
 """The longest that the controller waits for events, in seconds."""
+IDLE = 5.0
+"""Seconds after which a process without a job gives up what it has reserved on Ray."""
 STOP, END = b"stop", b"end"
-"""Orders to the current run; every other message is a job, with where on Ray its actors are."""
+"""Orders to the current run; every other message is a job, with what it reserves on Ray."""
 START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
     "from fedsim.studies.processes import serve; serve(int(sys.argv[1]))"
@@ -43,14 +48,14 @@ START = (
 
 
 class Process:
-    """A driver process, and the controller's end of its pipe.
+    """A process that does runs, and the controller's end of its pipe.
 
     It is a plain child and not one of :mod:`multiprocessing`, which would import the main module
     again: it belongs to a process group of its own from its first instruction, so that Ctrl-C at a
     terminal goes to the controller alone.
     """
 
-    def __init__(self, ray: Mapping[str, Any] | None) -> None:
+    def __init__(self, ray: SharedRay | None) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             self.process = subprocess.Popen(
@@ -61,14 +66,14 @@ class Process:
             )
         self.pipe = Connection(ours.detach())
         self.at_work = False
-        self.ask(pickle.dumps(ray))
+        self.send(pickle.dumps(ray and dict(ray.joining)))
 
-    def ask(self, message: bytes) -> None:
-        """Sends a pickled job or an order; :meth:`told` notices a process that has ended."""
+    def send(self, message: bytes) -> None:
+        """Sends a pickled job or an order; :meth:`receive` notices a process that has ended."""
         with contextlib.suppress(OSError):
             self.pipe.send_bytes(message)
 
-    def told(self) -> tuple[list[Event], bool]:
+    def receive(self) -> tuple[list[Event], bool]:
         """The events that the process has sent, and whether it has ended."""
         events: list[Event] = []
         try:
@@ -91,54 +96,49 @@ class Process:
 
 
 class Processes:
-    """A number of driver processes, which begin to import torch immediately.
+    """A number of processes, see :class:`~fedsim.studies.parallel.Drivers`.
 
-    See :class:`~fedsim.studies.parallel.Drivers`. A warning of Python's is reported once, whichever
-    processes and runs repeat it.
+    They import torch at once. One that ends is replaced when its slot gets a job. A warning of
+    Python's is reported once, whichever processes and runs repeat it.
 
     Args:
         count: their number.
-        ray: how they join Ray, see :func:`~fedsim.engine.ray.cluster.join`; None: they do not.
+        ray: which they share; None: their runs are not on Ray.
     """
 
-    def __init__(self, count: int, ray: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, count: int, ray: SharedRay | None = None) -> None:
         self.slots = tuple(range(count))
         self._ray = ray
         self._warned: set[str] = set()
         self._made: dict[int, Process] = {slot: Process(ray) for slot in self.slots}
-
-    @property
-    def place(self) -> str:
-        """See :class:`~fedsim.studies.parallel.Drivers`."""
-        return f"in {len(self.slots)} process{'es' * (len(self.slots) != 1)}"
-
-    def resize(self, count: int) -> None:
-        """Changes the number of slots, while none has a job."""
-        self.slots = tuple(range(count))
-        for slot in [slot for slot in self._made if slot >= count]:
-            self._made.pop(slot).end()
+        self.place = f"in {count} process{'es' * (count != 1)}"
+        if ray is not None:
+            self.place = f"with {ray.reservation} each"
 
     def pid(self, slot: int) -> int:
-        """The process of a slot.
-
-        Raises:
-            KeyError: it has none at the moment.
-        """
+        """The process of a slot; a KeyError where it has none at the moment."""
         return self._made[slot].process.pid
 
-    def submit(self, slot: int, job: Job, place: tuple[Any, Any] | None = None) -> None:
-        """See :class:`~fedsim.studies.parallel.Drivers`; ``place``: group and register of a
-        :class:`~fedsim.engine.ray.pool.Session`."""
+    def submit(self, slot: int, job: Job) -> None:
+        """Gives a job to the process of a free slot."""
         if slot not in self._made:
             self._made[slot] = Process(self._ray)
-        self._made[slot].ask(pickle.dumps((job, place)))
+        on_ray = self._ray if job.config.engine.kind == "ray" else None
+        place = on_ray and (on_ray.reservation, on_ray.register)
+        self._made[slot].send(pickle.dumps((job, place)))
         self._made[slot].at_work = True
 
     def events(self, tell: Callable[[int, Event], None]) -> None:
-        """See :class:`~fedsim.studies.parallel.Drivers`."""
+        """Waits a fraction of a second for events.
+
+        Raises:
+            EngineLostError: Ray on this machine died.
+        """
+        if self._ray is not None:
+            self._ray.head.check()
         wait([made.pipe for made in self._made.values()], POLL)
         for slot, made in list(self._made.items()):
-            events, ended = made.told()
+            events, ended = made.receive()
             for event in events:
                 if isinstance(event, Logged) and event.once:
                     if event.text in self._warned:
@@ -156,91 +156,123 @@ class Processes:
                     tell(slot, Lost(reason))
 
     def stop(self, slot: int | None = None) -> None:
-        """See :class:`~fedsim.studies.parallel.Drivers`."""
+        """Orders the run of a slot, or all, to stop after its round."""
         for number, made in self._made.items():
             if slot in (None, number):
-                made.ask(STOP)
+                made.send(STOP)
 
     def end(self, slot: int) -> None:
-        """See :class:`~fedsim.studies.parallel.Drivers`."""
+        """Orders the run of a slot to finish after its round."""
         if slot in self._made:
-            self._made[slot].ask(END)
+            self._made[slot].send(END)
 
     def close(self, at_once: bool = False) -> None:
-        """See :class:`~fedsim.studies.parallel.Drivers`."""
+        """Ends the processes: active runs stop with a checkpoint, or are killed (``at_once``)."""
         made, self._made = list(self._made.values()), {}
+        at_once = at_once or bool(self._ray and self._ray.head.reason)
         for each in made:
             each.pipe.close()  # all at once: they end side by side
         for each in made:
             each.end(at_once)
 
 
-def serve(fd: int) -> None:
-    """Executes jobs from a pipe until it is closed: the main function of a driver process."""
-    pipe, sending, joined = Connection(fd), threading.Lock(), threading.Event()
-    jobs: SimpleQueue[tuple[bytes, Orders] | None] = SimpleQueue()
+class _Pipe:
+    """The end of the pipe in a process: jobs and orders come in, events go out."""
 
-    def tell(event: Event) -> None:
-        with sending, contextlib.suppress(OSError):  # without a controller nobody listens
-            pipe.send(event)
+    def __init__(self, fd: int) -> None:
+        self.jobs: SimpleQueue[tuple[bytes, Orders] | None] = SimpleQueue()
+        self.joined = threading.Event()
+        """Whether the process has joined Ray, which may try for minutes where that is gone."""
+        self._pipe, self._sending = Connection(fd), threading.Lock()
+        threading.Thread(target=self._listen, daemon=True).start()
 
-    def listen() -> None:
+    def tell(self, event: Event) -> None:
+        """Sends an event; without a controller nobody listens."""
+        with self._sending, contextlib.suppress(OSError):
+            self._pipe.send(event)
+
+    def _listen(self) -> None:
         orders = Orders()
         with contextlib.suppress(EOFError, OSError):
             while True:
-                message = pipe.recv_bytes()
+                message = self._pipe.recv_bytes()
                 if message == STOP:
                     orders.stop = True
                 elif message == END:
                     orders.end = True
                 else:
                     orders = Orders()
-                    jobs.put((message, orders))
+                    self.jobs.put((message, orders))
         orders.stop = True
-        jobs.put(None)
-        if not joined.is_set():  # Ray may try for minutes to join a cluster that is gone
+        self.jobs.put(None)
+        if not self.joined.is_set():
             os._exit(0)
 
-    threading.Thread(target=listen, daemon=True).start()
-    _forward_log(tell)
+
+def serve(fd: int) -> None:
+    """Does the runs of jobs from a pipe until it is closed: the main function of a process."""
+    pipe = _Pipe(fd)
+    _forward_log(pipe.tell)
     for module in ("fedsim.engine.serial", "fedsim.training.driver"):
         importlib.import_module(module)  # what every run needs, while the controller still plans
     from fedsim.engine import devices
     from fedsim.studies.parallel import execute
 
     devices.keep_freed_memory()
-    first = jobs.get()
+    first = pipe.jobs.get()
     if first is not None and (ray := pickle.loads(first[0])) is not None:
         from fedsim.engine.ray.cluster import join
 
         join(ray)
-    joined.set()
-    session: Session | None = None
+    pipe.joined.set()
+    sessions = _Sessions()
     with reuse.across_runs():
-        while (order := jobs.get()) is not None:
+        while (order := sessions.wait(pipe.jobs)) is not None:
             (job, place), orders = pickle.loads(order[0]), order[1]
             try:
-                session = _session(place, session) if place else session
-                ended = execute(job, orders, tell, session if place else None)
+                ended = execute(job, orders, pipe.tell, partial(sessions.get, place, orders))
             except EngineLostError as error:
+                sessions.close()
                 ended = Lost(str(error))
             sys.stdout.flush()  # what the user's code has printed: an idle process may be killed
             sys.stderr.flush()
-            tell(ended)
+            pipe.tell(ended)
     os._exit(0)  # the runs are on disk; taking torch down takes seconds
 
 
-def _session(place: tuple[Any, Any], before: Session | None) -> Session:
-    """The session of a place; that of the run before, with its actors, where it is the same one."""
-    from fedsim.config.sections import EngineConfig
-    from fedsim.engine.ray.pool import Session
+class _Sessions:
+    """The session of a process with Ray, kept from one run to the next with its client actors."""
 
-    group, register = place
-    if before is not None and before.group == group:
-        return before
-    if before is not None:
-        before.close()
-    return Session(EngineConfig(), group, register)
+    def __init__(self) -> None:
+        self._session: Session | None = None
+
+    def get(self, place: tuple[Any, Any] | None, orders: Orders) -> Session | None:
+        """The session of a run on Ray; None of another one, or where it is ordered to stop."""
+        if place is None or self._session is not None:
+            return self._session if place else None
+        from fedsim.config.sections import EngineConfig
+        from fedsim.engine.ray.groups import reserve
+        from fedsim.engine.ray.pool import Session
+
+        reservation, register = place
+        group = reserve(reservation, lambda: orders.stop)
+        if group is not None:
+            self._session = Session(EngineConfig(), group, register)
+        return self._session
+
+    def wait(self, jobs: SimpleQueue[Any]) -> Any:
+        """The next job; another run may need what an idle process has reserved."""
+        if self._session is not None:
+            with contextlib.suppress(Empty):
+                return jobs.get(timeout=IDLE)
+            self.close()
+        return jobs.get()
+
+    def close(self) -> None:
+        if self._session is not None:
+            with contextlib.suppress(EngineLostError):
+                self._session.close()
+            self._session = None
 
 
 def _forward_log(tell: Tell) -> None:

@@ -4,9 +4,8 @@ A trial depends only on the search's settings and on given earlier trials. No st
 pruner is kept between trials, so that a search that was killed continues to the same table.
 
 Trials are kept in our own file, :mod:`fedsim.storage.trials`, and not in a journal of Optuna: a
-trial must not see all trials that have ended but those before it that its number says; a killed
-trial would keep its number there, and shift the others; and Optuna 5.0 appends to a last line that
-a kill has cut off, after which it cannot read the journal. Searches are also shown without Optuna.
+trial must see those before it that its number says, not all that have ended, and a killed trial
+would keep its number there, and shift the others.
 """
 
 from __future__ import annotations

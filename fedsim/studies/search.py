@@ -1,4 +1,4 @@
-"""The plan of a search by ``fedsim tune`` (space, settings, training seeds), and its directory."""
+"""The plan of a search (space, settings, training seeds), and its directory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import yaml
 
 from fedsim import data
 from fedsim.config import search
-from fedsim.config.experiments import Experiment, Setting, Settings
+from fedsim.config.experiments import MOST_RUNS, TRIALS, Experiment, Setting, Settings
 from fedsim.config.resolve import resolve, to_yaml, unused, warn_unused
 from fedsim.config.run import RunConfig
 from fedsim.core import files
@@ -22,50 +22,42 @@ from fedsim.core.settings import Scalar
 from fedsim.storage import trials
 from fedsim.storage.run_dir import check_outside_runs
 from fedsim.storage.trials import Trial
-from fedsim.studies.capacity import Parallel, check_trainable, with_engine
+from fedsim.studies.capacity import Parallel, with_engine
 from fedsim.studies.proposals import Proposer
-from fedsim.studies.sweep import MOST_RUNS, check_stackable, varied_axes
+from fedsim.studies.sweep import varied_axes
 from fedsim.training import loading
 from fedsim.training.resume import FREE, decisive
 
 BEST, CONFIRMED = "best.yaml", "confirm.csv"
-COUNT = 25
-"""Trials of a search for which no number is given."""
 NO_VALIDATION = (
     "there is no validation part to judge trials by: set data.val_fraction, such as 0.1 "
     "(the test part is never looked at)"
 )
 
 
-@dataclass(frozen=True)
-class Held:
-    """Keys that a search holds fixed, since the validation part does not show what they cost.
-
-    Args:
-        reason: what they decide.
-        besides: keys of the section that may be searched.
-    """
-
-    reason: str
-    besides: tuple[str, ...] = ()
+FIXED = ("by", "sampler", "sampler_seed", "pruner", "seeds", "search")
+"""Keys of study.json, beside the settings, that stay the same when a search continues."""
 
 
-DATA = Held("decides which data are trained on and scored", ("augment",))
-WHO, PRIVACY = Held("decides how many clients take part"), "decides how much privacy is spent"
-HELD: Mapping[str, Held] = {
-    "data": DATA,
-    "evaluation": Held("decides how models are scored"),
-    "clock": Held("decides how fast clients are and which of them answer"),
-    "attack": Held("decides what malicious clients do"),
-    "compress": Held("decides how much clients send", ("error_feedback",)),
-    "dp": Held(
-        PRIVACY, ("clip", "quantile", "clip_lr", "count_noise", "clip_control", "max_samples")
-    ),
+HELD = {
+    "data": "decides which data are trained on and scored",
+    "evaluation": "decides how models are scored",
+    "clock": "decides how fast clients are and which of them answer",
+    "attack": "decides what malicious clients do",
+    "compress": "decides how much clients send",
+    "dp": "decides how much privacy is spent",
     **dict.fromkeys(
-        ("train.sample_rate", "train.cohort", "train.clients", "async.concurrency"), WHO
+        ("train.sample_rate", "train.cohort", "train.clients", "async.concurrency"),
+        "decides how many clients take part",
     ),
 }
-"""By section or key what is not searched."""
+"""What is not searched, by section or key, since the validation part does not show what it costs.
+"""
+SEARCHED = {
+    *("data.augment", "compress.error_feedback", "dp.clip", "dp.quantile", "dp.clip_lr"),
+    *("dp.count_noise", "dp.clip_control", "dp.max_samples"),
+}
+"""Keys of these sections that may be searched."""
 SPENT = {
     "user": ("train.rounds",),
     "example": ("train.rounds", "train.batch_size", "train.local_epochs", "train.local_steps"),
@@ -85,6 +77,7 @@ class SearchPlan:
         count: number of trials.
         parallel: how many runs at once.
         others: how many other runs are done by the same drivers.
+        title: of one search of several, for messages.
     """
 
     proposer: Proposer
@@ -94,6 +87,12 @@ class SearchPlan:
     count: int
     parallel: Parallel = "auto"
     others: int = 0
+    title: str = ""
+
+    @property
+    def runs(self) -> int:
+        """Their number."""
+        return self.count * len(self.seeds)
 
     def config(self, params: Mapping[str, Scalar], seed: int) -> RunConfig:
         """The configuration of one run of a trial.
@@ -101,10 +100,9 @@ class SearchPlan:
         Raises:
             ConfigError: the values are incompatible.
         """
-        given = {"seed": Setting(seed, f"seed {seed}")}
-        layers = self.settings, search.point(self.proposer.space, params), self.overrides, given
-        runs = self.count * len(self.seeds) + self.others
-        return with_engine(resolve(*layers), layers, runs, self.parallel)
+        last = {"seed": Setting(seed, f"seed {seed}")}
+        layers = self.settings, search.point(self.proposer.space, params), self.overrides, last
+        return with_engine(resolve(*layers), layers, self.runs + self.others, self.parallel)
 
     @property
     def examples(self) -> list[RunConfig]:
@@ -117,76 +115,59 @@ class SearchPlan:
 def make_plan(
     experiment: Experiment,
     overrides: Settings,
-    searched: Settings,
-    *,
-    by: str,
-    sampler: str = "tpe",
-    pruner: str = "none",
-    sampler_seed: int = 0,
-    count: int | None = None,
     parallel: Parallel = "auto",
     others: int = 0,
+    title: str = "",
 ) -> SearchPlan:
-    """Makes the plan of a file or preset; ``searched``, from ``--search``, wins over it.
-
-    ``count`` None: :data:`COUNT` trials, or all combinations of a grid. ``others`` is the number of
-    other runs that the same drivers do.
+    """Makes the plan of the search of a file; the arguments are those of :class:`SearchPlan`.
 
     Raises:
         ConfigError: a space, setting or grid that cannot be used, no validation part, or Optuna is
             not installed.
         DataError: the data, which may have a validation part, cannot be read.
     """
-    for key in searched:
-        if key in overrides:
-            raise ConfigError(f"{searched[key].origin}: {key} is also given by a flag")
-    wanted = {**experiment.search, **searched}
-    check_searched(wanted, {**experiment.settings, **overrides})
-    space = search.make_space(wanted, experiment.settings, overrides)
-    seeds = seeds_of(experiment, overrides)
-    settings = experiment.settings
+    settings, searched = experiment.settings, experiment.search
+    check_searched(searched, {**settings, **overrides})
+    space = search.make_space(searched, settings, overrides)
     first = {key: dimension.examples[0] for key, dimension in space.items()}
     base = resolve(settings, search.point(space, first), overrides)
+    seeds = seeds_of(experiment, overrides) or (base.seed,)
     proposer = Proposer(
         space=space,
-        by=by,
-        sampler=sampler,
-        pruner=pruner,
-        seed=sampler_seed,
+        by=experiment.by,
+        sampler=experiment.sampler,
+        pruner=experiment.pruner,
+        seed=experiment.sampler_seed,
         rounds=base.train.rounds,
     )
-    if "train.rounds" in space and pruner != "none":
+    if "train.rounds" in space and experiment.pruner != "none":
         raise ConfigError(
             f"{space['train.rounds'].origin}: a pruner compares trials round by round, with the "
             "same number of rounds in all; give --pruner none to search over train.rounds"
         )
-    seeds = seeds or (base.seed,)
-    wanted_count = min(count or proposer.size or COUNT, proposer.size or count or COUNT)
-    if wanted_count * len(seeds) > MOST_RUNS:
-        trials_of_runs = f"{wanted_count:,} trials of {counted(len(seeds), 'run')}"
+    count = min(experiment.trials or proposer.size or TRIALS, proposer.size or MOST_RUNS)
+    if count * len(seeds) > MOST_RUNS:
         raise ConfigError(
-            f"{'--sampler grid' if count is None else '--trials'}: {trials_of_runs}; a search has "
-            f"at most {MOST_RUNS:,} runs: give fewer with --trials"
+            f"trials: {count:,} trials of {counted(len(seeds), 'run')}; a search has at most "
+            f"{MOST_RUNS:,} runs: give fewer with --trials"
         )
     plan = SearchPlan(
         proposer=proposer,
         settings=settings,
         overrides=overrides,
         seeds=seeds,
-        count=wanted_count,
+        count=count,
         parallel=parallel,
         others=others,
+        title=title,
     )
     if base.data.val_fraction == 0 and not len(loading.load(base)[0].val):
         raise ConfigError(f"data.val_fraction 0: {NO_VALIDATION}")
-    examples, layers = plan.examples, ({**settings, **wanted}, overrides)
-    for key, reason in unused(wanted, examples).items():
+    examples = plan.examples
+    for key, reason in unused(searched, examples).items():
         if key in space:
             raise ConfigError(f"{reason}; nothing to search")
-    warn_unused({**settings, **wanted, **overrides}, examples)
-    for example in examples:
-        check_stackable(example, layers)
-    check_trainable(examples)
+    warn_unused({**settings, **searched, **overrides}, examples)
     return plan
 
 
@@ -200,25 +181,24 @@ def check_searched(wanted: Settings, settings: Settings) -> None:
     Raises:
         ConfigError: such a key; names where it was given, and the reason.
     """
-    used = {k: settings[k].value for k in ("data.name", "data.partition") if k in settings}
+    names = {settings[k].value for k in ("data.name", "data.partition") if k in settings}
     level = settings["dp.level"].value if "dp.level" in settings else None
-    for key, given in wanted.items():
-        section, _, leaf = key.rpartition(".")
+    for key, setting in wanted.items():
         if key == "seed":
             raise ConfigError(
-                f"{given.origin}: seeds are not searched; 'grid: {{seed: [0, 1, 2]}}' gives the "
+                f"{setting.origin}: seeds are not searched; 'grid: {{seed: [0, 1, 2]}}' gives the "
                 "training seeds of every trial"
             )
         if key in FREE:
-            raise ConfigError(f"{given.origin}: {key} changes no result; nothing to search")
-        held = HELD.get(key) or HELD.get(section.removesuffix(".columns"))
-        if data.find(section) is not None or section in used.values():
-            held = DATA
-        if key in SPENT.get(str(level), ()):
-            held = Held(f"with dp.level={level} {PRIVACY}")
-        if held is not None and leaf not in held.besides:
+            raise ConfigError(f"{setting.origin}: {key} changes no result; nothing to search")
+        section = key.rpartition(".")[0].removesuffix(".columns")
+        if data.find(section) is not None or section in names:
+            section = "data"
+        reason = HELD["dp"] if key in SPENT.get(str(level), ()) else HELD.get(key)
+        reason = reason or (None if key in SEARCHED else HELD.get(section))
+        if reason is not None:
             raise ConfigError(
-                f"{given.origin}: {key} is not searched: it {held.reason}, which must be the same "
+                f"{setting.origin}: {key} is not searched: it {reason}, which must be the same "
                 "in all trials; give its value outside of the search"
             )
 
@@ -239,29 +219,24 @@ def seeds_of(experiment: Experiment, overrides: Settings) -> tuple[int, ...]:
     return tuple(seeds)
 
 
-def write_best(plan: SearchPlan, out: Path, trial: Trial, what: str) -> None:
+def write_best(plan: SearchPlan, out: Path, trial: Trial, value: str) -> None:
     """Writes best.yaml: the configuration of a trial with its first training seed.
 
-    Where and how runs are placed is left out, unless it was given.
-
-    Args:
-        plan: of the search.
-        out: the directory of the search.
-        trial: whose configuration it is.
-        what: its value, for the comment in the first line.
+    Where and how runs are placed is left out, unless it was given. The first line is a comment with
+    the value of the trial.
 
     Raises:
         StoreError: it cannot be written.
     """
     values = yaml.safe_load(to_yaml(plan.config(trial.params, plan.seeds[0])))
-    given = {*plan.settings, *plan.overrides}
+    fixed = {*plan.settings, *plan.overrides}
     values["engine"] = {
         leaf: value
         for leaf, value in values["engine"].items()
-        if f"engine.{leaf}" not in FREE or f"engine.{leaf}" in given
+        if f"engine.{leaf}" not in FREE or f"engine.{leaf}" in fixed
     }
     text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
-    files.write(out / BEST, f"# trial {trial.number}: {what}\n{text}".encode())
+    files.write(out / BEST, f"# trial {trial.number}: {value}\n{text}".encode())
 
 
 def check_out(plan: SearchPlan, out: Path) -> int | None:
@@ -285,15 +260,17 @@ def check_out(plan: SearchPlan, out: Path) -> int | None:
                 f"--out {out}: holds {others[-1]} and no search; give a new or empty directory"
             )
         return None
-    wanted = _fixed_settings(plan)
-    for key, value in wanted.items():  # the order of the searched keys counts as well
-        if key != "settings" and json.dumps(begun.get(key)) != json.dumps(value):
-            raise _another(out, f"{key} {begun.get(key)}", value)
-    before = begun["settings"]
-    for key, value in wanted["settings"].items():
-        if before.get(key) != value:
-            raise _another(out, f"{key} {before.get(key)}", value)
-    return int(begun["ahead"])
+    before, now = (
+        {**{key: study.get(key) for key in FIXED}, **study.get("settings", {})}
+        for study in (begun, _study_of(plan))
+    )
+    for key, value in now.items():  # the order of the searched keys counts as well
+        if json.dumps(before.get(key)) != json.dumps(value):
+            raise ConfigError(
+                f"{out}: its search was begun with {key} {before.get(key)}, not {value}; give "
+                "another --out or move it away"
+            )
+    return int(begun.get("ahead", 1))
 
 
 def write_study(plan: SearchPlan, out: Path, most_at_once: int) -> None:
@@ -307,18 +284,12 @@ def write_study(plan: SearchPlan, out: Path, most_at_once: int) -> None:
     Raises:
         StoreError: it cannot be written.
     """
-    study = trials.read_study(out) or _fixed_settings(plan)
+    study = trials.read_study(out) or _study_of(plan)
     trials.write_study(out, study | {"ahead": most_at_once, "trials": plan.count})
 
 
-def _another(out: Path, was: str, wanted: object) -> ConfigError:
-    return ConfigError(
-        f"{out}: its search was begun with {was}, not {wanted}; give another --out or move it away"
-    )
-
-
-def _fixed_settings(plan: SearchPlan) -> dict[str, Any]:
-    """The settings that must not change when a search continues."""
+def _study_of(plan: SearchPlan) -> dict[str, Any]:
+    """The part of study.json that must not change when a search continues."""
     proposer = plan.proposer
     return {
         "by": proposer.by,

@@ -6,27 +6,24 @@ is made of an incomplete one, :func:`fedsim.studies.parallel.execute` says.
 
 from __future__ import annotations
 
-import csv
 import itertools
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence, Set
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedsim import data
 from fedsim.config import experiments, presets
-from fedsim.config.experiments import Axis, AxisValue, Experiment, Setting, Settings
+from fedsim.config.experiments import MOST_RUNS, Axis, AxisValue, Experiment, Setting, Settings
 from fedsim.config.resolve import resolve, warn_unused
 from fedsim.config.run import RunConfig
-from fedsim.core import files
 from fedsim.core.errors import ConfigError
 from fedsim.storage import directories
 from fedsim.storage.run_dir import check_outside_runs
-from fedsim.studies.capacity import Parallel, check_trainable, with_engine
+from fedsim.studies.capacity import Parallel, with_engine
 from fedsim.studies.parallel import Drivers, Follower, control
 from fedsim.training.events import Event, Failed, Job
 from fedsim.training.provenance import Comparison
@@ -36,8 +33,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 logger = logging.getLogger("fedsim")
-MOST_RUNS = 10_000
-"""The most runs of one sweep."""
 SEEDS = ("seed", "data.seed")
 """Keys in which the runs of one group differ: of training, and of the partition."""
 OF_METHODS = frozenset({"algorithm", "server", "margin", "clock.mode"})
@@ -85,77 +80,61 @@ def over_preset(experiment: Experiment, source: str) -> Experiment:
     return experiment.over(presets.load(experiment.preset, f"{source} (preset)"))
 
 
-def combinations(experiment: Experiment) -> list[tuple[AxisValue, ...]]:
-    """Every choice of one value per axis, the last axis varying fastest."""
-    return list(itertools.product(*(axis.values for axis in experiment.grid)))
-
-
-def size(experiment: Experiment, overrides: Settings) -> int:
-    """The number of runs of a sweep; a flag wins over the grid, as in :func:`expand`."""
-    return math.prod(len(axis.values) for axis in varied_axes(experiment, overrides))
-
-
 def expand(
     experiment: Experiment,
     overrides: Settings,
-    first: int | None = None,
     parallel: Parallel = "auto",
-    build: bool = True,
     others: int = 0,
+    build: bool = True,
 ) -> list[SweepRun]:
-    """All runs of a sweep, or the ``first`` ones, each configuration checked.
-
-    ``others`` is the number of other runs that the same drivers do.
-
-    ``build=False`` is for a first look, without a warning, see
-    :func:`~fedsim.config.resolve.resolve`.
+    """All runs of a sweep, each configuration checked; warns of settings that no run uses.
 
     A flag wins over the grid: an axis of the same key disappears. The engine is by default the
-    serial one, see :func:`~fedsim.studies.capacity.with_engine`. Warns of hyperparameters of
-    methods that no run uses.
+    serial one, see :func:`~fedsim.studies.capacity.with_engine`. ``others`` is the number of other
+    runs that the same drivers do; ``build=False`` is for a look at names and settings, see
+    :func:`~fedsim.config.resolve.resolve`.
 
     Raises:
-        ConfigError: a configuration that cannot be used, tensors to train that its model does not
-            have, a search, a flag that contradicts rows of the grid, two combinations that are the
-            same run, runs that need different Rays, or more than :data:`MOST_RUNS`.
+        ConfigError: a configuration that cannot be used, a search, a flag that contradicts rows of
+            the grid, two combinations that are the same run, runs that need different Rays, or more
+            than :data:`MOST_RUNS`.
     """
     if experiment.search:
         origin = next(iter(experiment.search.values())).origin
         raise ConfigError(f"{origin}: a search is run by 'fedsim tune'")
     grid = varied_axes(experiment, overrides)
-    count = size(experiment, overrides)
-    if first is None and count > MOST_RUNS:
+    count = math.prod(len(axis.values) for axis in grid)
+    if count > MOST_RUNS:
         raise ConfigError(f"grid: {count:,} runs; a sweep has at most {MOST_RUNS:,}")
     runs = []
-    for values in itertools.islice(itertools.product(*(axis.values for axis in grid)), first):
+    for values in itertools.product(*(axis.values for axis in grid)):
         label = label_of(grid, values)
         named: Settings = {} if label is None else {"label": Setting(label, "grid")}
         layers = [experiment.settings, named, *(value.settings for value in values), overrides]
         config = with_engine(resolve(*layers, build=build), layers, count + others, parallel)
-        if build:
-            check_stackable(config, layers)
-        parts = [f"{axis.name}={plain(v.label)}" for axis, v in zip(grid, values, strict=True)]
-        name = ",".join(parts)
-        group = ",".join(p for axis, p in zip(grid, parts, strict=True) if not _repeats(axis))
-        title = ", ".join(
-            value.label if value.named else f"{axis.name}={value.label}"
-            for axis, value in zip(grid, values, strict=True)
-            if not _repeats(axis)
-        )
-        runs.append(SweepRun(name or "run", group, config, title))
+        runs.append(_run(grid, values, config))
     for name, times in Counter(run.name for run in runs).items():
         if times > 1:
             raise ConfigError(f"grid: two combinations have the same name {name}")
     for leaf in SHARED:
         if len({getattr(run.config.engine, leaf) for run in runs}) > 1:
             raise ConfigError(f"grid: the runs differ in engine.{leaf}; one Ray serves a sweep")
-    if len(runs) == count and build:
-        varied = [point.settings for axis in grid for point in axis.values]
-        given = [setting for layer in varied for setting in layer.items()]
-        warn_unused({**experiment.settings, **dict(given), **overrides}, [r.config for r in runs])
-    if build:
-        check_trainable(run.config for run in runs)
+    varied = [setting for axis in grid for v in axis.values for setting in v.settings.items()]
+    warn_unused({**experiment.settings, **dict(varied), **overrides}, [r.config for r in runs])
     return runs
+
+
+def _run(grid: Sequence[Axis], values: Sequence[AxisValue], config: RunConfig) -> SweepRun:
+    parts = [f"{axis.name}={plain(v.label)}" for axis, v in zip(grid, values, strict=True)]
+    pairs = [(axis, v, p) for axis, v, p in zip(grid, values, parts, strict=True)]
+    of_group = [(axis, value, part) for axis, value, part in pairs if not _repeats(axis)]
+    titles = [v.label if v.named else f"{axis.name}={v.label}" for axis, v, _ in of_group]
+    return SweepRun(
+        name=",".join(parts) or "run",
+        group=",".join(part for *_, part in of_group),
+        config=config,
+        title=", ".join(titles),
+    )
 
 
 def label_of(grid: Sequence[Axis], values: Sequence[AxisValue]) -> str | None:
@@ -187,42 +166,28 @@ def _tells_methods(axis: Axis) -> bool:
     return sections.isdisjoint(OF_EXPERIMENTS) and not any(map(data.find, sections))
 
 
-def check_stackable(config: RunConfig, layers: Sequence[Settings]) -> None:
-    """Refuses an ``engine.client_batch`` above 1 for clients that cannot be stacked.
-
-    What only the data or a model of the user's decide is found when the run begins.
-
-    Args:
-        config: of a run.
-        layers: the settings it is made of; a later layer wins.
-
-    Raises:
-        ConfigError: they cannot; names where the number was given.
-    """
-    if config.engine.client_batch in (1, "auto"):
-        return
-    from fedsim.training import setup, stacking  # import torch
-
-    key = "engine.client_batch"
-    origin = [layer[key].origin for layer in layers if key in layer][-1]
-    stacking.check(config, setup.algorithm_of(config), origin)
-
-
 def varied_axes(experiment: Experiment, overrides: Settings) -> tuple[Axis, ...]:
     """The axes that no flag replaces."""
     return tuple(axis for axis in experiment.grid if not _replaced(axis, overrides))
 
 
-def check_out(runs: Sequence[SweepRun], out: Path) -> None:
-    """Refuses a directory in which the sweep would overwrite what is not its own.
+def _replaced(axis: Axis, overrides: Settings) -> bool:
+    """Whether a flag takes the place of the axis; refuses one that sets a key of its rows."""
+    key = axis.name
+    if key in overrides and all(set(p.settings) == {key} for p in axis.values):
+        return True
+    for key in {key for point in axis.values for key in point.settings} & set(overrides):
+        raise ConfigError(
+            f"{overrides[key].origin}: the grid's axis {axis.name} sets {key} in its rows"
+        )
+    return False
 
-    Its own are tables whose rows are runs of the grid, or runs that lie in ``out``: the grid may
-    have changed since, and a flag such as ``--seed 0`` changes the names.
+
+def check_out(out: Path) -> None:
+    """Refuses a directory that is no place for a sweep.
 
     Raises:
-        ConfigError: ``out`` is no directory, a run, live or not, or inside one, or its summary.csv
-            or aggregate.csv is not that of a sweep there.
-        StoreError: it cannot be read.
+        ConfigError: ``out`` is no directory, a run, live or not, or inside one.
     """
     check_outside_runs(out)
     if out.exists() and not out.is_dir():
@@ -232,22 +197,9 @@ def check_out(runs: Sequence[SweepRun], out: Path) -> None:
             raise ConfigError(
                 f"--out {out}: is a run directory (it holds {name}); a sweep needs its own"
             )
-    if (out / files.LOCK_FILE).exists():
-        with files.lock(out):  # refused where a run that has just begun holds it
-            pass
-    names = {run.name for run in runs} | {file.parent.name for file in out.glob("*/config.yaml")}
-    groups = {run.group for run in runs}
-    groups |= {group_of(name, seeds) for name in names for seeds in (SEEDS, SEEDS[:1])}
-    for name, column, known in (
-        ("summary.csv", "run", names),
-        ("aggregate.csv", "configuration", groups),
-    ):
-        with files.reading(out / name) as path:
-            if path.exists() and not _lists_only(path, column, known):
-                raise ConfigError(
-                    f"{path}: is not the table of a sweep in this directory, and would be "
-                    "overwritten; give another --out or move it away"
-                )
+    for name in ("summary.csv", "aggregate.csv"):
+        if (out / name).exists() and not (out / directories.GRID).exists():
+            raise ConfigError(f"{out / name}: is not of a sweep, and would be overwritten")
 
 
 def group_of(name: str, seeds: Sequence[str] = SEEDS) -> str:
@@ -260,16 +212,6 @@ def _repeats(axis: Axis) -> bool:
     return all(set(value.settings) <= set(SEEDS) for value in axis.values)
 
 
-def _lists_only(path: Path, column: str, known: Set[str]) -> bool:
-    """Whether the first column of a CSV file has this name, and no other values than these."""
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            cells = [row[0] for row in csv.reader(file) if row]
-    except (UnicodeDecodeError, csv.Error):
-        return False
-    return cells[:1] == [column] and set(cells[1:]) <= known
-
-
 def missing(
     runs: Sequence[SweepRun], out: Path, *, accept_changed_code: bool = False
 ) -> list[SweepRun]:
@@ -278,36 +220,19 @@ def missing(
     With ``accept_changed_code`` finished runs of other code of the user's count.
 
     Raises:
-        ConfigError: a finished run in ``out`` has another configuration or other code, or ``out``
-            is not the sweep's, see :func:`check_out`.
+        ConfigError: a finished run in ``out`` has another configuration or other code.
         DataError: a finished run is one of other data, or the data cannot be read.
         StoreError: a directory cannot be read.
     """
-    check_out(runs, out)
     unfinished = [run for run in runs if not is_complete(run.config, out / run.name)]
     left = {run.name for run in unfinished}
     comparison = Comparison(accept=accept_changed_code)
-    for run in runs:
-        if run.name not in left:
-            comparison.check(run.config, [out / run.name])
-    comparison.record()
     for position, run in enumerate(runs, start=1):
         if run.name not in left:
+            comparison.check(run.config, [out / run.name])
             logger.info("[%d/%d] %s: finished before", position, len(runs), run.name)
+    comparison.record()
     return unfinished
-
-
-def seconds_of_groups(runs: Iterable[SweepRun], out: Path) -> dict[str, float]:
-    """The mean duration of the finished runs of each group, as far as their tables say it."""
-    took: dict[str, list[float]] = {}
-    for run in runs:
-        with suppress(OSError, UnicodeDecodeError, csv.Error, KeyError, ValueError, StopIteration):
-            table = out / run.name / "summary.csv"
-            with table.open(encoding="utf-8", newline="") as file:
-                row = next(csv.DictReader(file))
-            seconds = float(row["total_seconds"])
-            took.setdefault(run.group, []).append(seconds)
-    return {group: sum(times) / len(times) for group, times in took.items()}
 
 
 def run_all(
@@ -322,10 +247,8 @@ def run_all(
 ) -> tuple[pd.DataFrame, list[str]]:
     """Does the ``wanted`` runs in their order, then writes OUT/summary.csv and OUT/aggregate.csv.
 
-    First OUT/sweep.json says which runs the sweep has.
-
-    A run that fails does not stop the others; the tables hold what finished, in the order of
-    ``runs``.
+    First OUT/sweep.json says which runs the sweep has. A run that fails does not stop the others;
+    the tables hold what finished, in the order of ``runs``.
 
     Returns:
         The rows of aggregate.csv, and the names of the runs that failed. Where none finished there
@@ -360,18 +283,6 @@ class _Failures:
         if isinstance(event, Failed):
             self.names.add(job.name)
         self._follower.happened(slot, job, event)
-
-
-def _replaced(axis: Axis, overrides: Settings) -> bool:
-    """Whether a flag takes the place of the axis; refuses one that sets a key of its rows."""
-    key = axis.name
-    if key in overrides and all(set(p.settings) == {key} for p in axis.values):
-        return True
-    for key in {key for point in axis.values for key in point.settings} & set(overrides):
-        raise ConfigError(
-            f"{overrides[key].origin}: the grid's axis {axis.name} sets {key} in its rows"
-        )
-    return False
 
 
 def plain(label: str) -> str:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import csv
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
-from itertools import zip_longest
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 from scipy import stats
 
-from fedsim.audit.recorded import Difference, distance
 from fedsim.core import files
 from fedsim.core.analysis import analysis
 from fedsim.storage.rows import metric_column
-from fedsim.studies.sweep import SEEDS, group_of
 from fedsim.training.summary import (
     CLIENT_COLUMNS,
     FINAL_CLIENTS,
@@ -59,67 +54,19 @@ def write(runs: Mapping[str, str], out: Path) -> pd.DataFrame:
     """
     if not runs:
         return pd.DataFrame()
-    tables = _tables(runs, out)
-    for name, frame in tables.items():
-        files.write(out / name, _text(frame).encode())
-    return tables[AGGREGATE]
+    frames = tables(runs, out)
+    for name, frame in frames.items():
+        files.write(out / name, text(frame).encode())
+    return frames[AGGREGATE]
 
 
-def difference(out: Path, finished: Collection[str], rounding: float = 0.0) -> Difference | None:
-    """The first place where the tables of a sweep are not those of its runs; None where none is.
-
-    Args:
-        out: the directory of the sweep; a folder without tables has none to compare.
-        finished: the names of its finished runs.
-        rounding: by which numbers may differ, relative to their size where that is above 1.
-
-    Raises:
-        FedsimError, OSError, KeyError, ValueError: a table cannot be read.
-    """
-    there = [name for name in (SUMMARY, AGGREGATE) if (out / name).exists()]
-    if len(there) != 2:
-        return (
-            Difference(AGGREGATE if SUMMARY in there else SUMMARY, "is missing") if there else None
-        )
-    runs, rows = (
-        pd.read_csv(out / name, dtype=str, keep_default_na=False)[column].tolist()
-        for name, column in ((SUMMARY, "run"), (AGGREGATE, "configuration"))
-    )
-    for name in Counter(finished) - Counter(runs):
-        return Difference(SUMMARY, f"leaves out the finished run {name}")
-    for name in Counter(runs) - Counter(finished):
-        what = "twice" if name in finished else "which is no finished run of the sweep"
-        return Difference(SUMMARY, f"names {name}, {what}")
-    grouped = ({name: group_of(name, seeds) for name in runs} for seeds in (SEEDS, SEEDS[:1]))
-    groups = next((each for each in grouped if set(each.values()) == set(rows)), None)
-    if groups is None:
-        return Difference(AGGREGATE, "its configurations are not those of the runs")
-    for name, frame in _tables(groups, out).items():
-        now, recorded = _text(frame), (out / name).read_text(encoding="utf-8")
-        lines = zip_longest(*(text.splitlines(keepends=True) for text in (now, recorded)))
-        for line, (ours, theirs) in enumerate(lines, 1):
-            if ours != theirs and not (rounding and _close(ours, theirs, rounding)):
-                return Difference(f"{name}, line {line}", "is not what the runs give")
-    return None
-
-
-def _close(ours: str | None, theirs: str | None, rounding: float) -> bool:
-    """Whether two lines of a table differ in the rounding of numbers alone."""
-    if ours is None or theirs is None:
-        return False
-    (a, b) = csv.reader([ours, theirs])
-    return len(a) == len(b) and all(
-        x == y or distance(x, y) <= rounding for x, y in zip(a, b, strict=True)
-    )
-
-
-def _tables(runs: Mapping[str, str], out: Path) -> dict[str, pd.DataFrame]:
+def tables(runs: Mapping[str, str], out: Path) -> dict[str, pd.DataFrame]:
     """Both tables by the name of their file, from name and group of the runs."""
     summary = summarise(runs, out)
     return {SUMMARY: summary, AGGREGATE: aggregate(summary, runs)}
 
 
-def _text(table: pd.DataFrame) -> str:
+def text(table: pd.DataFrame) -> str:
     """The content of a table's file."""
     return table.to_csv(index=False, lineterminator="\n")
 
@@ -135,8 +82,8 @@ def summarise(runs: Iterable[str], out: Path) -> pd.DataFrame:
         frame.insert(0, "run", run)
         frames.append(frame)
     columns = dict.fromkeys(column for frame in frames for column in frame.columns)
-    known = [frame.dropna(axis="columns", how="all") for frame in frames]
-    summary = pd.concat(known, ignore_index=True).reindex(columns=list(columns))
+    present = [frame.dropna(axis="columns", how="all") for frame in frames]
+    summary = pd.concat(present, ignore_index=True).reindex(columns=list(columns))
     return analysis("labels").with_labels(summary)
 
 
@@ -161,12 +108,12 @@ def aggregate(summary: pd.DataFrame, groups: Mapping[str, str]) -> pd.DataFrame:
         row: dict[str, object] = {"configuration": group}
         row |= {key: first[key] for key in ("algorithm", "dataset", "alpha")}
         row["n"] = frame[units.PARTITION].nunique() if unit == "partition" else len(frame)
-        known = frame.reindex(columns=[*AVERAGED, *WHERE_ANY, *LATER, "collapsed"])
-        known.index = pd.MultiIndex.from_frame(frame[list(units.COLUMNS[unit])])
-        row |= _spreads(known, AVERAGED, units.means)
-        row["collapsed"] = known["collapsed"].astype(float).sum(min_count=len(frame))
-        row |= _spreads(known, summary.columns.intersection(list(WHERE_ANY)), units.means)
-        row |= _spreads(known, summary.columns.intersection(list(LATER)), units.means)
+        present = frame.reindex(columns=[*AVERAGED, *WHERE_ANY, *LATER, "collapsed"])
+        present.index = pd.MultiIndex.from_frame(frame[list(units.COLUMNS[unit])])
+        row |= _spreads(present, AVERAGED, units.means)
+        row["collapsed"] = present["collapsed"].astype(float).sum(min_count=len(frame))
+        row |= _spreads(present, summary.columns.intersection(list(WHERE_ANY)), units.means)
+        row |= _spreads(present, summary.columns.intersection(list(LATER)), units.means)
         row |= {"unit": unit, "runs": len(frame), "label": first.get("label")}
         rows.append(row)
     return pd.DataFrame(rows).astype({"collapsed": "Int64"})
@@ -185,13 +132,14 @@ def _spreads(
     for column in columns:
         by_run = runs[column].astype(float)
         values = means(by_run) if by_run.notna().all() else by_run
-        for name, value in spread(np.asarray(values, dtype=np.float64)).items():
+        for name, value in spread(values).items():
             cells[f"{column}_{name}"] = value
     return cells
 
 
-def spread(values: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, float]:
-    """mean, std and half width of the 95 % t-interval of values (n,); NaN where n is 1."""
+def spread(numbers: ArrayLike) -> dict[str, float]:
+    """mean, std and half width of the 95 % t-interval of numbers (n,); NaN where n is 1."""
+    values = np.asarray(numbers, dtype=np.float64)
     n = len(values)
     if n < 2:
         return {"mean": float(values.mean()), "std": np.nan, "ci95": np.nan}

@@ -1,4 +1,4 @@
-"""The trials of ``fedsim tune``: their runs, as jobs of run drivers, and their values.
+"""The trials of a search: their runs, as jobs of run drivers, and their values.
 
 A trial is one run per training seed. Its value is the mean over the seeds of a validation metric
 after the last evaluated round. The earlier trials from which a trial is proposed are chosen by
@@ -9,7 +9,6 @@ the trial is failed or pruned, whichever is seen first.
 
 from __future__ import annotations
 
-import csv
 import logging
 import math
 from collections import deque
@@ -19,12 +18,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fedsim.core.errors import ConfigError, DataError, FedsimError
+from fedsim.core.errors import ConfigError, FedsimError
 from fedsim.core.settings import Scalar
 from fedsim.storage import status, trials
 from fedsim.storage.run_dir import RunStore
 from fedsim.storage.trials import Trial, best
-from fedsim.studies.parallel import Drivers, Follower, control
+from fedsim.studies.parallel import Drivers
 from fedsim.studies.proposals import Proposal
 from fedsim.studies.search import (
     CONFIRMED,
@@ -35,16 +34,7 @@ from fedsim.studies.search import (
     write_study,
 )
 from fedsim.training import resume
-from fedsim.training.events import (
-    Done,
-    Event,
-    Failed,
-    Job,
-    Lost,
-    RoundEnded,
-    Started,
-    Stopped,
-)
+from fedsim.training.events import Done, Event, Failed, Job, Lost, RoundEnded, Started, Stopped
 from fedsim.training.provenance import Comparison
 
 logger = logging.getLogger("fedsim")
@@ -75,6 +65,13 @@ class Running:
     done: set[int] = field(default_factory=set)
     reports: dict[int, float] = field(default_factory=dict)
     verdict: Verdict | None = None
+
+    def take(self, seed: int, row: Mapping[str, Any], by: str) -> None:
+        """Records the metric of a row of rounds.csv."""
+        if row["test_loss"] not in (None, "") and row["val_loss"] in (None, ""):
+            raise ConfigError(NO_VALIDATION)
+        if row[by] not in (None, ""):
+            self.series[seed][int(row["round"])] = float(row[by])
 
     def report(self) -> None:
         """Reports rounds that all seeds have completed, until the pruner stops the trial."""
@@ -115,7 +112,7 @@ class Running:
 
 
 class Tuning:
-    """A search in a directory; follows its runs, see :class:`fedsim.studies.parallel.Follower`.
+    """A search in a directory.
 
     It continues after the trials that have ended there; runs of the others are resumed.
 
@@ -124,11 +121,11 @@ class Tuning:
         out: the directory of the search.
         trackers: of every run.
         accept_changed_code: whether runs go on where the user's code has changed.
-        title: what stands before the lines about its trials.
 
     Raises:
-        ConfigError: another search was begun in ``out``, or it holds something else.
-        DataError: its files are not what was written.
+        ConfigError: another search was begun in ``out``, or it holds something else, or its runs
+            are of other code.
+        DataError: its files are not what was written, or its runs are of other data.
         StoreError: it cannot be read.
     """
 
@@ -138,66 +135,78 @@ class Tuning:
         out: Path,
         trackers: Sequence[str] = (),
         accept_changed_code: bool = False,
-        title: str = "",
     ) -> None:
-        self.plan, self.out, self.trackers, self.title = plan, out, tuple(trackers), title
+        self.plan, self.out, self.trackers = plan, out, tuple(trackers)
         self.accept_changed_code = accept_changed_code
         self._begun = check_out(plan, out)
         self.most_at_once = self._begun or 1
         self.trials = {trial.number: trial for trial in trials.read(out)}
-        for trial in self.trials.values():
-            _check(trial, plan, out)
+        for number in self.trials:
+            if self.trials[number].params.keys() != plan.proposer.space.keys():
+                raise ConfigError(f"{out / trials.TRIALS}: trial {number} is of another search")
         self.running: dict[int, Running] = {}
         self.params = {number: trial.params for number, trial in self.trials.items()}
         self._drivers: Drivers | None = None
-        self._shown: Follower | None = None
-        self._jobs: dict[str, tuple[int, int]] = {}
+        self._jobs: dict[Path, tuple[int, int]] = {}
+        self._check_runs()
 
-    def check_trials(self, accept_changed_code: bool) -> None:
+    def _check_runs(self) -> None:
         """Refuses runs that count, of other code, unless that is accepted, or of other data.
 
         Those are the runs of trials that have ended, and the finished ones of the others.
-
-        Raises:
-            ConfigError, DataError, StoreError: as :meth:`provenance.Comparison.check`.
         """
-        comparison = Comparison(accept=accept_changed_code)
+        comparison = Comparison(accept=self.accept_changed_code)
         for trial in self.ended:
-            runs = [self.out / _name(trial.number, seed) for seed in self.plan.seeds]
+            runs = [self._folder(trial.number, seed) for seed in self.plan.seeds]
             begun = [run for run in runs if (run / "env.json").exists()]
             if begun:
                 comparison.check(self.plan.config(trial.params, self.plan.seeds[0]), begun)
-        for run in (self.out / name for name in self.names):
+        for run in (self._folder(number, seed) for number, seed in self.left):
             if RunStore(run).finished:
                 comparison.check(resume.configuration(run), [run])
         comparison.record()
 
     @property
-    def names(self) -> list[str]:
-        """The names of the runs left; some are skipped where their trial is pruned or fails."""
-        left = [number for number in range(self.plan.count) if number not in self.trials]
-        return [_name(number, seed) for number in left for seed in self.plan.seeds]
+    def left(self) -> list[tuple[int, int]]:
+        """Trial and seed of the runs left; those of a pruned or failed trial may be skipped."""
+        numbers = [number for number in range(self.plan.count) if number not in self.trials]
+        return [(number, seed) for number in numbers for seed in self.plan.seeds]
 
-    def run(self, drivers: Drivers, shown: Follower | None = None) -> None:
-        """Runs the trials that are left; the arguments are those of :meth:`begin`.
+    @property
+    def names(self) -> list[str]:
+        """The names of the runs that are left."""
+        return [self._name(number, seed) for number, seed in self.left]
+
+    @property
+    def ended(self) -> list[Trial]:
+        """The trials that have ended, by number."""
+        return [self.trials[number] for number in sorted(self.trials)]
+
+    @property
+    def leaders(self) -> list[Trial]:
+        """The complete trials, the best first.
 
         Raises:
-            ConfigError: no trial can have a value.
-            FedsimError: a run failed for a reason that is not its trial's.
-            StoreError: the files of the search cannot be written.
-            Interrupted: Ctrl-C or SIGTERM came, see :func:`~fedsim.studies.parallel.control`.
+            FedsimError: there is none, though the search has ended.
         """
-        self.begin(drivers, shown)
-        control(self.next_job, drivers, self)
+        leaders = best(self.ended, self.plan.proposer.by)
+        if not leaders and not self.left:
+            states = [trial.state for trial in self.ended]
+            counts = ", ".join(
+                f"{states.count(s)} {s}" for s in ("pruned", "failed") if s in states
+            )
+            reason = next((f": {trial.error}" for trial in self.ended if trial.error), "")
+            title = self.plan.title and f" {self.plan.title}:"
+            raise FedsimError(f"{self.out}:{title} no trial is complete ({counts}){reason}")
+        return leaders
 
-    def begin(self, drivers: Drivers, shown: Follower | None = None) -> None:
+    def begin(self, drivers: Drivers) -> None:
         """Writes the first files; the jobs of :meth:`next_job` can then be done by the drivers.
 
         Args:
             drivers: without jobs. In a new search their number decides how many trials may be in
                 progress: one with one driver, else twice as many as the drivers run at once, so
                 that drivers do not wait for a single slow trial.
-            shown: is notified of every event, too.
 
         Raises:
             StoreError: the files of the search cannot be written.
@@ -208,21 +217,9 @@ class Tuning:
             self.out.mkdir(parents=True, exist_ok=True)
             self._begun = self.most_at_once
         write_study(self.plan, self.out, self.most_at_once)
-        trials.cut(self.out)
-        chosen = not self.names and (self.out / CONFIRMED).exists()  # best.yaml, on fresh seeds
-        self._write([] if chosen else best(self.ended, self.plan.proposer.by))
-        at_once = self.most_at_once * len(self.plan.seeds)
-        if self.names and len(drivers.slots) > at_once:
-            logger.info(
-                "%s: the search was begun with fewer runs at once; at most %d of %d are used",
-                *(self.out, at_once, len(drivers.slots)),
-            )
-        self._drivers, self._shown = drivers, shown
-
-    @property
-    def ended(self) -> list[Trial]:
-        """The trials that have ended, by number."""
-        return [self.trials[number] for number in sorted(self.trials)]
+        confirmed = not self.left and (self.out / CONFIRMED).exists()  # best.yaml, on fresh seeds
+        self._write([] if confirmed else best(self.ended, self.plan.proposer.by))
+        self._drivers = drivers
 
     def next_job(self) -> Job | None:
         """The next run: of a trial in progress, else of a new one."""
@@ -241,11 +238,11 @@ class Tuning:
 
     def _propose(self, number: int) -> None:
         """Begins a trial, which fails at once if its values are incompatible."""
-        known = self._ended_before(number)
+        ended = self._ended_before(number)
         proposal = self.plan.proposer.propose(
             number,
-            [self.trials[before] for before in range(known)],
-            [self.params[before] for before in range(known, number)],
+            [self.trials[before] for before in range(ended)],
+            [self.params[before] for before in range(ended, number)],
         )
         self.params[number] = proposal.params
         try:
@@ -264,30 +261,37 @@ class Tuning:
 
     def _job(self, number: int, running: Running, seed: int) -> Job:
         running.slots[seed] = None
-        name = _name(number, seed)
-        self._jobs[name] = number, seed
+        out = self._folder(number, seed)
+        self._jobs[out] = number, seed
         config = self.plan.config(running.proposal.params, seed)
-        return Job(name, config, self.out / name, self.trackers, self.accept_changed_code)
+        name = self._name(number, seed)
+        return Job(name, config, out, self.trackers, self.accept_changed_code)
+
+    def _folder(self, number: int, seed: int) -> Path:
+        return self.out / trials.folder_of(number) / f"seed={seed}"
+
+    def _name(self, number: int, seed: int) -> str:
+        """Of a run; it begins with the search where there are several."""
+        folder = f"{trials.folder_of(number)}/seed={seed}"
+        return f"{self.out.name}/{folder}" if self.plan.title else folder
 
     def happened(self, slot: int, job: Job, event: Event) -> None:
-        """See :class:`fedsim.studies.parallel.Follower`.
+        """Handles an event of one of its runs, see :class:`~fedsim.studies.parallel.Follower`.
 
         Raises:
             ConfigError: no trial can have a value.
             FedsimError: the run failed for a reason that is not its trial's.
             StoreError: the files of the search cannot be written.
         """
-        if self._shown is not None:
-            self._shown.happened(slot, job, event)
-        number, seed = self._jobs[job.name]
-        running = self.running[number]
+        number, seed = self._jobs[job.out]
+        running, by = self.running[number], self.plan.proposer.by
         if isinstance(event, Started | RoundEnded):
             running.slots[seed] = slot
         if isinstance(event, Started | Done):
             for row in status.rounds(job.out):
-                self._take(running, seed, row)
+                running.take(seed, row, by)
         if isinstance(event, RoundEnded):
-            self._take(running, seed, event.row)
+            running.take(seed, event.row, by)
         if isinstance(event, Lost):
             running.slots[seed] = None
         if isinstance(event, Stopped):
@@ -303,23 +307,10 @@ class Tuning:
             for place in running.slots.values():
                 if place is not None:
                     self._drivers.end(place)
-        trial = running.ended(self.plan.proposer.by)
+        trial = running.ended(by)
         if trial is not None:
             del self.running[number]
             self._add(trial)
-
-    def stopping(self) -> None:
-        """See :class:`fedsim.studies.parallel.Follower`."""
-        if self._shown is not None:
-            self._shown.stopping()
-
-    def _take(self, running: Running, seed: int, row: Mapping[str, Any]) -> None:
-        """Records the metric of a row of rounds.csv."""
-        if row["test_loss"] not in (None, "") and row["val_loss"] in (None, ""):
-            raise ConfigError(NO_VALIDATION)
-        value = row[self.plan.proposer.by]
-        if value not in (None, ""):
-            running.series[seed][int(row["round"])] = float(value)
 
     def _failed(self, running: Running, job: Job, event: Failed) -> None:
         """Fails the trial where its run would fail again on any machine. Any other failure ends the
@@ -332,63 +323,29 @@ class Tuning:
 
     def _add(self, trial: Trial) -> None:
         """Records a trial that has ended."""
-        trials.append(self.out, trial)
         self.trials[trial.number] = trial
         by = self.plan.proposer.by
         leader = best(self.ended, by)
         self._write(leader if leader[:1] == [trial] else [])
         texts = {
-            "complete": f"{by} {trial.value:.4f}" if trial.value is not None else "",
+            "complete": f"{by} {trial.value or 0.0:.4f}",
             "pruned": f"pruned after round {max(trial.reports, default=0)}",
             "failed": f"failed: {trial.error}",
         }
         so_far = f"; best {leader[0].value:.4f} of trial {leader[0].number}" if leader else ""
         logger.info(
             "%s[%d/%d] trial %d: %s: %s%s",
-            f"{self.title}: " if self.title else "",
+            f"{self.plan.title}: " if self.plan.title else "",
             *(len(self.trials), self.plan.count, trial.number),
             params_text(trial.params),
             *(texts[trial.state], so_far),
         )
 
     def _write(self, leader: Sequence[Trial]) -> None:
-        """Writes trials.csv and, if there is a first one of ``leader``, best.yaml."""
-        trials.write_table(self.out, list(self.plan.proposer.space), self.ended)
+        """Writes the trials and, if there is a first one of ``leader``, best.yaml."""
+        trials.write(self.out, list(self.plan.proposer.space), self.ended)
         for trial in leader[:1]:
             write_best(self.plan, self.out, trial, f"{self.plan.proposer.by} {trial.value!r}")
-
-
-def _check(trial: Trial, plan: SearchPlan, out: Path) -> None:
-    """Refuses a trial with settings that the search cannot have tried, or another value than that
-    of its runs, as far as they are still there."""
-    space = plan.proposer.space
-    what = f"{out / trials.TRIALS}: trial {trial.number} has"
-    advice = "put back what was written, or remove its line: the trial is then done again"
-    tried = trial.params.keys() == space.keys()
-    if not tried or not all(space[key].has(value) for key, value in trial.params.items()):
-        given = params_text(trial.params)
-        raise DataError(f"{what} settings that the search cannot have tried, {given}; {advice}")
-    if trial.state != "complete":
-        return
-    last = [_last(out / _name(trial.number, seed), plan.proposer.by) for seed in plan.seeds]
-    known = [value for value in last if value is not None]
-    if len(known) == len(last) and fmean(known) != trial.value:
-        raise DataError(
-            f"{what} {plan.proposer.by} {trial.value!r}, and its runs {fmean(known)!r}; {advice}"
-        )
-
-
-def _last(run: Path, by: str) -> float | None:
-    """The metric after a run's last evaluated round, None where the run does not say it."""
-    try:
-        cells = [row.get(by) for row in status.rounds(run)]
-        return next((float(text) for text in reversed(cells) if text), None)
-    except (OSError, ValueError, csv.Error):
-        return None
-
-
-def _name(number: int, seed: int) -> str:
-    return f"{trials.folder_of(number)}/seed={seed}"
 
 
 def params_text(params: Mapping[str, Scalar]) -> str:

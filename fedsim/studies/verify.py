@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import csv
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from fedsim.audit.recorded import ROUNDING, Difference
+from fedsim.audit.recorded import ROUNDING, Difference, distance
 from fedsim.audit.verify import NotPossible, Verification, verify
 from fedsim.core.errors import ConfigError, FedsimError, one_line
 from fedsim.core.reading import check_tree
@@ -100,11 +103,9 @@ class Drawn:
             return None
         if (self.folder / directories.GRID).exists() and directories.read_grid(self.folder) is None:
             return Difference(directories.GRID, "is not what fedsim writes there")
-        from fedsim.studies import sweep_tables  # SciPy, without which a single run is verified
-
         beside = self.beside_grid
         try:
-            return sweep_tables.difference(
+            return _difference(
                 self.folder,
                 [name for name in self.own if name not in beside],
                 ROUNDING if any(each.others for each in found) else 0.0,
@@ -147,4 +148,58 @@ def drawn(folder: Path, *, sample: int = SAMPLE, seed: int | None = None) -> Dra
         runs=tuple(finished[number] for number in sorted(chosen.tolist())),
         finished=finished,
         seed=seed,
+    )
+
+
+def _difference(out: Path, finished: Collection[str], rounding: float = 0.0) -> Difference | None:
+    """The first place where the tables of a sweep are not those of its runs; None where none is.
+
+    Args:
+        out: the directory of the sweep; a folder without tables has none to compare.
+        finished: the names of its finished runs.
+        rounding: by which numbers may differ, relative to their size where that is above 1.
+
+    Raises:
+        FedsimError, OSError, KeyError, ValueError: a table cannot be read.
+    """
+    import pandas as pd
+
+    from fedsim.studies import sweep_tables  # SciPy, without which a single run is verified
+    from fedsim.studies.sweep import SEEDS, group_of
+    from fedsim.studies.sweep_tables import AGGREGATE, SUMMARY
+
+    there = [name for name in (SUMMARY, AGGREGATE) if (out / name).exists()]
+    if len(there) != 2:
+        return (
+            Difference(AGGREGATE if SUMMARY in there else SUMMARY, "is missing") if there else None
+        )
+    runs, rows = (
+        pd.read_csv(out / name, dtype=str, keep_default_na=False)[column].tolist()
+        for name, column in ((SUMMARY, "run"), (AGGREGATE, "configuration"))
+    )
+    for name in Counter(finished) - Counter(runs):
+        return Difference(SUMMARY, f"leaves out the finished run {name}")
+    for name in Counter(runs) - Counter(finished):
+        what = "twice" if name in finished else "which is no finished run of the sweep"
+        return Difference(SUMMARY, f"names {name}, {what}")
+    grouped = ({name: group_of(name, seeds) for name in runs} for seeds in (SEEDS, SEEDS[:1]))
+    groups = next((each for each in grouped if set(each.values()) == set(rows)), None)
+    if groups is None:
+        return Difference(AGGREGATE, "its configurations are not those of the runs")
+    for name, frame in sweep_tables.tables(groups, out).items():
+        now, recorded = sweep_tables.text(frame), (out / name).read_text(encoding="utf-8")
+        lines = zip_longest(*(t.splitlines(keepends=True) for t in (now, recorded)))
+        for line, (ours, theirs) in enumerate(lines, 1):
+            if ours != theirs and not (rounding and _close(ours, theirs, rounding)):
+                return Difference(f"{name}, line {line}", "is not what the runs give")
+    return None
+
+
+def _close(ours: str | None, theirs: str | None, rounding: float) -> bool:
+    """Whether two lines of a table differ in the rounding of numbers alone."""
+    if ours is None or theirs is None:
+        return False
+    (a, b) = csv.reader([ours, theirs])
+    return len(a) == len(b) and all(
+        x == y or distance(x, y) <= rounding for x, y in zip(a, b, strict=True)
     )

@@ -45,23 +45,14 @@ class Orders:
 
 @dataclass(frozen=True)
 class Begun:
-    """The driver has the job, and loads the run's data.
-
-    Args:
-        resumed: whether the run continues from a checkpoint.
-    """
+    """The run loads its data; ``resumed``: it continues from a checkpoint."""
 
     resumed: bool
 
 
 @dataclass(frozen=True)
 class Started:
-    """The run is about to do its first round, or the first one after a resume.
-
-    Args:
-        done: number of complete rounds.
-        rounds: of the whole run.
-    """
+    """The first round of this process begins, of ``rounds`` in all, ``done`` of them before."""
 
     done: int
     rounds: int
@@ -69,12 +60,7 @@ class Started:
 
 @dataclass(frozen=True)
 class RoundEnded:
-    """A round is complete, and its rows are being written.
-
-    Args:
-        row: its row of rounds.csv.
-        seconds: its duration.
-    """
+    """A round is complete: its ``row`` of rounds.csv, which is being written, and its duration."""
 
     row: Mapping[str, Any]
     seconds: float
@@ -82,12 +68,9 @@ class RoundEnded:
 
 @dataclass(frozen=True)
 class Logged:
-    """A message of fedsim's log, or a warning of Python's, in the driver's process.
+    """A message of fedsim's log, or a warning of Python's (``once``), in the run's process.
 
-    Args:
-        level: as in :mod:`logging`.
-        text: the message.
-        once: whether it is a warning of Python's, which many runs repeat.
+    The level is that of :mod:`logging`; many runs repeat the same warning.
     """
 
     level: int
@@ -97,11 +80,7 @@ class Logged:
 
 @dataclass(frozen=True)
 class Done:
-    """The run is finished.
-
-    Args:
-        summary: the row of summary.csv; empty for a run that was finished ``before``.
-    """
+    """The run is finished; the row of summary.csv, empty if it was finished ``before``."""
 
     summary: Mapping[str, Any]
     before: bool = False
@@ -130,7 +109,7 @@ class Stopped:
     """The run stopped with a checkpoint of its newest round.
 
     Args:
-        signal: the number of the signal that the driver received; 0: :class:`Orders` said so.
+        signal: the number of the signal that its process received; 0: :class:`Orders` said so.
         note: one line on what went wrong, such as a checkpoint that cannot be written.
     """
 
@@ -140,11 +119,7 @@ class Stopped:
 
 @dataclass(frozen=True)
 class Lost:
-    """The driver was lost; its slot takes another job.
-
-    Args:
-        reason: one line.
-    """
+    """The process of the run, or a machine of its, was lost; its slot takes another job."""
 
     reason: str
 

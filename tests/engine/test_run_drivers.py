@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections import deque
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,10 +17,10 @@ from fedsim.config.run import RunConfig
 from fedsim.config.sections import EngineConfig
 from fedsim.core.errors import ConfigError
 from fedsim.engine.ray import shared
-from fedsim.engine.ray.groups import Need
+from fedsim.engine.ray.groups import Need, shared_ray
 from fedsim.engine.ray.pool import Session
-from fedsim.studies.on_ray import ProcessesOnRay
 from fedsim.studies.parallel import control
+from fedsim.studies.processes import Processes
 from fedsim.training import setup
 from fedsim.training.events import Done, Event, Job, Lost, RoundEnded
 
@@ -38,8 +39,16 @@ def config(seed, rounds=3, **engine):
     )
 
 
-def need_of(config):
-    return Need(engine=config.engine, num_clients=2, cohort_size=2)
+@contextmanager
+def processes(configs, parallel="auto"):
+    """As many processes as fit for runs on Ray, and what each of them reserves."""
+    needs = [Need(engine=configs[0].engine, num_clients=2, cohort_size=2)]
+    with shared_ray(EngineConfig(), needs, len(configs), parallel) as shared_by_runs:
+        drivers = Processes(shared_by_runs.count, shared_by_runs)
+        try:
+            yield drivers, shared_by_runs
+        finally:
+            drivers.close()
 
 
 def bytes_of(folder: Path):
@@ -85,13 +94,10 @@ def test_four_runs_with_two_drivers_one_of_which_is_killed(two_cores, tmp_path):
             killed.append(drivers.pid(slot))
             os.kill(killed[0], signal.SIGKILL)
 
-    drivers = ProcessesOnRay(EngineConfig(), [need_of(j.config) for j in jobs], need_of)
     follower = Follower(kill)
-    try:
-        assert (drivers.plan.count, drivers.plan.actors, drivers.slots) == (2, 1, (0, 1))
+    with processes([job.config for job in jobs]) as (drivers, ray_of_runs):
+        assert (drivers.slots, ray_of_runs.reservation.actors) == ((0, 1), 1)
         run_all(jobs, drivers, follower)
-    finally:
-        drivers.close()
     assert sorted(name for name, _ in follower.of(Done)) == [job.name for job in jobs]
     (lost,) = follower.of(Lost)
     assert lost[0] == "seed=1"
@@ -117,7 +123,7 @@ def test_runs_share_the_samples(two_cores, tmp_path, monkeypatch):
         assert bytes_of(again.path) == bytes_of(alone.path)
 
 
-def test_too_many_are_refused_before_anything_is_made(two_cores, monkeypatch):
-    monkeypatch.setattr("fedsim.studies.on_ray.Pending", pytest.fail)
-    with pytest.raises(ConfigError, match=r"^--parallel 3: so many runs with 1 .* fit, 2 do \("):
-        ProcessesOnRay(EngineConfig(), [need_of(config(s)) for s in range(4)], need_of, 3)
+def test_too_many_are_refused_before_anything_is_made(two_cores):
+    expected = r"^--parallel 3: so many runs with 1 .* fit, 2 do \("
+    with pytest.raises(ConfigError, match=expected), processes([config(0)] * 4, 3):
+        pytest.fail("it was made")

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import deque
 from pathlib import Path
 
 import psutil
@@ -16,16 +15,12 @@ import pytest
 import ray
 import yaml
 from ray.cluster_utils import Cluster
-from ray.util.placement_group import placement_group_table
 
 import fedsim
-from fedsim.config.sections import EngineConfig
 from fedsim.core.errors import ConfigError
-from fedsim.studies.on_ray import ProcessesOnRay
-from fedsim.studies.parallel import control
 from fedsim.training.events import ENDINGS, Done, Job, Lost, RoundEnded, Started
 from tests.engine import fake_gpus
-from tests.engine.test_run_drivers import Follower, bytes_of, config, need_of
+from tests.engine.test_run_drivers import Follower, bytes_of, config, processes, run_all
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("no_ray")]
 RUNS, ROUNDS = 16, 20
@@ -63,7 +58,7 @@ def kill(node) -> None:
 def test_a_node_is_lost_in_the_middle(cluster, alone, tmp_path):
     fake_gpus.connect(cluster.address)
     jobs = [Job(str(s), config(s, ROUNDS, **HALF), tmp_path / str(s)) for s in range(RUNS)]
-    active, counts, groups = set(), {"before": set(), "after": set()}, set()
+    active, counts = set(), {"before": set(), "after": set()}
 
     def follow(_, job, event):
         if isinstance(event, Started):
@@ -72,24 +67,18 @@ def test_a_node_is_lost_in_the_middle(cluster, alone, tmp_path):
             active.discard(job.name)
         lost = bool(follower.of(Lost))
         counts["after" if lost else "before"].add(len(active))
-        states = [group["state"] for group in placement_group_table().values()]
-        groups.add((lost, states.count("CREATED"), states.count("PENDING")))
         if isinstance(event, RoundEnded) and len(follower.of(Done)) >= 4 and len(nodes) == 3:
             kill(nodes.pop())
 
     nodes, follower = list(cluster.worker_nodes), Follower(follow)
-    needs = [need_of(job.config) for job in jobs]
-    with pytest.raises(ConfigError, match=r"--parallel 5: .* 2 actors of 0.5 CPU and 0.5 GPU"):
-        ProcessesOnRay(EngineConfig(), needs, need_of, 5)
-    drivers = ProcessesOnRay(EngineConfig(), needs, need_of)
-    try:
-        assert (drivers.plan.count, drivers.plan.actors) == (4, 2)
-        left = deque(jobs)
-        control(lambda: left.popleft() if left else None, drivers, follower)
-    finally:
-        drivers.close()
+    configs = [job.config for job in jobs]
+    refused = r"--parallel 5: .* 2 actors of 0.5 CPU and 0.5 GPU"
+    with pytest.raises(ConfigError, match=refused), processes(configs, 5):
+        pytest.fail("it was made")
+    with processes(configs) as (drivers, ray_of_runs):
+        assert (ray_of_runs.count, ray_of_runs.reservation.actors) == (4, 2)
+        run_all(jobs, drivers, follower)
     assert (max(counts["before"]), max(counts["after"])) == (4, 3), "as many as fit"
-    assert groups - {(True, 3, 0)} == {(False, 4, 0), (True, 3, 1)}, "the lost one pends"
     ((_, lost),) = follower.of(Lost)
     assert "of the run's placement group was lost" in lost.reason
     assert len(follower.of(Done)) == RUNS

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from fedsim.config.experiments import MOST_RUNS
 from fedsim.config.sections import fields
 from fedsim.core.settings import MOST
-from fedsim.storage.trials import MOST as MOST_TRIALS
 from tests.fuzz.harness import Case, fedsim, parts, tried
 from tests.fuzz.test_run_directories import copied
 
@@ -90,7 +90,7 @@ def of_searches() -> Iterator[Case]:
         for value in (str(10**30), str(10**25), "9" * 5000, "0x10", "-1", "1e3", "nan"):
             yield case(f"{flag} {value}", flag, value, says=flag)
     for flag in ("--trials", "--confirm"):
-        yield case(f"{flag} of too many", flag, str(MOST_TRIALS + 1), says=flag)
+        yield case(f"{flag} of too many", flag, str(MOST_RUNS + 1), says=flag)
     for form in (
         *(f"int(0, {10**30})", f"int(-{10**18}, {10**18})", "uniform(0, 1e999)"),
         *("uniform(-1e308, 1e308)", "loguniform(0, 1e308)"),

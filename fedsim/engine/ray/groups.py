@@ -1,19 +1,22 @@
-"""Placement groups: the resources that each of several runs at once reserves for its actors.
+"""Several runs at once on one Ray: how many fit, and the placement group of each.
 
-A group has a bundle for each client actor of its run, and the run plans with bundles as it would
-with machines. The process that controls the runs makes and removes the groups, since a group
-belongs to the Ray job and not to the actor that uses it. How many fit is computed before any is
-made: Ray keeps a group that does not fit pending, without a message.
+A group has a bundle for each client actor of a run, which plans with bundles as it would with
+machines. The process that does the run makes the group, so that Ray removes it with the process.
+How many fit is computed before any is made: Ray keeps a group that does not fit pending, without a
+message.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
+import time
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import ray
 from ray.util.placement_group import (
@@ -25,27 +28,37 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from fedsim.config.sections import EngineConfig
-from fedsim.core.errors import ConfigError, EngineLostError
-from fedsim.core.machine import MODEL_COPIES, PROCESS
+from fedsim.core.errors import ConfigError, EngineLostError, WorkerError
+from fedsim.core.machine import MODEL_COPIES, PROCESS, cores
 from fedsim.core.plurals import counted
 from fedsim.core.types import GIB
-from fedsim.engine.ray.cluster import check_types, local_node, memory_of, node_of, share_of
+from fedsim.engine.ray import shared
+from fedsim.engine.ray.cluster import (
+    LOCAL,
+    check_types,
+    connect,
+    joining,
+    local_node,
+    memory_of,
+    node_of,
+    share_of,
+)
+from fedsim.engine.ray.head import Head, own_processes
 from fedsim.engine.ray.placement import Node, Share, listed, pack, plan_placement
 
+logger = logging.getLogger("fedsim")
 DRIVERS_PER_CORE = 4
-"""The most runs at once with ``auto``, for each core of the machine that has the drivers."""
+"""The most runs at once with ``auto``, for each core of the machine that has their processes."""
 ANSWER_TIMEOUT = 2.0
 """Seconds that a machine has to accept a connection."""
+ROOM_TIMEOUT, ROOM_POLL = 180.0, 1.0
+"""Seconds after which a run fails that no machines have room for, and between two looks. Ray may
+need a minute to notice that a machine is gone."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Reservation:
-    """The resources that a run reserves.
-
-    Args:
-        share: of each client actor.
-        actors: k, their number.
-    """
+    """The resources of a run: the share of each client actor, and their number k."""
 
     share: Share
     actors: int
@@ -57,7 +70,7 @@ class Reservation:
         return [{name: amount for name, amount in amounts.items() if amount}] * self.actors
 
     def fits(self, nodes: Sequence[Node]) -> bool:
-        """Whether the machines have the CPUs and GPUs for it while nothing else uses them."""
+        """Whether the machines have room for it while nothing else uses them."""
         return sum(pack(nodes, self.share, 0, self.actors)) == self.actors
 
     def __str__(self) -> str:
@@ -88,8 +101,8 @@ class Need:
     def actors(self) -> int | None:
         """The number of actors in the settings, None for ``auto``."""
         named = {"auto": None, "per-client": self.num_clients}
-        asked = self.engine.actors
-        return named[asked] if isinstance(asked, str) else min(asked, self.num_clients)
+        actors = self.engine.actors
+        return named[actors] if isinstance(actors, str) else min(actors, self.num_clients)
 
     @property
     def driver(self) -> int:
@@ -97,104 +110,113 @@ class Need:
         updates = 1 if self.pooled else self.cohort_size
         return PROCESS + (MODEL_COPIES + updates) * self.model_bytes + self.frozen_bytes
 
-    def reservation(self, nodes: Sequence[Node], actors: int) -> Reservation:
-        """The resources of the run, with ``actors`` where the settings say ``auto``."""
-        return Reservation(share=share_of(self.engine, nodes), actors=self.actors or actors)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunsPlan:
-    """Several runs at once.
-
-    Args:
-        count: N, the number of runs at once.
-        actors: k, of each run whose settings do not give another number.
-        share: the largest share of an actor, over all runs.
-        memory: the most bytes that an actor needs.
-        driver: the most bytes that the driver of a run needs.
-    """
-
-    count: int
-    actors: int
-    share: Share
-    memory: int
-    driver: int
-
-    def fitting(self, nodes: Sequence[Node], here: int, most: int) -> int:
-        """How many of the runs fit at once on some machines, at most ``most``.
-
-        The drivers are on the machine ``nodes[here]``.
-        """
-
-        def overfull(runs: int) -> bool:
-            left = nodes[here].memory - runs * self.driver
-            with_drivers = list(nodes)
-            with_drivers[here] = replace(nodes[here], memory=max(0.0, left))
-            wanted = runs * self.actors
-            return left < 0 or sum(pack(with_drivers, self.share, self.memory, wanted)) < wanted
-
-        return bisect_left(range(1, most + 1), True, key=overfull) if nodes else 0
-
 
 def plan_runs(
     needs: Sequence[Need],
     nodes: Sequence[Node],
+    runs: int,
     parallel: Literal["auto"] | int,
-    *,
-    cores: float,
     here: int = 0,
-) -> RunsPlan:
-    """Computes how many runs are executed at once, and with how many actors each.
+) -> tuple[int, Reservation]:
+    """How many runs are executed at once, and what each of them reserves.
 
-    Where neither number is given, the number of runs is made as large as possible first, since a
-    round waits for its slowest client. The actors left are divided evenly among the runs, at most
-    one for each client of a round.
+    Every run gets what the largest one needs. With ``auto`` the number of runs is made as large as
+    possible first, since a round waits for its slowest client; the actors left are divided evenly
+    among the runs, at most one for each client of a round.
 
     Args:
-        needs: of the runs.
+        needs: of runs of each kind.
         nodes: the machines.
+        runs: their number in all.
         parallel: the number of runs at once; auto: as many as fit.
-        cores: of this machine, which has the drivers.
-        here: its index in ``nodes``; its memory holds the drivers too.
+        here: the index in ``nodes`` of this machine; its memory holds the drivers too.
 
     Raises:
         ConfigError: no run fits, or fewer than ``parallel``; the message says how many do.
     """
     shares = [share_of(need.engine, nodes) for need in needs]
-    for need, share in zip(needs, shares, strict=True):
-        check_types(need.engine, nodes, share)
-    given = max(need.actors or 0 for need in needs)
-    asked = len(needs) if parallel == "auto" else min(parallel, len(needs))
-    plan = RunsPlan(
-        count=asked,
-        actors=given or 1,
-        share=Share(max(s.cpus for s in shares), max(s.gpus for s in shares)),
-        memory=max(memory_of(n.engine, n.model_bytes, n.frozen_bytes) for n in needs),
-        driver=max(need.driver for need in needs),
-    )
-    fits = plan.fitting(nodes, here, asked)
-    if not fits or (parallel != "auto" and fits < asked):
-        _refuse(plan, nodes, here, fits)
+    for need, each in zip(needs, shares, strict=True):
+        check_types(need.engine, nodes, each)
+    share = Share(max(each.cpus for each in shares), max(each.gpus for each in shares))
+    memory = max(memory_of(n.engine, n.model_bytes, n.frozen_bytes) for n in needs)
+    driver = max(need.driver for need in needs)
+
+    def fit(count: int, actors: int) -> bool:
+        left = nodes[here].memory - count * driver
+        free = [*nodes]
+        free[here] = replace(nodes[here], memory=max(0.0, left))
+        return left >= 0 and sum(pack(free, share, memory, count * actors)) == count * actors
+
+    fixed = max(need.actors or 0 for need in needs)
+    least = fixed or 1
+    most = runs if parallel == "auto" else min(parallel, runs)
+    numbers = range(1, most + 1) if nodes else ()
+    count = bisect_left(numbers, True, key=lambda n: not fit(n, least))
+    if not count:  # the actors of one run may be too many: says what would fit
+        plan_placement(nodes, share, memory, least, least)
+    if not count or (parallel != "auto" and count < most):
+        raise ConfigError(
+            f"--parallel {most}: so many runs with {Reservation(share, least)} each do not fit, "
+            f"{count} do{'es' * (count == 1)} ({listed(nodes)}); memory: {memory / GIB:.2f} GiB "
+            f"for an actor, {driver / GIB:.2f} GiB on {nodes[here].name} for a run"
+        )
     if parallel == "auto":
-        fits = min(fits, max(1, int(DRIVERS_PER_CORE * cores)))
-    plan = replace(plan, count=fits)
-    if given:
-        return plan
-    larger = (
-        replace(plan, actors=k) for k in range(max(need.cohort_size for need in needs), 1, -1)
-    )
-    return next((p for p in larger if p.fitting(nodes, here, fits) == fits), plan)
+        count = min(count, max(1, int(DRIVERS_PER_CORE * cores())))
+    cohort = max(need.cohort_size for need in needs)
+    actors = fixed or next((k for k in range(cohort, 1, -1) if fit(count, k)), 1)
+    return count, Reservation(share, actors)
 
 
-def _refuse(plan: RunsPlan, nodes: Sequence[Node], here: int, fits: int) -> NoReturn:
-    if not fits:  # the actors of one run may be too many: says what would fit
-        plan_placement(nodes, plan.share, plan.memory, plan.actors, plan.actors)
-    each = Reservation(share=plan.share, actors=plan.actors)
-    raise ConfigError(
-        f"--parallel {plan.count}: so many runs with {each} each do not fit, {fits} "
-        f"do{'es' * (fits == 1)} ({listed(nodes)}); memory: {plan.memory / GIB:.2f} GiB for an "
-        f"actor, {plan.driver / GIB:.2f} GiB on {nodes[here].name} for a run"
-    )
+@dataclass(frozen=True)
+class SharedRay:
+    """The Ray of several runs at once.
+
+    Args:
+        count: of runs at once.
+        reservation: of each of them.
+        joining: what their processes need to join it.
+        register: knows the data of other runs, see :mod:`fedsim.engine.ray.shared`.
+        head: watches Ray's processes, where it was started here.
+    """
+
+    count: int
+    reservation: Reservation
+    joining: Mapping[str, Any]
+    register: Any
+    head: Head
+
+
+@contextmanager
+def shared_ray(
+    engine: EngineConfig, needs: Sequence[Need], runs: int, parallel: Literal["auto"] | int
+) -> Iterator[SharedRay]:
+    """Starts Ray, or joins it, for several runs at once.
+
+    Raises:
+        ConfigError: so many do not fit, or Ray cannot be started or joined.
+    """
+    if (engine.address or "").startswith("ray://"):
+        raise ConfigError(
+            f"--address {engine.address}: the runs of a sweep are driven from a machine of the "
+            "cluster; start the sweep on one of them, with --address auto"
+        )
+    if engine.address in (None, LOCAL):  # refused before Ray starts
+        nodes, here = reachable()
+        plan_runs(needs, nodes, runs, parallel, here)
+    disconnect = connect(engine)
+    head = Head(own_processes())
+    head.watch(lambda reason: logger.error("%s; the same command goes on", reason))
+    register = None
+    try:
+        nodes, here = reachable()
+        count, reservation = plan_runs(needs, nodes, runs, parallel, here)
+        register = shared.start_register()
+        yield SharedRay(count, reservation, joining(), register, head)
+    finally:
+        head.close()
+        if not head.reason:
+            shared.end_register(register)
+        disconnect()
 
 
 @dataclass(frozen=True)
@@ -203,6 +225,7 @@ class Group:
 
     Args:
         handle: Ray's.
+        reservation: of the run.
         nodes: Ray's id of each bundle's machine.
     """
 
@@ -220,27 +243,44 @@ class Group:
         """Where Ray is to place an actor."""
         return {"scheduling_strategy": PlacementGroupSchedulingStrategy(self.handle)}
 
-    def lost(self) -> str:
-        """How one of its machines was lost, empty while all are there.
+    def check(self) -> None:
+        """Raises an EngineLostError where a machine of the group is gone.
 
         Ray itself notices it after 15 seconds or more, and the group's state never shows it.
         """
-        known = {node["NodeID"]: node for node in ray.nodes()}
+        nodes = {node["NodeID"]: node for node in ray.nodes()}
         for name in dict.fromkeys(self.nodes):
-            if not answers(known.get(name)):
-                address = known[name]["NodeManagerAddress"] if name in known else name
-                return f"node {address} of the run's placement group was lost"
-        return ""
+            if not answers(nodes.get(name)):
+                address = nodes[name]["NodeManagerAddress"] if name in nodes else name
+                raise EngineLostError(f"node {address} of the run's placement group was lost")
 
     def remove(self) -> None:
         """Removes the group and ends the actors in it."""
         remove_placement_group(self.handle)
 
-    def check(self) -> None:
-        """Raises an EngineLostError where a machine of the group is gone."""
-        reason = self.lost()
-        if reason:
-            raise EngineLostError(reason)
+
+def reserve(reservation: Reservation, stopped: Callable[[], bool]) -> Group | None:
+    """Makes a placement group and waits until it is ready; None where ``stopped`` first.
+
+    Raises:
+        WorkerError: the machines have had no room for it for :data:`ROOM_TIMEOUT` seconds.
+    """
+    handle = placement_group(reservation.bundles, "PACK")
+    ready, had_room = handle.ready(), time.monotonic()
+    while not ray.wait([ready], timeout=ROOM_POLL)[0]:
+        nodes, _ = reachable()
+        now = time.monotonic()
+        had_room = now if reservation.fits(nodes) else had_room
+        if stopped() or now - had_room > ROOM_TIMEOUT:
+            remove_placement_group(handle)
+            if stopped():
+                return None
+            raise WorkerError(
+                f"no machine of the cluster has had room for {reservation} in "
+                f"{ROOM_TIMEOUT:.0f} s ({listed(nodes)})"
+            )
+    nodes_of_bundles = placement_group_table(handle)["bundles_to_node_id"]
+    return Group(handle, reservation, tuple(nodes_of_bundles[i] for i in sorted(nodes_of_bundles)))
 
 
 def answers(node: Any) -> bool:
@@ -254,26 +294,6 @@ def answers(node: Any) -> bool:
     return False
 
 
-class Pending:
-    """A requested group."""
-
-    def __init__(self, reservation: Reservation) -> None:
-        self.reservation = reservation
-        self._handle = placement_group(reservation.bundles, "PACK")
-        self._ready = self._handle.ready()
-
-    def group(self, timeout: float = 0) -> Group | None:
-        """The group, once it is ready; waits at most so many seconds."""
-        if not ray.wait([self._ready], timeout=timeout)[0]:
-            return None
-        nodes = placement_group_table(self._handle)["bundles_to_node_id"]
-        return Group(self._handle, self.reservation, tuple(nodes[i] for i in sorted(nodes)))
-
-    def remove(self) -> None:
-        """Withdraws the request."""
-        remove_placement_group(self._handle)
-
-
 def reachable() -> tuple[list[Node], int]:
     """The machines on which groups can be made now, and which of them this process is on.
 
@@ -282,6 +302,6 @@ def reachable() -> tuple[list[Node], int]:
     if not ray.is_initialized():
         return [local_node()], 0
     nodes = [node for node in ray.nodes() if answers(node)]
-    own = ray.get_runtime_context().get_node_id()
-    here = next((i for i, node in enumerate(nodes) if node["NodeID"] == own), 0)
+    this_one = ray.get_runtime_context().get_node_id()
+    here = next((i for i, node in enumerate(nodes) if node["NodeID"] == this_one), 0)
     return [node_of(node["Resources"], node["NodeManagerAddress"]) for node in nodes], here

@@ -270,6 +270,8 @@ class Session:
         self.head.close()
         if not self.head.reason:
             self.prepare(None)
+            if self.group:
+                self.group.remove()
         self._disconnect()
 
     def __enter__(self) -> Session:

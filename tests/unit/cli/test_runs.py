@@ -189,12 +189,12 @@ def write_search(folder, planned=3, ended=("complete", "pruned")):
         "trials": planned,
     }
     trials.write_study(folder, study)
+    done = []
     for number, state in enumerate(ended):
         write_run(folder / trials.folder_of(number) / "seed=0", end=True)
         value = None if state == "failed" else 0.5 + number / 8
-        trials.append(
-            folder, Trial(number=number, params={"train.lr": 0.25}, state=state, value=value)
-        )
+        done.append(Trial(number=number, params={"train.lr": 0.25}, state=state, value=value))
+    trials.write(folder, ["train.lr"], done)
     return folder
 
 

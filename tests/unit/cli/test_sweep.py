@@ -14,7 +14,6 @@ from fedsim.config.resolve import from_flags, resolve
 from fedsim.core.errors import ConfigError
 from fedsim.studies import capacity, sweep
 from fedsim.studies.parallel import Drivers, Here
-from fedsim.studies.processes import Processes
 
 SMALL = """
 algorithm: fedavg
@@ -69,44 +68,6 @@ def test_a_signal_during_start_up_says_how_to_continue(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "origin"),
-    [
-        (("sweep", "sweep.yaml", "--client-batch", "4"), "--client-batch"),
-        (("tune", "search.yaml", "--client-batch", "4"), "--client-batch"),
-        (("sweep", "batch.yaml"), "batch.yaml:8 (engine.client_batch)"),
-    ],
-)
-def test_clients_that_cannot_be_stacked_are_refused_before_any_run(
-    arguments: tuple[str, ...], origin: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(capacity, "make_drivers", lambda *_, **__: pytest.fail("a run was started"))
-    Path("batch.yaml").write_text(SWEEP + "engine.client_batch: 4\n")
-    done = fedsim(*arguments, "-a", "fedpac")
-    assert done.exit_code == 2
-    assert done.stderr == (
-        f"error: {origin}: 4 given, but algorithm fedpac with model mlp cannot be stacked: local "
-        "training has two phases; 1 and auto train these clients one by one\n"
-    )
-    assert not Path("runs").exists()
-
-
-def test_recurrent_models_are_refused_without_their_data() -> None:
-    done = fedsim(
-        *("sweep", "sweep.yaml", "-d", "shakespeare", "--model", "leaf_shakespeare"),
-        *("--client-batch", "4", "--set", "data.val_fraction=0", "--dry-run", "--no-measure"),
-    )
-    assert done.stderr.startswith("error: --client-batch: 4 given, but algorithm fedavg with model")
-    assert "LSTM" in done.stderr
-
-
-@pytest.mark.parametrize("batch", ["1", "auto", "4"])
-def test_other_numbers_are_not_refused(batch: str) -> None:
-    done = fedsim("sweep", "sweep.yaml", "--client-batch", batch, "--dry-run", "--no-measure")
-    assert done.exit_code == 0, done.output
-    assert done.stdout.splitlines()[:3] == ["seed=0", "seed=1", ""]
-
-
-@pytest.mark.parametrize(
     ("flags", "wanted"),
     [
         (
@@ -147,13 +108,6 @@ def test_how_many_runs_at_once_is_said(drivers: Drivers, count: int, wanted: str
     assert capacity.introduction("6 runs", drivers, configs) == wanted
 
 
-def test_processes_say_how_many_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedsim.studies.processes.Process", lambda _: None)
-    configs = [resolve(from_flags({}, ["engine.kind=serial"]))] * 18
-    said = capacity.introduction("18 runs", Processes(2), configs)
-    assert said == "18 runs, 2 at once in 2 processes (serial engine)"
-
-
 @pytest.mark.slow
 @pytest.mark.integration
 def test_the_first_line_of_a_sweep_and_of_one_that_continues() -> None:
@@ -174,9 +128,32 @@ def test_the_first_line_of_a_sweep_and_of_one_that_continues() -> None:
 def test_a_search_says_that_its_trials_are_done() -> None:
     tune = ("tune", "search.yaml", "--pruner", "none", "--parallel", "1", "--trials")
     first = fedsim(*tune, "2")
-    assert first.stdout.startswith("2 trials, one at a time in this process (serial engine)\n")
+    assert first.stdout.startswith("2 runs of trials, one at a time in this process (serial ")
     again = fedsim(*tune, "1")
-    assert again.stdout.startswith("2 trials done already; nothing to do\n")
+    assert again.stdout.startswith("2 trials done already\n")
     assert again.exit_code == 0
     more = fedsim(*tune, "3")
-    assert more.stdout.startswith("1 of 3 trials left, in this process (serial engine)\n")
+    assert more.stdout.startswith("1 run of trials, in this process (serial engine)\n")
+
+
+def test_the_file_says_what_is_done_whatever_the_name_of_the_command() -> None:
+    study = SMALL + "methods: {A: {algorithm: fedavg}}\nsearch: {train.lr: 'choice(0.1, 1)'}\n"
+    Path("study.yaml").write_text(study)
+    look = ("--dry-run", "--no-measure")
+    assert "tuning: 25 trials, 25 runs\n\n" in fedsim("sweep", "search.yaml", *look).stdout
+    assert "comparison: 3 runs" in fedsim("sweep", "study.yaml", *look).stdout
+    for command, file, wanted in (
+        ("tune", "sweep.yaml", "there is nothing to search: give a section 'search:'"),
+        ("tune", "study.yaml", "is the file of a study, see 'fedsim study --help'"),
+        ("study", "sweep.yaml", "a study needs 'methods:'"),
+    ):
+        done = fedsim(command, file, *look)
+        assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+        assert wanted in done.stderr
+
+
+def test_keys_of_a_search_have_no_effect_without_one() -> None:
+    Path("sweep.yaml").write_text(SWEEP + "trials: 3\n")
+    done = fedsim("sweep", "sweep.yaml", "--dry-run")
+    wanted = "error: sweep.yaml:8 (trials): has no effect without 'search:'\n"
+    assert (done.exit_code, done.stderr) == (2, wanted)

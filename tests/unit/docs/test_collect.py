@@ -104,8 +104,7 @@ def plant_search(path: Path, score: float) -> None:
     trials.write_study(path, begun | {"trials": 2})
     first = Trial(number=0, params={"train.lr": 0.05}, state="failed", error=REASON)
     second = Trial(number=1, params={"train.lr": 0.1}, state="complete", value=score / 4)
-    trials.append(path, first)
-    trials.append(path, second)
+    trials.write(path, ["train.lr"], [first, second])
     plant_rounds(path / "trial-0001" / "seed=0", score)
 
 

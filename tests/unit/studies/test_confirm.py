@@ -38,13 +38,14 @@ def write(
     monkeypatch: pytest.MonkeyPatch, by: str = BY,
 ) -> pd.DataFrame:  # fmt: skip
     """Confirms trials whose runs on the fresh seeds 1, 2 and 3 have these values; None failed."""
-    last, finished, rows = {}, [], []
+    last, failed, rows = {}, [], []
     for number, of in values.items():
         there = [value for value in of if value is not None]
         for seed, value in enumerate(of, start=1):
-            if value is not None:
-                name = f"trial={number},seed={seed}"
-                finished.append(name)
+            name = f"trial={number},seed={seed}"
+            if value is None:
+                failed.append(name)
+            else:
                 last[out / confirm.FOLDER / name] = value
         if there:
             rows.append(
@@ -53,7 +54,7 @@ def write(
             )
     shown = {path: [{by: str(value)}] for path, value in last.items()}
     monkeypatch.setattr(status, "rounds", shown.__getitem__)
-    return confirm.write_confirmed(plan_of(by), out, leaders, finished, pd.DataFrame(rows))
+    return confirm.write_confirmed(plan_of(by), out, leaders, failed, pd.DataFrame(rows))
 
 
 def best(out: Path) -> str:

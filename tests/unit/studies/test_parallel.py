@@ -26,7 +26,7 @@ from fedsim.core.errors import (
     StoreError,
     WorkerError,
 )
-from fedsim.studies import parallel, processes
+from fedsim.studies import parallel
 from fedsim.studies.parallel import Drivers
 from fedsim.studies.processes import Processes
 from fedsim.training import driver
@@ -128,12 +128,6 @@ def test_every_slot_is_kept_at_work_and_every_event_told() -> None:
     assert drivers.closed == []  # they are warm for what follows
 
 
-def test_a_failure_is_told_once_and_the_others_go_on() -> None:
-    drivers, heard = Scripted(1, a=[Failed("NaN")], b=[DONE]), Heard()
-    control(drivers, heard, "ab")
-    assert [event for _, _, event in heard.events] == [Failed("NaN"), DONE]
-
-
 def test_a_lost_run_is_resumed_before_others_begin() -> None:
     drivers = Scripted(1, a=[round_of(1), Lost("gone"), DONE], b=[DONE])
     heard = Heard()
@@ -217,14 +211,6 @@ def test_a_driver_that_is_lost_while_stopping_is_not_made_again() -> None:
     assert [name for _, name in drivers.submitted] == ["a"]
 
 
-def test_a_signal_that_reaches_one_run_ends_the_sweep() -> None:
-    drivers = Scripted(2, a=[Stopped(signal.SIGTERM)], b=[round_of(1)], c=[DONE])
-    with pytest.raises(Interrupted) as interrupt:
-        control(drivers, Heard(), "abc")
-    assert interrupt.value.number == signal.SIGTERM
-    assert drivers.asked == [("stop", None)]
-
-
 def job(tmp_path: Path, *sets: str) -> Job:
     given = ("algorithm=fedavg", "train.rounds=3", "engine.kind=serial", *sets)
     return Job("run", resolve(from_flags({}, given)), tmp_path / "run")
@@ -245,27 +231,18 @@ def test_a_run_that_was_stopped_is_resumed_to_its_end(tmp_path: Path) -> None:
     told: list[Event] = []
     orders = Orders()
     stops = [Asks(orders, "stop")]
-    assert parallel.execute(job(tmp_path), orders, told.append, None, stops) == Stopped()
+    assert parallel.execute(job(tmp_path), orders, told.append, callbacks=stops) == Stopped()
     assert [type(event) for event in told] == [Begun, Started, RoundEnded]
-    assert parallel.execute(job(tmp_path), orders, told.append, None) == Stopped()  # not begun
+    assert parallel.execute(job(tmp_path), orders, told.append) == Stopped()  # not begun
     assert (tmp_path / "run/rounds.csv").read_text().count("\n") == 2
 
-    done = parallel.execute(job(tmp_path), Orders(), told.append, None)
+    done = parallel.execute(job(tmp_path), Orders(), told.append)
     assert isinstance(done, Done)
     assert done.summary["rounds"] == 3
     assert told[3:5] == [Begun(resumed=True), Started(1, 3)]
     assert [e.row["round"] for e in told if isinstance(e, RoundEnded)] == [1, 2, 3]
-    assert parallel.execute(job(tmp_path), Orders(), told.append, None) == Done({}, before=True)
+    assert parallel.execute(job(tmp_path), Orders(), told.append) == Done({}, before=True)
     assert not list(tmp_path.glob("*interrupted*"))
-
-
-@pytest.mark.integration
-def test_a_run_may_be_ended_in_order(tmp_path: Path) -> None:
-    orders = Orders()
-    asks = [Asks(orders, "end")]
-    done = parallel.execute(job(tmp_path), orders, lambda _: None, None, asks)
-    assert isinstance(done, Done)
-    assert done.summary["rounds"] == 1
 
 
 @pytest.mark.parametrize(
@@ -281,7 +258,7 @@ def test_a_failure_is_one_line_with_its_notes(
         raise error
 
     monkeypatch.setattr(driver, "run", fail)
-    failed = parallel.execute(job(tmp_path), Orders(), lambda _: None, None)
+    failed = parallel.execute(job(tmp_path), Orders(), lambda _: None)
     assert isinstance(failed, Failed)
     assert failed.reason.startswith(reason)
     assert "\n" not in failed.reason
@@ -302,7 +279,7 @@ def test_only_failures_that_would_come_again_are_lasting(
     error: Exception, lasting: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(driver, "run", mock.Mock(side_effect=error))
-    failed = parallel.execute(job(tmp_path), Orders(), lambda _: None, None)
+    failed = parallel.execute(job(tmp_path), Orders(), lambda _: None)
     assert isinstance(failed, Failed)
     assert failed.lasting is lasting
 
@@ -324,34 +301,11 @@ def test_a_run_waits_for_the_process_that_holds_its_directory(
             leave()
 
     monkeypatch.setattr(parallel.time, "sleep", sleep)
-    done = parallel.execute(job(tmp_path), Orders(), lambda _: None, None)
+    done = parallel.execute(job(tmp_path), Orders(), lambda _: None)
     assert isinstance(done, Done)
     assert looks.call_count == 3
     waits = [r.getMessage() for r in caplog.records if "waiting for" in r.getMessage()]
     assert waits == [f"waiting for pid {os.getpid()} on {platform.node()}, which still holds {out}"]
-
-
-def test_a_run_that_waits_may_be_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    orders = Orders()
-    monkeypatch.setattr(parallel.time, "sleep", lambda _: setattr(orders, "stop", True))
-    job(tmp_path).out.mkdir()
-    with files.lock(job(tmp_path).out):
-        assert parallel.execute(job(tmp_path), orders, lambda _: None, None) == Stopped()
-
-
-def test_what_a_process_without_a_job_logs_belongs_to_no_run(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    idle = mock.Mock(at_work=False)
-    idle.told.return_value = [Logged(logging.WARNING, "a thread of its own")], False
-    idle.pipe, other = Pipe()
-    drivers = Processes(0)
-    drivers._made = {0: idle}
-    told: list[Event] = []
-    other.send_bytes(b"")
-    drivers.events(lambda _, event: told.append(event))
-    assert told == []
-    assert "a thread of its own" in caplog.text
 
 
 def test_a_warning_is_reported_once_whichever_processes_and_runs_repeat_it() -> None:
@@ -360,7 +314,7 @@ def test_a_warning_is_reported_once_whichever_processes_and_runs_repeat_it() -> 
     for slot in (0, 1):
         busy = mock.Mock(at_work=True)
         warned = [Logged(logging.WARNING, text, once=True) for text in (*texts, *texts)]
-        busy.told.return_value = [*warned, Logged(logging.INFO, "5 clients")], False
+        busy.receive.return_value = [*warned, Logged(logging.INFO, "5 clients")], False
         busy.pipe, other = Pipe()
         other.send_bytes(b"")
         drivers._made[slot] = busy
@@ -369,14 +323,6 @@ def test_a_warning_is_reported_once_whichever_processes_and_runs_repeat_it() -> 
     drivers.events(lambda _, event: told.append(event.text))
     assert told[:2] == texts
     assert told[2:] == ["5 clients"] * 4
-
-
-def test_pythons_warnings_are_known_from_fedsims_log() -> None:
-    told: list[Event] = []
-    handler = processes._Forward(told.append)
-    for name in ("py.warnings", "fedsim"):
-        handler.emit(logging.LogRecord(name, logging.WARNING, "", 0, "text", (), None))
-    assert told == [Logged(30, "text", once=True), Logged(30, "text")]
 
 
 def test_processes_that_all_runs_need_end_the_loop(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 
 from fedsim.cli.common import session_ahead
@@ -44,13 +42,6 @@ def test_what_does_not_fit_starts_nothing_and_is_raised(monkeypatch, caplog) -> 
     assert not caplog.records
 
 
-def test_a_failure_that_nobody_asked_for_is_no_news(monkeypatch, caplog) -> None:
-    session, _ = started(monkeypatch, {"cpus_per_client": 1000})
-    with caplog.at_level(logging.WARNING, "fedsim"):
-        session.close()
-    assert not caplog.records, "another error has already been said"
-
-
 def test_an_actor_for_each_client_of_a_round_and_no_more(monkeypatch) -> None:
     session, found = started(
         monkeypatch, {"cpus_per_client": 0.1}, data={"num_clients": 20}, train={"sample_rate": 0.15}
@@ -62,13 +53,6 @@ def test_an_actor_for_each_client_of_a_round_and_no_more(monkeypatch) -> None:
     assert [made.acquire(), made.acquire(), made.acquire()] == [2, 1, 4]
     session.close()
     assert found["connected"] == 0
-
-
-def test_other_shares_end_what_was_started(monkeypatch) -> None:
-    session, found = started(monkeypatch, {"cpus_per_client": 0.1}, data={"num_clients": 20})
-    session.result().prepare(Share(0.2, 0.0), 2)
-    assert len(found["ended"]) == len(found["actors"]) > 0
-    session.close()
 
 
 def test_no_ray_for_another_engine_or_without_the_data(tmp_path) -> None:

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from fedsim.config.sections import EngineConfig
-from fedsim.core.errors import ConfigError
+from fedsim.core.errors import ConfigError, WorkerError
 from fedsim.core.machine import PROCESS
 from fedsim.core.types import GIB
-from fedsim.engine.ray.groups import Need, plan_runs
+from fedsim.engine.ray import groups
+from fedsim.engine.ray.groups import Need, Reservation, plan_runs
 from fedsim.engine.ray.placement import Node, Share, plan_placement
 
 FOUR = [Node(4, 2, f"n{i}") for i in range(4)]
 
 
-def needs(count, cohort=5, model_bytes=0, **engine):
-    given = EngineConfig(**{"gpus_per_client": 0.5, **engine})
-    need = Need(engine=given, num_clients=50, cohort_size=cohort, model_bytes=model_bytes)
-    return [need] * count
+@pytest.fixture(autouse=True)
+def many_cores(monkeypatch):
+    monkeypatch.setattr(groups, "cores", lambda: 64)
 
 
-def plan(nodes, runs, parallel="auto", cores=64, **engine):
-    found = plan_runs(needs(runs, **engine), nodes, parallel, cores=cores)
-    return found.count, found.actors
+def need(cohort=5, model_bytes=0, **engine):
+    settings = EngineConfig(**{"gpus_per_client": 0.5, **engine})
+    return Need(engine=settings, num_clients=50, cohort_size=cohort, model_bytes=model_bytes)
+
+
+def plan(nodes, runs, parallel="auto", **engine):
+    count, reservation = plan_runs([need(**engine)], nodes, runs, parallel)
+    return count, reservation.actors
 
 
 @pytest.mark.parametrize(
@@ -54,15 +61,15 @@ def test_a_number_that_is_given_leaves_the_rest_to_the_actors():
     assert plan(FOUR, 2, 4) == (2, 5), "there are no more runs"
 
 
-def test_few_cores_drive_few_runs():
-    assert plan(FOUR, 16, cores=2) == (8, 2)
-    assert plan(FOUR, 16, 16, cores=2) == (16, 1), "as it was asked for"
+def test_few_cores_drive_few_runs(monkeypatch):
+    monkeypatch.setattr(groups, "cores", lambda: 2)
+    assert plan(FOUR, 16) == (8, 2)
+    assert plan(FOUR, 16, 16) == (16, 1), "as it was asked for"
 
 
 def test_runs_of_several_shapes_have_room_for_the_largest():
-    mixed = [*needs(3, gpus_per_client=0.5), *needs(3, gpus_per_client=1, actors=2)]
-    found = plan_runs(mixed, FOUR, "auto", cores=64)
-    assert (found.count, found.actors, found.share) == (4, 2, Share(1, 1))
+    mixed = [need(gpus_per_client=0.5), need(gpus_per_client=1, actors=2)]
+    assert plan_runs(mixed, FOUR, 6, "auto") == (4, Reservation(Share(1, 1), 2))
 
 
 def test_memory_of_actors_and_of_the_drivers_on_their_machine():
@@ -104,3 +111,28 @@ def test_several_types_of_gpu_are_refused():
 def test_a_bundle_is_a_machine_for_one_actor(share):
     bundles = [Node(share.cpus, share.gpus)] * 3
     assert plan_placement(bundles, share, GIB, 10).per_node == (1, 1, 1)
+
+
+@pytest.fixture
+def pending(monkeypatch):
+    """Ray whose placement groups stay pending on a machine of two CPUs; those that were removed."""
+    removed = []
+    handle = SimpleNamespace(ready=lambda: "ready")
+    monkeypatch.setattr(groups, "placement_group", lambda *_: handle)
+    monkeypatch.setattr(groups, "remove_placement_group", removed.append)
+    monkeypatch.setattr(groups.ray, "wait", lambda refs, timeout: ([], refs))
+    monkeypatch.setattr(groups, "reachable", lambda: ([Node(2)], 0))
+    return removed
+
+
+def test_a_run_waits_for_its_group_until_it_is_ordered_to_stop(pending):
+    looks = iter([False, False, True, True])
+    assert groups.reserve(Reservation(Share(1), 2), lambda: next(looks)) is None
+    assert len(pending) == 1
+
+
+def test_a_run_that_no_machine_has_room_for_fails(pending, monkeypatch):
+    monkeypatch.setattr(groups, "ROOM_TIMEOUT", -1.0)
+    with pytest.raises(WorkerError, match=r"room for 3 actors of 1 CPU in .* \(this machine: 2"):
+        groups.reserve(Reservation(Share(1), 3), lambda: False)
+    assert len(pending) == 1
