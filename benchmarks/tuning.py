@@ -107,7 +107,7 @@ def real(count: int, say: Callable[[str], object] = print) -> None:
     experiment = replace(experiments.parse(REAL, "real.yaml"), trials=count)
     with tempfile.TemporaryDirectory() as folder:
         made = plans.make(experiment, {}, parallel=1)
-        (tuning,) = execute.run(made, Path(folder, "search"), execute.How()).tunings
+        (tuning,) = execute.run(made, Path(folder, "search"), execute.RunOptions()).tunings
         plan, values = tuning.plan, []
         for seed in plan.seeds:
             config = plan.config({"train.lr": 0.01}, seed)

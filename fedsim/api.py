@@ -195,12 +195,12 @@ def _several(
     flags = {key: Setting(value, key) for key, value in (overrides or {}).items()}
     source = kind if isinstance(experiment, Mapping) else Path(experiment).name
     plan = plans.make(loaded, flags, parallel, source)
-    how = execute.How(
+    options = execute.RunOptions(
         progress=progress,
         accept_changed_code=accept_changed_code,
         displays=lambda: displays(progress) if plan.grid else [],
     )
-    execute.run(plan, out, how).check()
+    execute.run(plan, out, options).check()
     return plan
 
 

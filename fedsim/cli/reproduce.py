@@ -150,7 +150,9 @@ def _reproduce(
         from fedsim.studies import execute
         from fedsim.studies import reproduce as studies
 
-        how = execute.How(verbose=tracebacks(ctx), displays=lambda: [display(final_table=False)])
+        how = execute.RunOptions(
+            verbose=tracebacks(ctx), displays=lambda: [display(final_table=False)]
+        )
         ended = execute.sweep(job.experiment, flags, folder, parallel, how)
         results = studies.write(table, job, ended.runs, folder)
     show_results(table, job, results)

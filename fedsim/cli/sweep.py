@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from fedsim.config.experiments import Experiment, Settings
-    from fedsim.studies.execute import Ended
+    from fedsim.studies.execute import Outcome
     from fedsim.studies.plan import Plan
 
 Names = Mapping[str, Mapping[str, str]]
@@ -228,19 +228,21 @@ def _do(
             return
         from fedsim.display.progress import display
 
-        how = execute.How(
+        run_options = execute.RunOptions(
             trackers=tuple(dict.fromkeys(track)),
             accept_changed_code=accept_changed_code,
             verbose=tracebacks(ctx),
             displays=lambda: [display(final_table=False)] if plan.grid else [],
         )
-        ended = execute.run(plan, folder, how)
+        outcome = execute.run(plan, folder, run_options)
         if loaded.kind == "study":
-            _show_study(plan, ended, folder)
+            _show_study(plan, outcome, folder)
     if loaded.kind == "tune":
-        _show_search(ended, folder, confirm=loaded.confirm > 0)
+        _show_search(outcome, folder, confirm=loaded.confirm > 0)
     if plan.grid:
-        show_ended(ended, folder, {run.group: {"configuration": run.title} for run in ended.runs})
+        show_ended(
+            outcome, folder, {run.group: {"configuration": run.title} for run in outcome.runs}
+        )
 
 
 def _folder(out: str | None, kind: str, experiment: str) -> Path:
@@ -292,24 +294,24 @@ def _list(plan: Plan) -> None:
         )
 
 
-def _show_search(ended: Ended, folder: Path, *, confirm: bool) -> None:
+def _show_search(outcome: Outcome, folder: Path, *, confirm: bool) -> None:
     """Prints the best trial, and how the others ended.
 
     Raises:
         FedsimError: no trial is complete, or none on the fresh seeds, if it was to be confirmed.
     """
-    (tuning,) = ended.tunings
+    (tuning,) = outcome.tunings
     best, by, seeds = tuning.leaders[0], tuning.plan.proposer.by, tuning.plan.seeds
     states = Counter(trial.state for trial in tuning.ended)
     counts = ", ".join(f"{states[s]} {s}" for s in ("complete", "pruned", "failed") if states[s])
     echo(f"{counted(len(tuning.ended), 'trial')}: {counts}")
     over = f" (mean over {len(seeds)} training seeds)" if len(seeds) > 1 else ""
     searches.show_best(by, best.number, best.value or 0.0, best.params, over)
-    if ended.failed:
-        echo(f"failed on fresh seeds: {' '.join(ended.failed)}", err=True)
+    if outcome.failed:
+        echo(f"failed on fresh seeds: {' '.join(outcome.failed)}", err=True)
     written, unconfirmed = ["trials.csv", "best.yaml"], confirm
-    if ended.confirmed is not None:
-        rows = ended.confirmed.to_dict("records")
+    if outcome.confirmed is not None:
+        rows = outcome.confirmed.to_dict("records")
         searches.show_confirmed(by, rows)
         unconfirmed = bool(rows[0]["failed"])
         echo(f"best.yaml has trial {best.number if unconfirmed else rows[0]['trial']}")
@@ -323,7 +325,7 @@ def _show_search(ended: Ended, folder: Path, *, confirm: bool) -> None:
         )
 
 
-def _show_study(plan: Plan, ended: Ended, folder: Path) -> None:
+def _show_study(plan: Plan, outcome: Outcome, folder: Path) -> None:
     """Prints what was chosen, the table of the comparison, and where the report is.
 
     Raises:
@@ -335,7 +337,7 @@ def _show_study(plan: Plan, ended: Ended, folder: Path) -> None:
     from fedsim.studies import sweep as sweeps
 
     fixed = ("method", "partition", "trial", "metric", "value", "trials")
-    rows = studies.chosen_rows(plan, studies.chosen(plan, ended.tunings))
+    rows = studies.chosen_rows(plan, studies.best_trials(plan, outcome.tunings))
     named = any(row["partition"] for row in rows)
     shown = []
     for row in rows:
@@ -351,9 +353,9 @@ def _show_study(plan: Plan, ended: Ended, folder: Path) -> None:
         for cell in plan.cells
     }
     try:
-        show_ended(ended, folder / studies.RUNS, names)
+        show_ended(outcome, folder / studies.RUNS, names)
     finally:
-        if len(ended.failed) < len(ended.runs):
+        if len(outcome.failed) < len(outcome.runs):
             echo(f"wrote {execute.report(plan, folder)}")
 
 
@@ -361,20 +363,20 @@ def _text(value: object) -> str:
     return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def show_ended(ended: Ended, folder: Path, names: Names) -> None:
+def show_ended(outcome: Outcome, folder: Path, names: Names) -> None:
     """Prints the table of a sweep in a folder; ``names`` are those of :func:`show_aggregate`.
 
     Raises:
         FedsimError: a run failed.
     """
-    if ended.table is not None and len(ended.failed) < len(ended.runs):
+    if outcome.table is not None and len(outcome.failed) < len(outcome.runs):
         import pandas as pd
 
-        rounds = max(run.config.train.rounds for run in ended.runs)
+        rounds = max(run.config.train.rounds for run in outcome.runs)
         by = pd.read_csv(folder / "summary.csv", usecols=["best_by"])["best_by"].unique()
-        show_aggregate(ended.table, rounds, names, by_validation="val" in by)
+        show_aggregate(outcome.table, rounds, names, by_validation="val" in by)
         echo(f"files: {folder}/summary.csv, {folder}/aggregate.csv")
-    ended.check()
+    outcome.check()
 
 
 COLUMNS = {

@@ -42,7 +42,7 @@ logger = logging.getLogger("fedsim")
 
 
 @dataclass(frozen=True, kw_only=True)
-class How:
+class RunOptions:
     """How runs are done and shown.
 
     Args:
@@ -62,7 +62,7 @@ class How:
 
 
 @dataclass(kw_only=True)
-class Ended:
+class Outcome:
     """Work that has ended.
 
     Args:
@@ -90,13 +90,13 @@ class Ended:
 
 
 def sweep(
-    experiment: Experiment, overrides: Settings, out: Path, parallel: Parallel, how: How
-) -> Ended:
+    experiment: Experiment, overrides: Settings, out: Path, parallel: Parallel, options: RunOptions
+) -> Outcome:
     """Does what is left of the work of a file or preset, see :func:`run`."""
-    return run(plans.make(experiment, overrides, parallel), out, how)
+    return run(plans.make(experiment, overrides, parallel), out, options)
 
 
-def run(plan: Plan, out: Path, how: How) -> Ended:
+def run(plan: Plan, out: Path, options: RunOptions) -> Outcome:
     """Does what is left: the searches, then the other runs, and writes their tables.
 
     Raises:
@@ -106,43 +106,43 @@ def run(plan: Plan, out: Path, how: How) -> Ended:
         Interrupted: Ctrl-C or SIGTERM came; the same call continues.
     """
     plan.check_out(out)  # refused before it is made
-    accept = how.accept_changed_code
+    accept = options.accept_changed_code
     with ExitStack() as locked, ExitStack() as stack:
         with files.writing(out):
             out.mkdir(parents=True, exist_ok=True)
         locked.enter_context(files.lock(out))
         pairs = zip(plan.searches, plan.folders(out), strict=True)
-        tunings = [Tuning(search, at, how.trackers, accept) for (_, search), at in pairs]
+        tunings = [Tuning(search, at, options.trackers, accept) for (_, search), at in pairs]
         left = sweeps.missing(plan.grid, out, accept_changed_code=accept)
         later = [run.name for run in left] if plan.grid else plan.names(tunings, out)
         trials = [name for tuning in tunings for name in tuning.names]
         examples = [run.config for run in left] or plan.configs
         configs = list(islice(cycle(examples), len(trials) + len(later)))
-        drivers = capacity.make_drivers(configs, plan.parallel, stack, how.displays)
+        drivers = capacity.make_drivers(configs, plan.parallel, stack, options.displays)
         _introduce(plan, tunings, drivers, configs, len(later))
-        shown = _display(stack, plan, drivers, how, [*trials, *later])
+        shown = _display(stack, plan, drivers, options, [*trials, *later])
         if tunings:
             tune(tunings, drivers, shown)
         runs, folder = plan.runs(tunings, out), plan.folder(out)
-        ended = Ended(tunings=tunings, runs=runs)
+        outcome = Outcome(tunings=tunings, runs=runs)
         if not runs:
-            return ended
+            return outcome
         if not plan.grid:
             left = sweeps.missing(runs, folder, accept_changed_code=accept)
         if isinstance(shown, board.Board):
             searched = plan.file.kind == "tune"
             metric = plan.file.by if searched else "test_accuracy"
             shown.now([run.name for run in left], metric, lines=not searched)
-        ended.table, ended.failed = sweeps.run_all(
-            runs, left, folder, drivers, shown, how.trackers, accept_changed_code=accept
+        outcome.table, outcome.failed = sweeps.run_all(
+            runs, left, folder, drivers, shown, options.trackers, accept_changed_code=accept
         )
-        if plan.file.kind == "tune" and len(ended.failed) < len(runs):
+        if plan.file.kind == "tune" and len(outcome.failed) < len(runs):
             (tuning,) = tunings
             leaders = tuning.leaders[: plan.file.confirm]
-            ended.confirmed = confirm.write_confirmed(
-                tuning.plan, out, leaders, ended.failed, ended.table
+            outcome.confirmed = confirm.write_confirmed(
+                tuning.plan, out, leaders, outcome.failed, outcome.table
             )
-        return ended
+        return outcome
 
 
 def _introduce(
@@ -155,8 +155,8 @@ def _introduce(
     """Says how much is left: ``18 runs``, or ``50 runs of trials, then 9 to confirm``."""
     trials = len(configs) - later
     if tunings and not trials:
-        ended = sum(len(tuning.ended) for tuning in tunings)
-        logger.info("%s done already", counted(ended, "trial"))
+        count = sum(len(tuning.ended) for tuning in tunings)
+        logger.info("%s done already", counted(count, "trial"))
     if not configs:
         return
     if plan.grid:
@@ -170,18 +170,18 @@ def _introduce(
 
 
 def _display(
-    stack: ExitStack, plan: Plan, drivers: Drivers, how: How, waiting: list[str]
+    stack: ExitStack, plan: Plan, drivers: Drivers, options: RunOptions, waiting: list[str]
 ) -> Follower:
     """The display of all runs, which the stack closes."""
     if plan.grid and isinstance(drivers, Here):
-        return board.OneByOne([run.name for run in plan.grid], how.verbose)
+        return board.OneByOne([run.name for run in plan.grid], options.verbose)
     kinds = {None: board.board_type(), True: board.Bars, False: board.Board}
-    shown = kinds[how.progress](
+    shown = kinds[options.progress](
         total=len(plan.configs),
         waiting=waiting,
         width=len(drivers.slots),
         group_of=lambda name: sweeps.group_of(name.partition("/")[0]),
-        verbose=how.verbose,
+        verbose=options.verbose,
         metric="test_accuracy" if plan.grid else plan.file.by,
         lines=bool(plan.grid),
     )

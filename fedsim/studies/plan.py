@@ -125,8 +125,8 @@ class Plan:
     def runs(self, tunings: Sequence[Tuning], out: Path) -> Sequence[sweep.SweepRun]:
         """The runs after the searches; of a study, its files are written first."""
         if self.file.methods:
-            study.write_chosen(self, study.chosen(self, tunings), out)
-            return study.compared(self, out)
+            study.write_chosen(self, study.best_trials(self, tunings), out)
+            return study.comparison_runs(self, out)
         if self.grid:
             return self.grid
         (tuning,) = tunings

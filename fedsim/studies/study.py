@@ -54,7 +54,7 @@ def check_out(out: Path) -> None:
         )
 
 
-def chosen(plan: Plan, tunings: Sequence[Tuning]) -> dict[str, Trial]:
+def best_trials(plan: Plan, tunings: Sequence[Tuning]) -> dict[str, Trial]:
     """The best trial of each search, by the name of its cell.
 
     Raises:
@@ -153,7 +153,7 @@ def _typed(flags: Settings, config: RunConfig) -> dict[str, object]:
     return typed
 
 
-def compared(plan: Plan, out: Path) -> list[sweep.SweepRun]:
+def comparison_runs(plan: Plan, out: Path) -> list[sweep.SweepRun]:
     """The runs of OUT/comparison.yaml, the comparison of the study.
 
     Raises:

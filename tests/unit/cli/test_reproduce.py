@@ -75,7 +75,7 @@ def planted(experiment, overrides, out, parallel, how) -> execute.Ended:
         (folder / "summary.csv").write_text(f"final_test_accuracy\n{accuracy}\n")
         (folder / "partition.csv").write_text("client_id,train_samples\n0,30\n1,40\n")
     failed = [runs[-1].name] if out.name == "failed" else []
-    return execute.Ended(runs=runs, table=pd.DataFrame(), failed=failed)
+    return execute.Outcome(runs=runs, table=pd.DataFrame(), failed=failed)
 
 
 def test_the_verdicts_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,7 @@ def tuned(out: Path, plan: Plan, drivers: Planted) -> Shown:
     """All searches of a study, or what is left of them, and the files that follow."""
     tunings, shown = searches_in(plan, out), Shown()
     execute.tune(tunings, drivers, shown)
-    study.write_chosen(plan, study.chosen(plan, tunings), out)
+    study.write_chosen(plan, study.best_trials(plan, tunings), out)
     return shown
 
 
@@ -145,7 +145,7 @@ def test_what_is_chosen_and_compared(tmp_path: Path) -> None:
         key: best[key] for key in ("trial", "train.lr", "value")
     }
     assert (chosen[0]["fedprox.mu"], chosen[2]["value"], chosen[2]["train.lr"]) == ("", "", "")
-    runs = study.compared(plan, tmp_path)
+    runs = study.comparison_runs(plan, tmp_path)
     assert [run.name for run in runs[:3]] == [f"method=Mean+skewed,seed={s}" for s in (1, 2, 3)]
     assert {run.config.label for run in runs} == {"Mean", "Prox", "Plain"}
     assert runs[0].config.train.lr == float(best["train.lr"])
@@ -163,7 +163,7 @@ def test_the_comparison_is_an_ordinary_file_of_a_sweep(tmp_path: Path) -> None:
     assert "train.lr: 0.2\n" in text  # the flag wins over the method's own
     runs = sweep.expand(sweep.load(str(tmp_path / "comparison.yaml")), {})
     assert {run.config.train.lr for run in runs} == {0.2}
-    assert [run.name for run in runs] == [run.name for run in study.compared(plan, tmp_path)]
+    assert [run.name for run in runs] == [run.name for run in study.comparison_runs(plan, tmp_path)]
 
 
 @pytest.mark.slow
@@ -187,7 +187,7 @@ def test_partitions_by_seed_are_the_unit(tmp_path: Path) -> None:
     plan = plan_of(text)
     assert [cell.name for cell in plan.cells][::3] == ["Mean+split-4", "Mean+split-7"]
     tuned(tmp_path, plan, Planted())
-    assert {run.config.data.seed for run in study.compared(plan, tmp_path)} == {4, 7}
+    assert {run.config.data.seed for run in study.comparison_runs(plan, tmp_path)} == {4, 7}
     assert study.grouping(tmp_path) == (["label"], "partition")
 
 
