@@ -191,7 +191,12 @@ def elsewhere_cell(run: Path, rng: random.Random) -> Forgery:
     done = cell(run, rng, by)
     small = by is None and re.search(r"\.\d+ -> |e-?\d+ -> ", done.what)
     small = small or done.what.startswith(("models.csv", "decomposition.csv"))
-    return Forgery(done.what, done.named or ("within" if small else ""), elsewhere=True)
+    named = done.named or ("within" if small else "")
+    if done.what.startswith(("classes.csv", "confusion.csv")):
+        named = "`classes.csv` and `confusion.csv`"
+    elif re.search(r"accuracy|macro_f1|auc|ece", done.what):
+        named = named or "what 1 % of the predictions"
+    return Forgery(done.what, named, elsewhere=True)
 
 
 def some_rows(run: Path, rng: random.Random) -> Forgery:
@@ -338,23 +343,22 @@ def models(run: Path, rng: random.Random, bases: dict[str, Path]) -> Forgery:
 
 
 def scores(run: Path, rng: random.Random) -> Forgery:
-    """Higher scores in all rounds under another processor, the losses a little lower with them."""
+    """Higher scores in all rounds under another processor."""
     claim(run, rng)
     column = rng.choice(["test_accuracy", "test_balanced_accuracy", "test_macro_f1", "test_auc"])
-    by, loss = rng.choice([0.0199, 0.05, 0.5]), rng.choice([0, 1e-7, -1e-4])
+    by = rng.choice([0.1, 0.2, 0.5])
     rows = rows_of(run / "rounds.csv")
-    i, j = rows[0].index(column), rows[0].index("test_loss")
+    i = rows[0].index(column)
     for row in rows[1:]:
         if row[i]:
             row[i] = repr(float(row[i]) + by)
-            row[j] = repr(float(row[j]) * (1 + loss))
     write_rows(run / "rounds.csv", rows)
     summary = rows_of(run / "summary.csv")
     for k, name in enumerate(summary[0]):
         if name.endswith(column) and name != f"client_{column}":
             summary[1][k] = repr(float(summary[1][k]) + by)
     write_rows(run / "summary.csv", summary)
-    return Forgery(f"{column} + {by}, losses * {1 + loss}", elsewhere=True)
+    return Forgery(f"{column} + {by}", elsewhere=True)
 
 
 def special(run: Path, rng: random.Random) -> Forgery:
