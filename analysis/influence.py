@@ -64,26 +64,24 @@ def clients(frame: pd.DataFrame) -> pd.DataFrame:
     Columns: ``label``, ``value`` (Shapley, or leave-one-out where there are no Shapley values),
     ``error`` (the root of the sum of squares, 0 where exact), ``leave_one_out`` and ``attacker``.
     """
-    column = _column(frame)
-    grouped = frame.groupby("client_id")
-    made = pd.DataFrame(
-        {"value": grouped[column].sum(), "leave_one_out": grouped["leave_one_out"].sum()}
+    optional = {"shapley_error": 0.0, "attacker": 0, "name": None}
+    filled = frame.assign(**{key: frame.get(key, value) for key, value in optional.items()})
+    filled["error"] = filled["shapley_error"].fillna(0.0).pow(2)
+    grouped = filled.groupby("client_id")
+    sums = (
+        grouped[[_column(frame), "leave_one_out", "error"]]
+        .sum()
+        .set_axis(["value", "leave_one_out", "error"], axis="columns")
     )
-    errors = frame.get("shapley_error", pd.Series(0.0, frame.index)).fillna(0.0)
-    made["error"] = errors.pow(2).groupby(frame["client_id"]).sum().pow(0.5)
-    attacker = frame.get("attacker", pd.Series(0, frame.index)).fillna(0)
-    made["attacker"] = attacker.groupby(frame["client_id"]).max()
-    names = frame.get("name", pd.Series(index=frame.index, dtype="str"))
-    first = names.groupby(frame["client_id"]).first()
-    made["label"] = [
-        f"client {client}" if pd.isna(first[client]) else str(first[client])
-        for client in made.index
+    sums["error"] = sums["error"].pow(0.5)
+    sums["attacker"] = grouped["attacker"].max().fillna(0)
+    names = grouped["name"].first()
+    sums["label"] = [
+        style.short(f"client {client}" if pd.isna(name) else str(name), LONG)
+        + (" (attacker)" if attacker else "")
+        for client, name, attacker in zip(sums.index, names, sums["attacker"], strict=True)
     ]
-    made["label"] = [
-        style.short(label, LONG) + (" (attacker)" if bad else "")
-        for label, bad in zip(made["label"], made["attacker"], strict=True)
-    ]
-    return made.sort_values("value", ascending=False, kind="stable")
+    return sums.sort_values("value", ascending=False, kind="stable")
 
 
 def _column(frame: pd.DataFrame) -> str:

@@ -17,7 +17,8 @@ an evaluation: a fall of a loss and a rise of an accuracy are positive.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,6 @@ from fedsim.core.errors import ConfigError, FedsimError, nearest
 from fedsim.core.imports import users_code
 from fedsim.core.rng import generator
 from fedsim.core.rows import SCORES
-from fedsim.core.types import F64
 from fedsim.metrics.shapley import everybody, exact, members, prefixes, sampled
 from fedsim.server.coalitions import Coalitions
 from fedsim.storage.checkpoint import ServerState
@@ -92,7 +92,7 @@ def influence(
     if permutations < 2:
         raise ConfigError(f"permutations: {permutations} given; a standard error needs at least 2")
     rows: list[dict[str, Any]] = []
-    whole = {"engine.aggregation_shards": 1}  # updates in this process
+    whole = {"engine.aggregation_shards": 1}  # the updates are in this process
     overrides = {**(overrides or {}), **whole}
     with opened(Path(run), overrides, accept_changed_code=accept_changed_code) as rerun:
         check(rerun.setup, metric)
@@ -100,20 +100,15 @@ def influence(
         for number in checked(rounds, rerun.rounds):
             if before != number - 1:
                 state = rerun.state(number - 1)
-            after, coalitions = again(rerun, state, number)
-            if coalitions is not None:
-                orders = None
-                if shapley and coalitions.m > EXACT:
-                    rng = generator(seed, "shapley", number)
-                    orders = [rng.permutation(coalitions.m).tolist() for _ in range(permutations)]
-                check_sizes(coalitions, number, shapley=shapley)
-                value = valued(rerun, state, coalitions, metric)
-                table = of_round(coalitions, value, orders, shapley=shapley)
-                rows += [
-                    {"round": number, **_client(rerun.setup, row["client_id"]), "metric": metric}
-                    | row
-                    for row in table
-                ]
+            after, sets = again(rerun, state, number)
+            if sets is not None:
+                check_sizes(sets, number, shapley=shapley)
+                drawn = permutations if shapley and sets.m > EXACT else 0
+                rng = generator(seed, "shapley", number)
+                orders = [rng.permutation(sets.m).tolist() for _ in range(drawn)]
+                coalitions = needed(sets.m, orders, shapley=shapley)
+                values = values_of(rerun, state, sets, metric, sorted(coalitions))
+                rows += rows_of(rerun.setup, sets, values, orders, number, metric, shapley=shapley)
             state, before = after, number
     columns = [*COLUMNS, *(["attacker"] if rerun.setup.config.attack.name is not None else [])]
     return pd.DataFrame(rows, columns=columns)
@@ -190,83 +185,83 @@ def check_sizes(sets: Coalitions, number: int, *, shapley: bool) -> None:
             ) from error
 
 
-Value = Callable[[Collection[int]], Mapping[int, float]]
-"""The values of coalitions, which are numbers as in :mod:`fedsim.metrics.shapley`."""
+def needed(m: int, orders: Sequence[Sequence[int]], *, shapley: bool) -> set[int]:
+    """The coalitions whose values are needed; without orders Shapley values take all of them."""
+    if shapley and not orders:
+        return set(range(everybody(m) + 1))
+    grown = {coalition for order in orders for coalition in prefixes(order)}
+    return grown | {0, everybody(m), *_without_each(m)}
 
 
-def valued(rerun: Rerun, state: ServerState, sets: Coalitions, metric: str) -> Value:
-    """The values of coalitions by a metric; ``state`` is that before the round.
+def _without_each(m: int) -> list[int]:
+    return [everybody(m) & ~(1 << i) for i in range(m)]
 
-    They raise a DivergedError where a model's outputs are not finite, and a ConfigError where the
-    part has no such score.
+
+def values_of(
+    rerun: Rerun, state: ServerState, sets: Coalitions, metric: str, coalitions: Sequence[int]
+) -> dict[int, float]:
+    """The value of each coalition, by the metric; ``state`` is that before the round.
+
+    Raises:
+        DivergedError: a model's outputs are not finite.
+        ConfigError: the part has no such score.
     """
-
-    def steps(coalitions: Collection[int]) -> Mapping[int, float]:
+    if metric == STEP:
         return {c: sets.moved(members(c)).along for c in coalitions}
 
-    def scores(coalitions: Collection[int]) -> Mapping[int, float]:
-        part, _, name = metric.partition("_")
-        models = {c: evaluate.Candidate(None, _model(state, sets, c)) for c in coalitions}
-        every = evaluate.each_scores(rerun.setup, rerun.executor, models, part)
-        values = {c: getattr(each, name) for c, each in every.items()}
-        if None in values.values():
-            raise ConfigError(f"metric {metric}: the {part} part of this run has no {name}")
-        sign = -1.0 if SCORES[name].lowest else 1.0
-        return {c: sign * (value - values[0]) for c, value in values.items()}
+    def model(coalition: int) -> Any:
+        step = partial(sets.step, members(coalition))
+        return lambda: (state.params + step() if coalition else state.params, {})
 
-    return steps if metric == STEP else scores
-
-
-def _model(state: ServerState, sets: Coalitions, coalition: int) -> Any:
-    """Makes the model after the step of a coalition."""
-    params = state.params
-    return lambda: (params + sets.step(members(coalition)) if coalition else params, {})
+    part, _, name = metric.partition("_")
+    models = {c: evaluate.Candidate(None, model(c)) for c in coalitions}
+    scores = evaluate.each_scores(rerun.setup, rerun.executor, models, part)
+    values = {c: getattr(each, name) for c, each in scores.items()}
+    if None in values.values():
+        raise ConfigError(f"metric {metric}: the {part} part of this run has no {name}")
+    sign = -1.0 if SCORES[name].lowest else 1.0
+    return {c: sign * (value - values[0]) for c, value in values.items()}
 
 
-def of_round(
-    sets: Coalitions, value: Value, orders: Sequence[list[int]] | None, *, shapley: bool
+def rows_of(
+    setup: Setup,
+    sets: Coalitions,
+    values: Mapping[int, float],
+    orders: Sequence[Sequence[int]],
+    number: int,
+    metric: str,
+    *,
+    shapley: bool,
 ) -> list[dict[str, Any]]:
-    """What is measured of each client of a round; without orders Shapley values are exact."""
-    whole = everybody(sets.m)
-    without = [whole & ~(1 << i) for i in range(sets.m)]
-    coalitions = {0, whole, *without}
-    if orders is not None:
-        coalitions |= {coalition for order in orders for coalition in prefixes(order)}
+    """The rows of a round, one for each client whose update counted."""
+    whole, m = everybody(sets.m), sets.m
+    estimates, errors = np.full((2, m), np.nan)
+    if orders:
+        estimates, errors = sampled(orders, values.__getitem__)
     elif shapley:
-        coalitions |= set(range(whole + 1))
-    values = value(sorted(coalitions))
-    shares: F64 = np.full(sets.m, np.nan)
-    errors = shares
-    if orders is not None:
-        shares, errors = sampled(orders, values.__getitem__)
-    elif shapley:
-        shares, errors = exact([values[c] for c in range(whole + 1)]), np.zeros(sets.m)
-    norm, rows = sets.moved(()).distance, []
-    for i, update in enumerate(sets.cohort.updates):
-        moved = sets.moved(members(without[i]))
+        estimates, errors = exact([values[c] for c in range(whole + 1)]), np.zeros(m)
+    norm, names, rows = sets.moved(()).distance, setup.partition.names, []
+    for i, (update, without) in enumerate(zip(sets.cohort.updates, _without_each(m), strict=True)):
+        moved, client = sets.moved(members(without)), update.client_id
         rows.append(
             {
-                "client_id": update.client_id,
+                "round": number,
+                "client_id": client,
+                "name": names[client] if names else "",
+                "num_samples": len(setup.partition.train[client]),
                 "step_norm": norm,
                 "distance": moved.distance,
                 "cosine": moved.cosine,
                 "share": 1 - moved.along / norm if norm > 0 else math.nan,
+                "metric": metric,
                 "total": values[whole] - values[0],
-                "leave_one_out": values[whole] - values[without[i]],
-                "shapley": shares[i],
+                "leave_one_out": values[whole] - values[without],
+                "shapley": estimates[i],
                 "shapley_error": errors[i],
+                "attacker": int(client in setup.malicious),
             }
         )
     return rows
-
-
-def _client(setup: Setup, client: int) -> dict[str, Any]:
-    names = setup.partition.names
-    return {
-        "name": names[client] if names else "",
-        "num_samples": len(setup.partition.train[client]),
-        "attacker": int(client in setup.malicious),
-    }
 
 
 def summed(frame: pd.DataFrame) -> pd.DataFrame:

@@ -325,9 +325,9 @@ class Result:
         verdict, notes = self.verdict, [self.verdict.reason] if self.verdict.reason else []
         published, half, spread = "-", verdict.half95, verdict.p
         if isinstance(self.result, Number):
-            sd = [] if math.isnan(self.result.sd) else [f"sd {self.result.sd:g}"]
-            known = ", ".join([*sd, *([f"n {self.result.n}"] if self.result.n else [])])
-            published = f"{self.result.value:.6g}" + (f" ({known})" if known else "")
+            runs = [] if math.isnan(self.result.sd) else [f"sd {self.result.sd:g}"]
+            runs += [f"n {self.result.n}"] if self.result.n else []
+            published = f"{self.result.value:.6g}" + (f" ({', '.join(runs)})" if runs else "")
             half, spread = verdict.half90, verdict.half95
         difference = _text(verdict.difference, "+.4g")
         if not math.isnan(half):

@@ -312,15 +312,15 @@ def configuration(run: Path, rerun: Rerun, changed: Settings) -> RunConfig:
             if not key.startswith("attack.") or key in kept
         }
     config = rerun.setup.config
-    places = {f"engine.{leaf}": value for leaf, value in config.engine} | {
+    here = {f"engine.{leaf}": value for leaf, value in config.engine} | {
         "data.dir": config.data.dir
     }
-    here = {
+    places = {
         key: Setting(value, key)
-        for key, value in places.items()
-        if key in FREE or (key == "data.dir" and value is not None)
+        for key, value in here.items()
+        if key in {*FREE, "data.dir"} and value is not None
     }
-    return resolve(written, here, changed)
+    return resolve(written, places, changed)
 
 
 def assemble_again(setup: Setup, config: RunConfig) -> Setup:
@@ -345,62 +345,46 @@ def assemble_again(setup: Setup, config: RunConfig) -> Setup:
     return start_of(other)[0]
 
 
+def parts(setup: Setup) -> dict[str, tuple[object, str]]:
+    """The parts of a method that keep arrays, by their names in a checkpoint, and in words."""
+    server, method = setup.algorithm.server, f"algorithm {setup.config.algorithm}"
+    named: dict[str, tuple[object, str]] = {
+        "probe": (setup.algorithm.probe, f"pass before training of {method}"),
+        "reduce": (server.reduction, "server reduction"),
+        "exchange": (server.exchange, f"exchange of {method}"),
+    }
+    for i, optimizer in enumerate(server.optimizers, 1):
+        named["then" if i == 1 else f"then{i}"] = optimizer, f"server optimiser {i}"
+    for transform in server.receive if server.attack is None else (server.attack, *server.receive):
+        named[f"receive.{transform.name}"] = transform, f"server transform {transform.name}"
+    return named
+
+
 def carry_over(before: Setup, after: Setup, state: ServerState) -> tuple[ServerState, list[str]]:
     """The state for other settings: of what is unchanged that of the run, else nothing.
 
     Returns:
         It, and what was there and starts afresh, in words.
     """
-    one, other, kept = before.algorithm, after.algorithm, state.server
-    method, fresh = f"algorithm {after.config.algorithm}", list[str]()
-
-    def keep(name: str, arrays: Vectors, old: object, new: object) -> Vectors:
-        if not arrays or equal(old, new):
-            return arrays
-        fresh.append(name)
-        return {}
-
-    rules = one.server.optimizers, other.server.optimizers
-    server = RuleState(
-        optimizers=tuple(
-            keep(f"server optimiser {i + 1}", arrays, *(rule[i : i + 1] for rule in rules))
-            for i, arrays in enumerate(kept.optimizers)
-        )[: len(rules[1])],
-        probe=keep(f"pass before training of {method}", kept.probe, one.probe, other.probe),
-        reduction=keep(
-            "server reduction", kept.reduction, one.server.reduction, other.server.reduction
-        ),
-        exchange=keep(
-            f"exchange of {method}", kept.exchange, one.server.exchange, other.server.exchange
-        ),
-        receive={
-            name: arrays
-            for name, whole in kept.receive.items()
-            if (
-                arrays := keep(
-                    f"server transform {name}",
-                    whole,
-                    *(_transform(setup, name) for setup in (before, after)),
-                )
-            )
-        },
-    )
-    clients = state.clients
+    old, new = parts(before), parts(after)
+    same = {name for name in old.keys() & new.keys() if equal(old[name][0], new[name][0])}
+    arrays, fresh = {}, dict[str, None]()
+    for name, array in state.server.flatten().items():
+        part = ".".join(name.split(".")[: 2 if name.startswith("receive.") else 1])
+        if part in same:
+            arrays[name] = array
+        else:
+            fresh[new.get(part, old[part])[1]] = None
+    clients, downlink, schedule = state.clients, state.downlink, state.schedule
     if before.config.algorithm != after.config.algorithm and len(clients):
-        fresh.append("states of the clients")
-        clients = ClientStates()
-    answers = [(each.server.exchange, each.probe) for each in (one, other)]
-    downlink = keep("what the server sends beside the model", state.downlink, *answers)
-    schedule = keep("schedule", state.schedule, before.schedule, after.schedule)
+        fresh["states of the clients"], clients = None, ClientStates()
+    if downlink and not {"probe", "exchange"} <= same:
+        fresh["what the server sends beside the model"], downlink = None, {}
+    if schedule and not equal(before.schedule, after.schedule):
+        fresh["schedule"], schedule = None, {}
+    server = RuleState.unflatten(arrays)
     carried = replace(state, server=server, clients=clients, downlink=downlink, schedule=schedule)
-    return carried, fresh
-
-
-def _transform(setup: Setup, name: str) -> object:
-    """The cohort transform of this name, of the server or of the attack."""
-    server = setup.algorithm.server
-    transforms = server.receive if server.attack is None else (server.attack, *server.receive)
-    return next((t for t in transforms if t.name == name), None)
+    return carried, list(fresh)
 
 
 def equal(one: object, other: object) -> bool:

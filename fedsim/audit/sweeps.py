@@ -80,56 +80,54 @@ class Drawn:
         """
         if not self.is_sweep:
             return None
-        if (self.folder / directories.GRID).exists() and directories.read_grid(self.folder) is None:
-            return Difference(directories.GRID, "is not what fedsim writes there")
-        missing = [name for name in TABLES if not (self.folder / name).exists()]
-        if len(missing) == 2:
-            return None
-        if missing:
-            return Difference(missing[0], "is missing")
         try:
-            _compare(self.folder, Counter(self.names) - Counter(self.beside_grid), elsewhere)
+            self._compare(elsewhere)
         except Difference as difference:
             return difference
         except (FedsimError, OSError, KeyError, IndexError, ValueError, csv.Error) as error:
             raise NotPossible(f"{self.folder}: {one_line(error)}") from error
         return None
 
+    def _compare(self, elsewhere: bool) -> None:
+        """The tables of the sweep with those that its finished runs give, line by line."""
+        from fedsim.studies import sweep_tables  # SciPy, without which a single run is verified
+        from fedsim.studies.sweep import SEEDS, group_of
 
-def _compare(folder: Path, finished: Counter[str], elsewhere: bool) -> None:
-    """The tables of a sweep with those that its finished runs give, line by line."""
-    from fedsim.studies import sweep_tables  # SciPy, without which a single run is verified
-    from fedsim.studies.sweep import SEEDS, group_of
-
-    texts = [(folder / name).read_text(encoding="utf-8") for name in TABLES]
-    runs, groups = ([row[0] for row in _rows(text)[1:]] for text in texts)
-    for name in (finished - Counter(runs)) + (Counter(runs) - finished):
-        raise Difference(TABLES[0], f"does not name each finished run of the sweep once: {name}")
-    by_seeds = [{name: group_of(name, seeds) for name in runs} for seeds in (SEEDS, SEEDS[:1])]
-    fitting = [each for each in by_seeds if set(each.values()) == set(groups)]
-    if not fitting:
-        raise Difference(TABLES[1], "its configurations are not those of the runs")
-    for name, text, table in zip(
-        TABLES, texts, sweep_tables.tables(fitting[0], folder).values(), strict=True
-    ):
-        pairs = zip_longest(
-            *(t.splitlines(keepends=True) for t in (sweep_tables.text(table), text))
-        )
-        for line, (ours, theirs) in enumerate(pairs, 1):
-            if ours != theirs and not (elsewhere and _close(ours or "", theirs or "")):
-                raise Difference(f"{name}, line {line}", "is not what the runs give")
+        if (self.folder / directories.GRID).exists() and directories.read_grid(self.folder) is None:
+            raise Difference(directories.GRID, "is not what fedsim writes there")
+        paths = [self.folder / name for name in TABLES]
+        texts = [path.read_text(encoding="utf-8") for path in paths if path.exists()]
+        if len(texts) < 2:
+            for path in paths if texts else ():
+                if not path.exists():
+                    raise Difference(path.name, "is missing")
+            return
+        runs, groups = ([row[0] for row in _rows(text)[1:]] for text in texts)
+        finished = Counter(self.names) - Counter(self.beside_grid)
+        for name in (finished - Counter(runs)) + (Counter(runs) - finished):
+            words = f"does not name each finished run of the sweep once: {name}"
+            raise Difference(TABLES[0], words)
+        by_seeds = [{name: group_of(name, seeds) for name in runs} for seeds in (SEEDS, SEEDS[:1])]
+        fitting = [each for each in by_seeds if set(each.values()) == set(groups)]
+        if not fitting:
+            raise Difference(TABLES[1], "its configurations are not those of the runs")
+        tables = sweep_tables.tables(fitting[0], self.folder).values()
+        for name, text, table in zip(TABLES, texts, tables, strict=True):
+            both = (each.splitlines(keepends=True) for each in (sweep_tables.text(table), text))
+            for line, (ours, theirs) in enumerate(zip_longest(*both, fillvalue=""), 1):
+                if ours != theirs and not (elsewhere and _is_close(ours, theirs)):
+                    raise Difference(f"{name}, line {line}", "is not what the runs give")
 
 
 def _rows(text: str) -> list[list[str]]:
     return list(csv.reader(text.splitlines(keepends=True)))
 
 
-def _close(ours: str, theirs: str) -> bool:
+def _is_close(ours: str, theirs: str) -> bool:
     """Whether two lines of a table differ in the rounding of numbers alone."""
-    a, b = _rows(ours)[:1], _rows(theirs)[:1]
-    return [*map(len, a)] == [*map(len, b)] and all(
-        x == y or is_rounded(x, y) for x, y in zip(a[0], b[0], strict=True)
-    )
+    rows = [cells for text in (ours, theirs) for cells in _rows(text)]
+    pairs = list(zip_longest(*rows, fillvalue=""))
+    return all(len(pair) == 2 and (pair[0] == pair[1] or is_rounded(*pair)) for pair in pairs)
 
 
 def drawn(folder: Path, *, sample: int = SAMPLE, seed: int | None = None) -> Drawn:

@@ -185,9 +185,11 @@ def check_form(run: Path, done: int, *, finished: bool) -> None:
         columns, optional = TABLES[path.stem].columns(), TABLES[path.stem].optional()
         lines = _lines(path)
         _, header = next(lines, (1, []))
-        known = [c for c in columns if c not in optional or c in header]
-        if header != known:
-            raise Difference(f"{path.name}, line 1", ",".join(header) or "empty", ",".join(known))
+        expected = [c for c in columns if c not in optional or c in header]
+        if header != expected:
+            raise Difference(
+                f"{path.name}, line 1", ",".join(header) or "empty", ",".join(expected)
+            )
         single, before = path.stem in ("rounds", "models"), 0
         for line, cells in lines:
             number = int(cells[0]) if cells and re.fullmatch("[1-9][0-9]{0,8}", cells[0]) else 0

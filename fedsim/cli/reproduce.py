@@ -102,8 +102,8 @@ def reproduce(
     check_dry_run(dry_run, measure, gpu_price)
     if listed:
         if name is not None or dry_run or job is not None:
-            given = name or ("--dry-run" if dry_run else "--job")
-            raise ConfigError(f"--list: shows all tables; leave out {given}")
+            other = name or ("--dry-run" if dry_run else "--job")
+            raise ConfigError(f"--list: shows all tables; leave out {other}")
         _list(_folder_of(flags), form)
         return
     if form != "table":
@@ -175,38 +175,36 @@ def _check_allowed(flags: Settings) -> None:
 
 def _folder_of(flags: Settings) -> Path | None:
     """What --data-dir says."""
-    given = flags.get("data.dir")
-    return None if given is None or given.value is None else Path(str(given.value))
+    setting = flags.get("data.dir")
+    return None if setting is None or setting.value is None else Path(str(setting.value))
 
 
-def found(job: Job, folder: Path | None) -> bool:
-    """Whether the data of a job are embedded, or a file of them is in the folder or the cache.
+def data_of(job: Job, folder: Path | None) -> str:
+    """``yes`` where a job's data are embedded, or one of their files is in the folder or the cache.
 
-    Of a data set that is one file the folder is this file.
+    ``download`` where they are fetched if no folder is given, else ``no``. Of a data set that is
+    one file the folder is this file.
     """
+    from fedsim import data
     from fedsim.core.files import cache_dir
 
-    if not job.find:
-        return True
     if folder is not None and folder.is_file():
-        return any(folder.match(pattern) for pattern in job.find)
-    place = folder or cache_dir()
-    depths = ("", "*/", "*/*/")
-    return any(any(place.glob(depth + pattern)) for pattern in job.find for depth in depths)
-
-
-def downloads(job: Job) -> bool:
-    """Whether the data set of a job is downloaded where no folder is given."""
-    from fedsim import data
-
+        there = any(folder.match(pattern) for pattern in job.find)
+    else:
+        place = folder or cache_dir()
+        patterns = [depth + pattern for pattern in job.find for depth in ("", "*/", "*/*/")]
+        there = any(any(place.glob(pattern)) for pattern in patterns)
+    if there or not job.find:
+        return "yes"
     name = job.experiment.settings.get("data.name")
     info = data.find(str(name.value)) if name else None
-    return info is not None and origin(info) == "download"
+    return "download" if info is not None and origin(info) == "download" else "no"
 
 
 def _check_data(job: Job, folder: Path | None) -> None:
     """Refuses a job whose data are not there and cannot be downloaded."""
-    if not found(job, folder) and (folder is not None or not downloads(job)):
+    state = data_of(job, folder)
+    if state == "no" or (state == "download" and folder is not None):
         place = "no --data-dir given" if folder is None else f"--data-dir {folder}"
         raise ConfigError(
             f"{place}: no file {' or '.join(job.find)} there; the {job.name} job needs {job.data}"
@@ -224,21 +222,22 @@ def _list(folder: Path | None, form: str) -> None:
         table = published.load(name)
         row = {"table": name, "job": "-", "tests": _tests(len(table.numbers), 0), "runs": "-"}
         row |= {"time": "-", "data": "-", "state": "not testable here", "needs": table.missing}
+        row["title"] = table.title
         for job in table.jobs.values():
             numbers, claims = table.tested(job)
-            data = "yes" if found(job, folder) else "download" if downloads(job) else "no"
-            job_row = {
-                "job": job.name,
-                "tests": _tests(len(numbers), len(claims)),
-                "runs": str(job.runs),
-                "time": "not measured" if job.seconds is None else duration(job.seconds),
-                "data": data,
-                "state": _state(folder_of(None, "reproduce", f"{name}-{job.name}"), job),
-                "needs": job.data,
-            }
-            rows.append(row | job_row | {"title": table.title})
-        if not table.jobs:
-            rows.append(row | {"title": table.title})
+            rows.append(
+                row
+                | {
+                    "job": job.name,
+                    "tests": _tests(len(numbers), len(claims)),
+                    "runs": str(job.runs),
+                    "time": "not measured" if job.seconds is None else duration(job.seconds),
+                    "data": data_of(job, folder),
+                    "state": _state(folder_of(None, "reproduce", f"{name}-{job.name}"), job),
+                    "needs": job.data,
+                }
+            )
+        rows += [] if table.jobs else [row]
     if form == "json":
         echo(json.dumps(rows, indent=2))
         return
@@ -248,10 +247,8 @@ def _list(folder: Path | None, form: str) -> None:
 
 def _tests(numbers: int, claims: int) -> str:
     """``18 numbers, 15 claims``."""
-    parts = [
-        counted(count, noun) for count, noun in ((numbers, "number"), (claims, "claim")) if count
-    ]
-    return ", ".join(parts) or "-"
+    counts = {"number": numbers, "claim": claims}
+    return ", ".join(counted(count, noun) for noun, count in counts.items() if count) or "-"
 
 
 def _state(folder: Path, job: Job) -> str:
@@ -270,12 +267,9 @@ def _show_untested(table: Table) -> None:
     from fedsim.display.tables import show
 
     echo(f"{table.title} ({table.source})")
-    show(
-        [
-            {"method": n.method, "setting": n.setting, "published": f"{n.value:g}"}
-            for n in table.numbers
-        ]
-    )
+    columns = ("method", "setting", "published")
+    numbers = [(n.method, n.setting, f"{n.value:g}") for n in table.numbers]
+    show([dict(zip(columns, row, strict=True)) for row in numbers])
     echo(f"not testable here: {table.missing}")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -207,29 +206,6 @@ def test_sums_by_hand():
     np.testing.assert_allclose(sums["shapley_error"], [0, 0.5])
 
 
-@pytest.fixture(scope="module")
-def named(tmp_path_factory):
-    """A round of three sites with names, all of which take part."""
-    folder = tmp_path_factory.mktemp("named")
-    names = ("north", "hospital b", "south")
-    rows = [f"{i % 3},{i},{names[i % 3]}" for i in range(178)]
-    file = folder / "clients.csv"
-    file.write_text("\n".join(["client,index,name", *rows]) + "\n", encoding="utf-8")
-    data = {"num_clients": 3, "partition_file": str(file), "test_fraction": 0.9}
-    train = {"rounds": 1, "sample_rate": 1.0}
-    made = config("fedavg", "mlp", data=data, train=train, evaluation=EVERY, engine=SERIAL)
-    return fedsim.run(made, folder / "run").path
-
-
-def test_sites_are_called_by_their_names(named):
-    frame = fedsim.influence(named, metric="test_loss")
-    assert list(frame["name"]) == ["north", "hospital b", "south"]
-    assert list(frame["num_samples"]) == [60, 59, 59]
-    assert "hospital b " in call(named)
-    made = fedsim.replay(named, 1, without=["hospital b"])
-    assert made.changes == ["without client 1"]
-
-
 @pytest.mark.slow
 def test_asynchronous_rounds(tmp_path):
     buffered = {"buffer": 3, "concurrency": 5}
@@ -268,14 +244,6 @@ def test_the_command_writes_a_table_and_a_figure(run, by_loss, tmp_path):
     assert first[:2] == [str(best["client_id"]), str(best["rounds"])]
     assert first[3] == f"{best['shapley']:+.4g}"
     assert "is already there" in call(run, "--out", out, status=2)
-
-
-def test_json_has_clients_and_rounds(run):
-    found = json.loads(call(run, "--rounds", "2", "--no-shapley", "--format", "json"))
-    assert found["metric"] == "step"
-    assert {row["round"] for row in found["rounds"]} == {2}
-    assert all(row["shapley"] is None for row in found["rounds"])
-    assert len(found["clients"]) == 4
 
 
 @pytest.mark.parametrize(

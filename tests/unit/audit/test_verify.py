@@ -122,12 +122,6 @@ def test_a_run_that_leaves_no_model(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["fedld", "fedbn", "fedpac"])
-def test_a_method_of_each_shape(name, tmp_path):
-    assert verify(fedsim.run(small(name), tmp_path / "run").path, rounds="all").verified
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("name", algorithms.names())
 def test_every_method(name, tmp_path):
     run = fedsim.run(small(name, engine={"client_batch": "auto"}), tmp_path / "run").path
@@ -272,23 +266,6 @@ def swap(run, by):
     forge(run)
 
 
-def test_a_swapped_model_is_found_without_the_last_round(run):
-    swap(run, np.float32(1e-3))
-    found = verify(run, rounds=1, seed=drawing(1))
-    assert found.drawn == [1]
-    assert str(found.differences[0]).startswith("model.safetensors: is not the model of the last")
-
-
-@pytest.mark.slow
-def test_swapped_models_of_clients(tmp_path):
-    run = fedsim.run(small("fedbn", "cnn"), tmp_path / "run").path
-    arrays = load_file(run / files.CLIENTS)
-    name = next(iter(arrays))
-    save_file(arrays | {name: arrays[name] + np.float32(1)}, run / files.CLIENTS)
-    forge(run)
-    assert first(run) == "clients.safetensors: is not what the last round gives"
-
-
 def test_a_changed_seed(run):
     text = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(re.sub(r"^seed: 0$", "seed: 1", text, flags=re.M))
@@ -379,13 +356,6 @@ def test_an_unfinished_run_says_so(run):
     assert f"  unfinished {ROUNDS} of {ROUNDS} rounds, no summary.csv\n" in spoken(run)
     rewrite(run / "clients.csv", lambda rows: rows.append([str(ROUNDS + 2), *rows[-1][1:]]))
     assert f"no row that follows round {ROUNDS} of {ROUNDS}" in first(run)
-
-
-def test_a_swapped_model_of_an_unfinished_run(run):
-    (run / "summary.csv").unlink()
-    arrays = load_file(run / files.MODEL)
-    save_file({name: a + 1 for name, a in arrays.items()}, run / files.MODEL)
-    assert first(run, rounds=1, seed=drawing(1)).startswith("model.safetensors: is not the model")
 
 
 # what is not possible, and other processors

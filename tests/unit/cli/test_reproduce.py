@@ -161,15 +161,6 @@ def test_the_list() -> None:
     assert needs["needs"] == ("all of MNIST", "no")
 
 
-def test_the_list_knows_the_data_of_a_folder(tmp_path: Path) -> None:
-    place = tmp_path / "data" / "mnist"
-    place.mkdir(parents=True)
-    (place / "images-idx3").touch()
-    for folder in (place, place.parent):
-        rows = json.loads(call("--list", "--data-dir", folder, "--format", "json").output)
-        assert {row["table"]: row["data"] for row in rows}["needs"] == "yes"
-
-
 def test_a_table_without_a_job_says_what_is_missing() -> None:
     done = call("later")
     assert done.exit_code == 0

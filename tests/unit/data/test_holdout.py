@@ -18,7 +18,7 @@ from fedsim.data.holdout import fewest_samples, held_out, hold_out, hold_out_cli
 from fedsim.metrics.splits import clients_with
 from fedsim.testing.rounds import config
 from fedsim.training import loading
-from fedsim.training.setup import prepare
+from fedsim.training.assemble import prepare
 from tests.sites import SHORTCUT
 
 
