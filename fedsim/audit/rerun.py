@@ -18,7 +18,7 @@ from fedsim.core.errors import FedsimError, StoreError
 from fedsim.core.imports import users_code
 from fedsim.core.machine import num_gpus
 from fedsim.engine.base import Executor
-from fedsim.identity.environment import check_begun, check_dropout, device_of
+from fedsim.identity.environment import check_begun, device_of
 from fedsim.identity.resume import configuration
 from fedsim.storage import status
 from fedsim.storage.checkpoint import FOLDER, Fingerprint, Position, ServerState, records, round_of
@@ -141,8 +141,6 @@ def prepared(run: Path, config: RunConfig, *, accept_changed_code: bool = False)
         setup.frozen,
         accept_changed_code=accept_changed_code,
     )
-    if setup.drops:
-        check_dropout(run, store.read_environment())
     known = fingerprint(setup)
     there = experiments.read(run / "config.yaml").settings.get("data.dir")  # may be another now
     settings = {**known.settings, "data.dir": None if there is None else there.value}

@@ -12,7 +12,7 @@ import torch
 
 from fedsim import algorithms, models
 from fedsim.algorithms.base import Algorithm, identity
-from fedsim.client import dropout, probe
+from fedsim.client import probe
 from fedsim.client.compression import compression
 from fedsim.client.context import LocalEnv
 from fedsim.config.resolve import with_normalization
@@ -138,7 +138,6 @@ def assemble(
         triggered=attack.triggered,
         root=draw_root(algorithm.server.root_samples, dataset, config.data.seed),
         server_device=server_device(config.engine),
-        drops=dropout.active(built.model),
     )
     combinations.check(setup)
     _check(setup)

@@ -379,17 +379,6 @@ def test_what_env_json_says_follows_from_data_and_settings(key, value, run):
     assert first(run, rounds=1).startswith(f"env.json, {key}: {value!r}, not ")
 
 
-def test_dropout_of_an_earlier_version(tmp_path):
-    run = fedsim.run(config("fedavg", "cnn_reddi", train={"rounds": 1}), tmp_path / "run").path
-    assert verify(run).verified
-    known = json.loads((run / "env.json").read_text())
-    assert known.pop("dropout") == "philox4x64-10"
-    (run / "env.json").write_text(json.dumps(known))
-    forge(run)
-    with pytest.raises(NotPossible, match=r"dropout drew other random numbers in fedsim 0\.1\.0"):
-        verify(run)
-
-
 def test_code_that_no_setting_names(run):
     known = json.loads((run / "env.json").read_text())
     code = {"method": {"name": "mine:build", "files": {}}}
