@@ -18,7 +18,7 @@ from fedsim.core.imports import users_code
 from fedsim.core.machine import num_gpus
 from fedsim.core.rows import ModelRow
 from fedsim.engine.base import Executor
-from fedsim.identity.environment import check_begun, check_dropout, device_of
+from fedsim.identity.environment import check_begun, device_of
 from fedsim.identity.resume import configuration
 from fedsim.storage import status
 from fedsim.storage.checkpoint import FOLDER, Fingerprint, Position, ServerState, records, round_of
@@ -132,8 +132,6 @@ def opened(
         setup.frozen,
         accept_changed_code=accept_changed_code,
     )
-    if setup.drops:
-        check_dropout(run, store.read_environment())
     began = experiments.read(run / "config.yaml").settings.get("data.dir")  # may be another now
     now = fingerprint(setup)
     settings = {**now.settings, "data.dir": None if began is None else began.value}

@@ -104,11 +104,12 @@ def cache_dir() -> Path:
         ) from None
 
 
-def sha256_of(*parts: str | Array) -> str:
-    """The SHA-256 of texts and of the bytes of arrays, one after the other, in hex."""
+def sha256_of(*parts: str | bytes | Array) -> str:
+    """The SHA-256 of texts, bytes, and the bytes of arrays, one after the other, in hex."""
     digest = hashlib.sha256()
     for part in parts:
-        digest.update(part.encode() if isinstance(part, str) else np.ascontiguousarray(part).data)
+        data = part.encode() if isinstance(part, str) else part
+        digest.update(data if isinstance(data, bytes) else np.ascontiguousarray(data).data)
     return digest.hexdigest()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedsim.config.run import RunConfig
 from fedsim.core import files
-from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.errors import DataError
 from fedsim.core.machine import kind_of
 from fedsim.core.types import Vectors
 from fedsim.identity.provenance import Provenance, accepted, check_code, check_data
@@ -108,31 +108,12 @@ def device_of(environment: Mapping[str, Any]) -> str:
     return next((str(name) for name in reversed(names) if name), "cpu")
 
 
-DROPOUT = "philox4x64-10"
-"""Of env.json: how dropout draws. Earlier versions, which do not say it, drew other numbers."""
-
-
-def check_dropout(run: Path, before: Mapping[str, Any]) -> None:
-    """Refuses to do rounds again in which dropout drew other numbers; ``before`` is env.json.
-
-    Raises:
-        ConfigError: names the version that did them.
-    """
-    for part in (before, *before.get("resumed", ())):
-        if "fedsim" in part and part.get("dropout") != DROPOUT:
-            raise ConfigError(
-                f"{run}: its rounds cannot be done again by this version: dropout drew other "
-                f"random numbers in fedsim {part['fedsim']} (git {part.get('git_commit')}), with "
-                "which it was done"
-            )
-
-
 NUMERICAL = ("torch", "numpy")
 """Packages whose versions may change the last digits of results."""
 
 
 def other_versions(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """A line on what was another one when the run last went on, packages or how dropout draws.
+    """A line on the packages that were other ones when the run last went on.
 
     None where nothing was.
 
@@ -144,11 +125,6 @@ def other_versions(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | N
     last = parts[-1] if isinstance(parts, list) and parts else before
     old = last.get("packages") if isinstance(last, Mapping) else None
     new = now["packages"]
-    if isinstance(old, Mapping) and "dropout" in now and "dropout" not in last:
-        return (
-            "dropout drew other random numbers in the version that did the rounds so far: the "
-            "results are not those of a run without interruption"
-        )
     changed = [p for p in NUMERICAL if isinstance(old, Mapping) and old.get(p, new[p]) != new[p]]
     if not changed or not isinstance(old, Mapping):
         return None

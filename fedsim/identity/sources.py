@@ -7,7 +7,6 @@ as LF, as Git may have changed them.
 """
 
 import ast
-import hashlib
 import os
 import sys
 import sysconfig
@@ -18,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 
 from fedsim.core.errors import ConfigError
+from fedsim.core.files import sha256_of
 
 OWN = ("fedsim", "fedsim_analysis")
 """Packages that are not the user's, wherever they lie."""
@@ -46,7 +46,7 @@ def sha256_of_files(module: str) -> dict[str, str]:
         path = waiting.pop()
         if str(path) not in digests:
             text = _read(root / path)
-            digests[str(path)] = hashlib.sha256(text).hexdigest()
+            digests[str(path)] = sha256_of(text)
             _check_as_imported(root / path, path, digests[str(path)])
             waiting += [file for name in _imported(text, path) for file in _files(root, name)]
     return dict(sorted(digests.items()))

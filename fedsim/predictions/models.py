@@ -94,10 +94,6 @@ def load_model(run: Path | str, client: int | str | None = None) -> nn.Module:
     path = Path(run)
     config = finished_run(path)
     description = Description.read(path)
-    if description.model is None:
-        raise StoreError(
-            f"{path / MODEL}: does not say what network it belongs to; an older fedsim wrote it"
-        )
     description.check(path, config)
     algorithm = algorithm_of(config)
     model = network(description.model, algorithm, config.seed)

@@ -20,7 +20,6 @@ from torch import nn
 
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, DataError, DivergedError
-from fedsim.core.files import MODEL
 from fedsim.core.layout import Pristine, layout_of
 from fedsim.core.rng import seed_for, torch_scope
 from fedsim.core.types import Array, ModelSpec, Pipeline
@@ -112,11 +111,9 @@ def image_model(
     if check_code(run, Provenance.read(run), code_of(config), accept=accept_changed_code):
         logger.warning("%s: its models were trained with the code before the change", run)
     description = Description.read(run)
-    network = load_model(run, client)  # refuses a file that does not say what network it is of
-    spec = description.model
-    if spec is None or spec.inputs != "images" or not description.mean:
-        kind = "other data" if spec is None else spec.inputs
-        raise ConfigError(f"{run}: its model takes {kind}, no images")
+    network, spec = load_model(run, client), description.model
+    if spec.inputs != "images":
+        raise ConfigError(f"{run}: its model takes {spec.inputs}, no images")
     if spec.in_channels not in (1, 3):
         raise ConfigError(
             f"{run}: its model takes images of {spec.in_channels} channels; files of images have 1 "
@@ -124,8 +121,6 @@ def image_model(
         )
     if client is None:
         _refuse_without_client(run, config, network)
-    if not description.classes:
-        raise ConfigError(f"{run / MODEL}: does not name the classes; an older fedsim wrote it")
     return ImageModel(network, spec, description.classes, description.mean, description.std, config)
 
 

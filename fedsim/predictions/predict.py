@@ -24,7 +24,6 @@ from fedsim.config.run import RunConfig
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, DataError, DivergedError, nearest
 from fedsim.core.types import I64, Array, Dataset, Owned, Part, Partition
-from fedsim.data import splits
 from fedsim.data.dataset import in_one_part
 from fedsim.engine.base import OUTPUTS
 from fedsim.engine.serial import SerialExecutor
@@ -37,9 +36,10 @@ from fedsim.predictions.models import final_state, finished_run
 from fedsim.storage import final_models
 from fedsim.storage.checkpoint import ServerState
 from fedsim.storage.final_models import Description
-from fedsim.storage.run_dir import RunStore, client_number, csv_text
+from fedsim.storage.run_dir import RunStore, RunWriter, client_number
 from fedsim.training import loading
 from fedsim.training.assemble import assemble, prepare
+from fedsim.training.driver import write_split
 from fedsim.training.evaluate import Candidate, own_model
 from fedsim.training.export import personal_slots
 from fedsim.training.features import with_features
@@ -231,11 +231,9 @@ def prepared(
     if check_code(path, Provenance.read(path), code_of(config), accept=accept_changed_code):
         logger.warning("%s: its models were trained with the code before the change", path)
     config = _with_device(config, path, environment)
-    new = split == ALL and data_dir is not None
-    if new:
-        classes = description.classes or tuple(map(str, environment.get("classes", ())))
+    if split == ALL and data_dir is not None:
         out = tuple(environment.get("heldout_clients", ()))
-        setup = _new_data(path, config, replace(description, classes=classes), out)
+        setup = _new_data(path, config, description, out)
     else:
         written = experiments.read(path / "config.yaml").settings
         check_paths({**written, **settings}, DATA_PATHS, ELSEWHERE)
@@ -269,25 +267,12 @@ def _with_device(config: RunConfig, run: Path, environment: Mapping[str, Any]) -
 
 def _own_data(run: Path, config: RunConfig) -> Setup:
     """The run's setup; a DataError where the data now give other clients or samples."""
-    setup, split = prepare(config), run / "split.csv"
-    table = RunStore(run).read("partition").groupby("client_id")
-    sizes = table[["train_samples", "test_samples"]].sum()
-    train, nothing = setup.partition.train, setup.dataset.test[:0]
-    tests = setup.partition.test or (nothing,) * len(train)
-    now = [[len(a), len(b)] for a, b in zip(train, tests, strict=True)]
-    if sizes.to_numpy().tolist() != now:
-        raise DataError(
-            f"{run / 'partition.csv'}: the clients now have other numbers of samples; {_NOT_THESE}"
-        )
+    setup = prepare(config)
     malicious = RunStore(run).read_environment().get("malicious_clients", ())
-    now_split = csv_text(splits.columns(setup.dataset, setup.partition, malicious)).encode()
-    with files.reading(split):
-        if split.read_bytes() != now_split:
-            raise DataError(
-                f"{split}: samples now have other labels, files or clients; {_NOT_THESE}"
-            )
-    if RunStore(run).read_words() not in (None, setup.dataset.words):
-        raise DataError(f"{run / files.VOCABULARY}: the texts now have other words; {_NOT_THESE}")
+    try:
+        write_split(replace(setup, malicious=tuple(malicious)), RunWriter(run))
+    except DataError as error:
+        raise DataError(f"{error}; {_NOT_THESE}") from None
     check_data(run, Provenance.read(run), setup.provenance.data, _NOT_THESE)
     return setup
 
@@ -329,7 +314,7 @@ def _with_the_words(run: Path, config: RunConfig) -> Dataset:
 def _with_the_classes(dataset: Dataset, classes: tuple[str, ...], origin: str) -> Dataset:
     """The data set with the numbers of the run's classes, which are found by name."""
     names = dataset.class_names
-    if not classes or names == classes:
+    if names == classes:
         return dataset
     unknown = [name for name in names if name not in classes]
     if unknown:
@@ -358,13 +343,11 @@ def _refuse_labels_of_tokens(run: Path, dataset: Dataset) -> None:
 def _check_fit(setup: Setup, description: Description, origin: str) -> None:
     """Refuses data of other classes or sizes than those that the network was trained for."""
     names, classes = setup.dataset.class_names, description.classes
-    if classes and classes != names:
+    if classes != names:
         raise DataError(
             f"{origin}: the classes are {_few(names)}, those of the run {_few(classes)}; the same "
             "are needed, in the same order"
         )
-    if description.model is None:
-        return
     for name in ("inputs", "in_channels", "image_size"):
         have, need = getattr(setup.model, name), getattr(description.model, name)
         if have != need:

@@ -87,18 +87,18 @@ def metadata_of(run: Path) -> Mapping[str, str]:
 
 @dataclass(frozen=True)
 class Description:
-    """What ``model.safetensors`` says of the network and its inputs; empty in old files.
+    """What ``model.safetensors`` says of the network and its inputs.
 
     Args:
         model: the network.
         classes: their names.
-        mean: of images, per channel, of values in 0..1.
+        mean: of images, per channel, of values in 0..1; empty of other inputs.
         std: of images, per channel, of values in 0..1.
         algorithm: the run's method.
     """
 
-    model: ModelSpec | None = None
-    classes: tuple[str, ...] = ()
+    model: ModelSpec
+    classes: tuple[str, ...]
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     algorithm: str | None = None
@@ -108,16 +108,16 @@ class Description:
         """That of a run's file.
 
         Raises:
-            StoreError: the file is missing or damaged.
+            StoreError: the file is missing or damaged, or does not say it.
         """
         metadata = metadata_of(run)
-        if "model" not in metadata:
-            return cls()
         try:
             model = ModelSpec(**parse_json(metadata["model"]))
             lists = {name: tuple(parse_json(metadata[name])) for name in ("classes", "mean", "std")}
         except (KeyError, TypeError, ValueError) as error:
-            raise StoreError(f"{run / MODEL}: its metadata cannot be read ({error})") from error
+            raise StoreError(
+                f"{run / MODEL}: does not say what network it belongs to ({error})"
+            ) from error
         return cls(model, algorithm=metadata.get("algorithm"), **lists)
 
     def check(self, run: Path, config: RunConfig) -> None:
@@ -126,8 +126,6 @@ class Description:
         Raises:
             ConfigError: names the key and both values.
         """
-        if self.model is None:
-            return
         wanted = {"algorithm": (config.algorithm, self.algorithm or config.algorithm)}
         wanted["model.name"] = config.model_name, self.model.name
         for leaf in ("norm", "projection", "trainable"):

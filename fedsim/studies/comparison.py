@@ -16,7 +16,6 @@ from fedsim.identity.provenance import (
     check_data,
     code_of,
     data_of,
-    functions_of,
 )
 
 logger = logging.getLogger("fedsim")
@@ -35,8 +34,7 @@ class Comparison:
 
     def __init__(self, *, accept: bool) -> None:
         self.accept = accept
-        self._known: dict[str, Data | None] = {}
-        self._code: dict[str, Mapping[str, Code]] = {}
+        self._data_of: dict[str, Data | None] = {}
         self._accepted: dict[Path, Mapping[str, Code]] = {}
 
     def check(self, config: RunConfig, runs: Iterable[Path]) -> None:
@@ -46,10 +44,7 @@ class Comparison:
             ConfigError: a run is one of other code, or its env.json is damaged.
             DataError: a run is one of other data, or the data cannot be read.
         """
-        functions = repr(functions_of(config))
-        if functions not in self._code:
-            self._code[functions] = code_of(config)
-        code = self._code[functions]
+        code = code_of(config)
         for run in runs:
             before = Provenance.read(run)
             if check_code(run, before, code, accept=self.accept):
@@ -83,13 +78,13 @@ class Comparison:
         else:
             arguments = {key: v for key, v in arguments.items() if key not in OF_PARTS}
         key = repr((config.data.name, arguments, places))
-        if key not in self._known:
+        if key not in self._data_of:
             gone = [f"{k} {path}" for k, path in places.items() if path and not Path(path).exists()]
             if gone:
                 logger.info("%s is not there: the data are not compared", gone[0])
-                self._known[key] = None
+                self._data_of[key] = None
             else:
                 read = loading.divided(config)[0] if prepared else loading.read(config)
-                self._known[key] = data_of(read, folder)
-        known = self._known[key]
-        return None if known is None else replace(known, dir=folder)
+                self._data_of[key] = data_of(read, folder)
+        digests = self._data_of[key]
+        return None if digests is None else replace(digests, dir=folder)

@@ -12,7 +12,7 @@ import torch
 
 from fedsim import algorithms, models
 from fedsim.algorithms.base import Algorithm, identity
-from fedsim.client import dropout, probe
+from fedsim.client import probe
 from fedsim.client.context import LocalEnv
 from fedsim.compressors.base import Compression, Compressor
 from fedsim.config.resolve import with_normalization
@@ -145,7 +145,6 @@ def assemble(
         root=draw_root(algorithm.server.root_samples, dataset, config.data.seed),
         server_device=server_device(config.engine),
         has_features=hasattr(flat.model, "features"),
-        drops=dropout.active(built.model),
     )
     combinations.check(setup)
     _check(setup)

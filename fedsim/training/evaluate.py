@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 
@@ -36,9 +36,7 @@ from fedsim.metrics.scores import GroupScore, Scores, group_score, mean_scores
 from fedsim.metrics.splits import clients_with, count, counts, group_positions
 from fedsim.storage.checkpoint import ServerState
 from fedsim.training.rows import RoundLog
-
-if TYPE_CHECKING:
-    from fedsim.training.setup import Setup
+from fedsim.training.setup import Setup
 
 Key = TypeVar("Key")
 Result = TypeVar("Result")

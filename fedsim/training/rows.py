@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedsim.client.private import STEPS
 from fedsim.core.rows import (
@@ -27,9 +27,7 @@ from fedsim.storage.checkpoint import ServerState
 from fedsim.systems.clock import Participation
 from fedsim.systems.costs import Costs
 from fedsim.training.privacy import epsilon_of_samples
-
-if TYPE_CHECKING:
-    from fedsim.training.setup import Setup
+from fedsim.training.setup import Setup
 
 
 @dataclass

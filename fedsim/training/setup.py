@@ -16,7 +16,7 @@ from fedsim.core.types import I64, Dataset, Layout, ModelSpec, Partition, Vector
 from fedsim.engine.blocks import Stacking
 from fedsim.engine.devices import Kind
 from fedsim.engine.spec import LocalImages, WorkerSpec, array_sha256
-from fedsim.identity.environment import DROPOUT, files_of, versions
+from fedsim.identity.environment import files_of, versions
 from fedsim.identity.provenance import Provenance
 from fedsim.metrics.splits import clients_with
 from fedsim.models.weights import Loaded
@@ -48,7 +48,6 @@ class Setup:
         root: (n,) indices of the validation samples that the server itself trains on.
         server_device: the GPU that aggregates, None where the CPU does.
         has_features: whether the model is ``head(features(x))``.
-        drops: whether the model has dropout layers whose numbers come from a counter.
     """
 
     config: RunConfig
@@ -72,7 +71,6 @@ class Setup:
     root: I64 = field(default_factory=lambda: np.empty(0, np.int64))
     server_device: torch.device | None = None
     has_features: bool = False
-    drops: bool = False
 
     @property
     def personalised(self) -> bool:
@@ -182,8 +180,6 @@ def describe(setup: Setup) -> dict[str, object]:
     content = versions() | {"processor": processor(), "classes": list(dataset.class_names)}
     content |= setup.provenance.record()
     content["server_device"] = Kind.of(setup.server_device or torch.device("cpu")).name
-    if setup.drops:
-        content["dropout"] = DROPOUT
     if dataset.site is not None and not dataset.sites_are_users:
         content["sites"] = list(dataset.site_names)
     lists = {

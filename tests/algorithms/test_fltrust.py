@@ -180,7 +180,9 @@ def test_a_server_that_diverges_ends_the_run():
 @pytest.mark.integration
 def test_the_root_set_is_marked_in_the_split(tmp_path):
     config = small("fltrust", "mlp", train={"rounds": 1})
-    rows = pd.read_csv(fedsim.run(config, tmp_path / "run").path / "split.csv")
+    run = fedsim.run(config, tmp_path / "run").path
+    rows = pd.read_csv(run / "split.csv")
+    assert len(fedsim.predict(run)), "the split of now has it too"
     assert rows.loc[rows["root"] == 1, "part"].eq("val").all()
     np.testing.assert_array_equal(
         np.sort(rows.loc[rows["root"] == 1, "sample"]), prepare(config).root

@@ -338,17 +338,6 @@ def spoken(run):
     return CliRunner().invoke(main, ["verify", str(run), "--rounds", "all"]).output
 
 
-def test_dropout_of_an_earlier_version(tmp_path):
-    run = fedsim.run(config("fedavg", "cnn_reddi", train={"rounds": 1}), tmp_path / "run").path
-    assert verify(run).verified
-    known = json.loads((run / "env.json").read_text())
-    assert known.pop("dropout") == "philox4x64-10"
-    (run / "env.json").write_text(json.dumps(known))
-    forge(run)
-    with pytest.raises(NotPossible, match=r"dropout drew other random numbers in fedsim 0\.1\.0"):
-        verify(run)
-
-
 def test_an_unfinished_run_says_so(run):
     (run / "summary.csv").unlink()
     found = verify(run, rounds=1)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedsim.core import files
@@ -36,3 +38,12 @@ def test_what_cannot_be_moved_leaves_no_empty_folder(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"a: cannot be written \(.+\)"):
         write(tmp_path / "a", "page")
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "page"]
+
+
+def test_one_hash_of_texts_bytes_arrays_and_files(tmp_path):
+    path, array = tmp_path / "x", np.arange(6, dtype=np.int16).reshape(2, 3)
+    path.write_bytes(b"name" + array.T.tobytes())
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert files.sha256_of("name", array.T) == files.sha256_of(path.read_bytes()) == digest
+    assert files.sha256(path) == digest
+    assert files.sha256(path, 4) == files.sha256_of("name")

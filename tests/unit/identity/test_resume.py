@@ -40,7 +40,7 @@ from fedsim.core.errors import (
 )
 from fedsim.engine.base import Incident
 from fedsim.engine.serial import SerialExecutor
-from fedsim.identity import environment, resume
+from fedsim.identity import resume
 from fedsim.storage import checkpoint, tensors
 from fedsim.storage.checkpoint import Checkpoints, encode_record
 from fedsim.storage.client_states import Segment
@@ -420,14 +420,6 @@ def test_another_version_of_torch_is_told_once(after_four, tmp_path, undisturbed
     driver.resume(run)
     assert told() == [line], "the newest rounds were done with this version"
     assert contents(run) == undisturbed["fedbn"]
-
-
-def test_dropout_of_an_earlier_version_is_told():
-    packages = {"packages": {"torch": "2", "numpy": "3"}}
-    now = {**packages, "dropout": "philox4x64-10"}
-    assert "dropout drew other random numbers" in environment.other_versions(packages, now)
-    assert environment.other_versions({**packages, "resumed": [now]}, now) is None
-    assert environment.other_versions(packages, packages) is None
 
 
 # what is refused

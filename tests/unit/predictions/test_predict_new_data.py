@@ -92,7 +92,7 @@ def test_texts_with_other_words_are_not_the_data_of_the_run(texts, tmp_path):
     store = fedsim.run(settings(tweets(tmp_path / "data", texts)), tmp_path / "run")
     other = {user: [text.replace("rain", "snow") for text in own] for user, own in texts.items()}
     tweets(tmp_path / "data", other)
-    with pytest.raises(DataError, match=r"vocabulary\.json: the texts now have other words"):
+    with pytest.raises(DataError, match=r"vocabulary\.json: the data now give another vocabulary"):
         fedsim.predict(store.path)
 
 
