@@ -130,7 +130,7 @@ def curves_command(
 )  # fmt: skip
 @click.option(
     "--metric", "metrics", multiple=True, metavar="NAME",
-    type=click.Choice((*tables.NAMES, *tables.ALIASES)),
+    type=click.Choice(tables.NAMES),
     help=f"What the table shows. Repeatable. A score of the test part: {', '.join(SCORES)}; "
     "scores: all of them after the last round; "
     "attack_success_rate, benign_test_accuracy, epsilon or deployment_epsilon of rounds.csv; "
@@ -139,8 +139,7 @@ def curves_command(
     "groups: accuracy by group of test images; clients: accuracy over the clients (mean, "
     "10th percentile, minimum, standard deviation); sites: accuracy of every site or client by "
     "name, and whether a method helps it (difference from -a local); decomposition: terms of the "
-    "loss; participation: how often clients took part. final, best and last10 are accuracy at that "
-    "round.  [default: accuracy]",
+    "loss; participation: how often clients took part.  [default: accuracy]",
 )  # fmt: skip
 @click.option(
     "--at", "takes", multiple=True, type=click.Choice(list(TAKES)), metavar="|".join(TAKES),

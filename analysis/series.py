@@ -18,8 +18,6 @@ TEXTS = frozenset({"split", "scope", "phase", "group", "name", "status", "model"
 """Text columns of run tables; all others are numbers."""
 WHOLE = "all"
 """Name of the index level if there is no key."""
-BATCH = 1 << 17
-"""Rows reduced together: many small pandas calls would be slower."""
 UNIT = "unit"
 """Name of the first index level of values per unit: a seed or a partition."""
 Take = Literal["all", "last"]
@@ -106,15 +104,16 @@ def by_run(
     fields = [*keys, *columns, *clock, *(where or ())]
     parts: dict[str, list[pd.DataFrame]] = {}
     run = list(units.COLUMNS[groups[0].unit]) if groups else []
-    for label, batch in _batches(each(groups, table, fields)):
-        frame = _kept(batch, where).dropna(subset=keys).dropna(subset=list(columns), how="all")
+    for part in each(groups, table, fields):
+        frame = _kept(part.frame, where).dropna(subset=keys).dropna(subset=list(columns), how="all")
         if take == "last":
-            frame = frame[frame["round"] == frame.groupby(run)["round"].transform("max")]
-        whole = frame if keys else frame.assign(**{WHOLE: 0})
-        by_key = whole.groupby([*run, *_names(key)], sort=False)[list(columns)]
-        parts.setdefault(label, []).append(by_key.agg(reduced))
-    joined = {label: pd.concat(frames) for label, frames in parts.items()}
-    return {label: frame for label, frame in joined.items() if len(frame)}
+            frame = frame[frame["round"] == frame["round"].max()]
+        if frame.empty:
+            continue
+        frame = frame.assign(**part.run, **({} if keys else {WHOLE: 0}))
+        by_key = frame.groupby([*run, *_names(key)], sort=False)[list(columns)]
+        parts.setdefault(part.label, []).append(by_key.agg(reduced))
+    return {label: pd.concat(frames) for label, frames in parts.items()}
 
 
 def values(
@@ -166,20 +165,6 @@ def complete(aggregate: pd.DataFrame, column: str) -> pd.DataFrame:
     """
     part = aggregate[column]
     return part[part["n"] == max(part["n"].max(), 1)]
-
-
-def _batches(parts: Iterator[Part]) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Concatenates whole runs of one label, with the columns of ``run``, up to about BATCH rows."""
-    label, waiting, size = "", list[pd.DataFrame](), 0
-    for part in parts:
-        if waiting and (part.label != label or size >= BATCH):
-            yield label, pd.concat(waiting)
-            waiting, size = [], 0
-        label = part.label
-        waiting.append(part.frame.assign(**part.run))
-        size += len(part.frame)
-    if waiting:
-        yield label, pd.concat(waiting)
 
 
 def _kept(frame: pd.DataFrame, where: Where) -> pd.DataFrame:

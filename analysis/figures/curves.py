@@ -135,7 +135,7 @@ def figure(
                 axis = "Communication round" if x == "round" else "Simulated seconds"
                 shown.append(_panel(metric, curves, groups[0].unit, setting, axis))
     note = say("curves.note", note=grid.panel_note(shown), lacking=lacking, smooth=smooth)
-    return grid.curves_figure(shown, note, grid.facet_lines(split), apart=True)
+    return grid.curves_figure(shown, note, grid.facet_lines(split), apart=len(split) == 1)
 
 
 def draw(

@@ -29,6 +29,8 @@ FEW = 12
 """Curves of at most this many points show them as dots."""
 TOGETHER = 3
 """Learning curves of more methods have a panel each, with the others in grey."""
+WIDER = 4
+"""Of at most so many curves in a panel those below are wider than those above them."""
 SPOKEN = 12
 """Texts for readers of alternative texts name at most this many methods."""
 GREY, NOTE = "#A9AFB5", "#555555"
@@ -157,7 +159,8 @@ def curves_figure(
                 axes.plot(other.index, other["mean"], color=GREY, linewidth=0.9, zorder=1.2)
             for rank, label in enumerate(front):
                 curve = clipped(panel.curves[label], panel.possible)
-                _draw(axes, curve, looks[label], title_of(label), len(front) - 1 - rank)
+                above = len(front) - 1 - rank if len(front) <= WIDER else 0
+                _draw(axes, curve, looks[label], title_of(label), above)
             if spots[place].bottom:
                 axes.set_xlabel(panel.x)
         for place, (panel, _) in shown.items():  # shared axes end where all curves do
@@ -175,11 +178,11 @@ def curves_figure(
 
 def _draw(axes: Axes, curve: pd.DataFrame, line: style.Line, label: str, above: int) -> None:
     """A line with its band, wider where others are drawn above it, so that it shows behind them."""
-    x, wider = curve.index.to_numpy(), min(above, 3)
+    x = curve.index.to_numpy()
     axes.plot(
         x, curve["mean"], color=line.colour, linestyle=line.dashes, label=label,
-        linewidth=1.6 + 0.9 * wider,
-        marker="o" if len(x) <= FEW else "", markersize=4 + wider,
+        linewidth=1.6 + 0.9 * above,
+        marker="o" if len(x) <= FEW else "", markersize=4 + above,
     )  # fmt: skip
     if np.isfinite(curve["low"]).any():
         axes.fill_between(x, curve["low"], curve["high"], color=line.colour, lw=0, alpha=0.13)

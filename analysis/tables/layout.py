@@ -66,24 +66,49 @@ def detailed(
 
     ``what`` heads the column of estimates.
     """
-    columns = any(cell.column for cell in cells)
     compared = any(cell.comparison for cell in cells)
     power = any(not math.isnan(cell.detectable) for cell in cells)
-    ci = interval_head(cells)
-    head = ["Method", *["Group"] * columns, *repetition_heads(cells), unit.head(what) + ci]
-    head += [unit.head("Std", True)]
-    head += [unit.head("Difference", True) + ci, *_test_heads(cells)] * compared
-    head += [unit.head("Detectable", True)] * power
+    ci, tests = interval_head(cells), _test_heads(cells)
     rows = []
     for cell in cells:
-        row = [title_of(cell.row), *[cell.column] * columns, *repetitions(cell.estimate)]
-        row += [spread(cell, unit), unit.number(cell.estimate.std)]
-        row += _comparison(cell, unit, len(_test_heads(cells))) * compared
-        rows.append([*row, *[_detectable(cell, unit)] * power])
+        row = first_columns(cell, cells) | {
+            unit.head(what) + ci: spread(cell, unit),
+            unit.head("Std", True): unit.number(cell.estimate.std),
+        }
+        if compared:
+            heads = [unit.head("Difference", True) + ci, *tests]
+            row |= dict(zip(heads, _comparison(cell, unit, len(tests)), strict=True))
+        if power:
+            row[unit.head("Detectable", True)] = _detectable(cell, unit)
+        rows.append(row)
+    return of_rows(name, title, caption, rows, data(cells), words=words_of(cells), cells=cells)
+
+
+def of_rows(
+    name: str, title: str, caption: str, rows: Sequence[Mapping[str, str]], data: pd.DataFrame, *,
+    words: int = 1, cells: Sequence[Cell] = (),
+) -> Table:  # fmt: skip
+    """A table of rows by their headings, which are those of the first row."""
     return Table(
-        name=name, title=title, caption=caption, head=head, rows=rows, words=1 + columns,
-        data=data(cells), cells=cells,
+        name=name, title=title, caption=caption, head=list(rows[0]) if rows else [],
+        rows=[list(row.values()) for row in rows], words=words, data=data, cells=cells,
     )  # fmt: skip
+
+
+def first_columns(cell: Cell, cells: Sequence[Cell]) -> dict[str, str]:
+    """Method, column where a table of the cells has some, and the numbers of repetitions."""
+    row = {"Method": title_of(cell.row)}
+    if words_of(cells) > 1:
+        row["Group"] = cell.column
+    if unit_of(cells) == "seed":
+        return row | {"Seeds": str(cell.estimate.n)}
+    levels = cell.estimate.levels
+    return row | {"Partitions": str(cell.estimate.n), "Seeds": levels.seeds if levels else NONE}
+
+
+def words_of(cells: Sequence[Cell]) -> int:
+    """The number of :func:`first_columns` that are text."""
+    return 1 + any(cell.column for cell in cells)
 
 
 def _detectable(cell: Cell, unit: Unit) -> str:
@@ -94,18 +119,6 @@ def _detectable(cell: Cell, unit: Unit) -> str:
         return NONE
     few = unit.too_few(cell.comparison.difference.n, cell.detectable)
     return f"too few {cell.estimate.unit}s" if few else unit.number(cell.detectable)
-
-
-def repetition_heads(cells: Sequence[Cell]) -> list[str]:
-    """The headings of :func:`repetitions`."""
-    return ["Seeds"] if unit_of(cells) == "seed" else ["Partitions", "Seeds"]
-
-
-def repetitions(estimate: Estimate) -> list[str]:
-    """The number of units, and of training seeds in each if they are partitions."""
-    return (
-        [str(estimate.n)] if estimate.levels is None else [str(estimate.n), estimate.levels.seeds]
-    )
 
 
 def unit_of(cells: Sequence[Cell]) -> ExperimentalUnit:

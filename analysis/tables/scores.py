@@ -54,20 +54,18 @@ VERDICTS = (*ALL, "pairs", "groups")
 """The tables that show verdicts."""
 RESPLIT = (*SCORES, "scores", "pairs")
 """The tables of scores of the whole test part, whose size the corrected test takes."""
-ALIASES = tuple(TAKES)
-"""Earlier names of the tables of accuracies."""
 FILES: Mapping[str, str] = {"groups": "evaluations", "decomposition": "decomposition"}
 """The file behind each table that is not made from summary.csv."""
 
 
 def make(
     name: str, runs: pd.DataFrame, by: Sequence[str] = (LABEL,), columns: str | None = None,
-    baseline: str | None = None, test: Test = T, takes: Sequence[str] = ALIASES,
+    baseline: str | None = None, test: Test = T, takes: Sequence[str] = tuple(TAKES),
     unit: ExperimentalUnit | None = None,
 ) -> list[Table]:  # fmt: skip
     """The tables of a name, as ``fedsim table --metric NAME`` shows them.
 
-    ``name`` is one of :data:`NAMES` or :data:`ALIASES`; ``by`` are the columns of summary.csv that
+    ``name`` is one of :data:`NAMES`; ``by`` are the columns of summary.csv that
     distinguish methods, and the values of ``columns`` become columns of the table. A score has a
     table for each of the ``takes``. ``unit`` is what the runs repeat; partitions where there are
     several, see :func:`analysis.runs.unit_among`. The ratio of a corrected ``test`` is read from
@@ -77,8 +75,6 @@ def make(
     Raises:
         AnalysisError: an option that the table does not have, or nothing to show.
     """
-    if name in ALIASES:
-        name, takes = "accuracy", [name]
     if name == "pairs" and baseline is not None:
         raise AnalysisError(
             f"--baseline {baseline}: the table {name} compares each method with its own clients "

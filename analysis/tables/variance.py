@@ -9,7 +9,7 @@ from ..labels import title_of
 from ..numbers import NONE, Unit
 from ..stats import Cell, Estimate
 from ..words import say, sentences
-from .layout import EMPTY, Table, repetition_heads, repetitions
+from .layout import EMPTY, Table, first_columns, of_rows, words_of
 
 COLUMNS = (
     "label", "method", "column", "n", "runs", "seeds", "var_between", "var_within", "pairs",
@@ -34,28 +34,28 @@ def with_variances(made: Iterable[Table], unit: Unit) -> list[Table]:
 def variances(table: Table, unit: Unit) -> Table:
     """The variances of both levels behind a table, and those of the differences if it has any."""
     cells = table.cells
-    columns = any(cell.column for cell in cells)
     compared = any(cell.comparison for cell in cells)
-    level_heads = [unit.head(f"Std, {what}", True) for what in ("partitions", "seeds")]
-    level_heads.append("Share (%)")
-    head = ["Method", *["Group"] * columns, *repetition_heads(cells), *level_heads]
-    head += [f"Difference: {words[0].lower()}{words[1:]}" for words in level_heads] * compared
+    heads = [unit.head(f"Std, {level}", True) for level in ("partitions", "seeds")]
+    heads.append("Share (%)")
     rows = []
     for cell in cells:
-        row = [title_of(cell.row), *[cell.column] * columns, *repetitions(cell.estimate)]
-        row += _shown(cell.estimate, unit)
-        pairs = None if cell.comparison is None else cell.comparison.difference
-        rows.append(row + _shown(pairs, unit) * compared)
+        row = first_columns(cell, cells) | dict(
+            zip(heads, _shown(cell.estimate, unit), strict=True)
+        )
+        if compared:
+            shown = _shown(cell.comparison.difference if cell.comparison else None, unit)
+            names = [f"Difference: {head[0].lower()}{head[1:]}" for head in heads]
+            row |= dict(zip(names, shown, strict=True))
+        rows.append(row)
     caption = sentences(
         say("variance.caption"),
         say("variance.differences") if compared else "",
         _truncated(cells),
         _inseparable(cells),
     )
-    return Table(
-        name=f"{table.name}_variance", title=say("variance.title", title=table.title),
-        caption=caption, head=head, rows=rows, words=1 + columns,
-        data=table.data[[column for column in COLUMNS if column in table.data]],
+    return of_rows(
+        f"{table.name}_variance", say("variance.title", title=table.title), caption, rows,
+        table.data[[column for column in COLUMNS if column in table.data]], words=words_of(cells),
     )  # fmt: skip
 
 

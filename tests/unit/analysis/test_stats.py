@@ -296,22 +296,3 @@ def test_runs_without_the_table_are_skipped_and_named(runs: Path) -> None:
     assert len(series.absent(groups, "rounds", ["test_accuracy"])) == 0
     assert len(series.absent(groups, "rounds", ["gradient_diversity"])) == 4
     assert series.aggregated(groups, "rounds", ["gradient_diversity"]) == {}
-
-
-def test_batches_change_nothing(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_of(runs, "fedavg", 0, [0.25, 0.5])
-    groups = groups_of(runs, "algorithm", "rounds")
-
-    def both() -> list[dict[str, object]]:
-        asked = (("rounds", ["test_accuracy"], "round"), ("evaluations", ["accuracy"], "group"))
-        return [
-            {label: frame.to_dict() for label, frame in series.values(groups, *one).items()}
-            for one in asked
-        ]
-
-    together = both()
-    assert [sorted(one) for one in together] == [
-        ["fedavg, rounds=2", "fedld, rounds=3"], ["fedld, rounds=3"],
-    ]  # fmt: skip
-    monkeypatch.setattr(series, "BATCH", 1)
-    assert both() == together
