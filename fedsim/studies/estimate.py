@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from fedsim.config.keys import KEYS
 from fedsim.config.run import RunConfig
-from fedsim.config.sections import KEYS
 from fedsim.config.validation import cohort_size
 from fedsim.core.errors import FedsimError
 from fedsim.core.machine import num_gpus
