@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedsim.config.sections import COLUMNS, is_setting
+from fedsim.config.keys import COLUMNS, is_setting
 
 from . import AnalysisError, units
 from .files import read_table

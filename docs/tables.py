@@ -46,7 +46,7 @@ so that no spreadsheet runs it as a formula; a carriage return is a blank. `RunS
 
 A column with a dot in its name is a setting, and so are `algorithm`, `dataset`, `model`,
 `num_clients`, `sample_rate`, `alpha`, `rounds`, `best_by`, `server` and those of the margin; every
-other column is an outcome (`fedsim/config/sections.py`).
+other column is an outcome (`fedsim/config/keys.py`).
 
 `aggregate.csv` of a sweep has a row per configuration: `n` seeds, or partitions where `data.seed`
 is in the grid, each with the mean over its seeds; `_mean`, `_std` (divided by n - 1) and `_ci95`

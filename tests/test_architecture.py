@@ -108,7 +108,7 @@ def test_analysis_reads_csv_files_alone():
     for path in (ROOT / "analysis").rglob("*.py"):
         names = imports(path) - {
             *(f"fedsim.core.{name}" for name in ("errors", "files", "reading", "rows", "tables")),
-            *("fedsim.core.terminal", "fedsim.core.text", "fedsim.config.sections"),
+            *("fedsim.core.terminal", "fedsim.core.text", "fedsim.config.keys"),
         }
         if path.name == "start.py":  # of the command
             names -= {"fedsim.cli", "fedsim.cli.main"}

@@ -23,9 +23,9 @@ from fedsim.audit.rerun import Rerun, opened
 from fedsim.audit.tables import COMPARED, Comparison, Difference, Recorded
 from fedsim.config import experiments
 from fedsim.config.experiments import Setting, Settings
+from fedsim.config.keys import FREE
 from fedsim.config.resolve import resolve, with_normalization
 from fedsim.config.run import RunConfig
-from fedsim.config.sections import FREE
 from fedsim.core.errors import ConfigError
 from fedsim.core.types import F64, ClientTask, RoundContext, Vector, Vectors
 from fedsim.schedules.base import Pass, Roster, RoundPlan, Schedule

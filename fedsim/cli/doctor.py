@@ -21,7 +21,6 @@ from fedsim.cli.options import (
     several_option,
     verbose_option,
 )
-from fedsim.config.experiments import Settings
 from fedsim.core.errors import ConfigError
 from fedsim.core.machine import available_memory, cores
 from fedsim.core.terminal import echo
@@ -29,6 +28,7 @@ from fedsim.core.text import counted
 from fedsim.version import __version__
 
 if TYPE_CHECKING:
+    from fedsim.config.experiments import Settings
     from fedsim.config.run import RunConfig
     from fedsim.engine.ray.placement import Node, Placement
 

@@ -162,7 +162,8 @@ def published_tables(_: click.Context, __: click.Parameter, text: str) -> list[C
 
 def value_of(key: str) -> Completer | None:
     """How the value of a key is completed; None where nothing is known of it."""
-    from fedsim.config.sections import KEYS, fields
+    from fedsim.config.keys import KEYS
+    from fedsim.config.sections import fields
 
     if key not in KEYS:
         return None

@@ -80,7 +80,7 @@ HEADINGS = {"": "Experiment", "folder": "Data", "train": "Training"}
 @cache
 def flag_names() -> Mapping[str, tuple[str, ...]]:
     """The flags of each key that has any, as its field declares them."""
-    from fedsim.config.sections import KEYS
+    from fedsim.config.keys import KEYS
 
     declared = {key: tuple(entry.flag.split()) for key, entry in KEYS.items() if entry.flag}
     return declared | {key: (names,) for key, (names, _) in SWITCHES.items()}
@@ -97,7 +97,8 @@ def flag_option(
         show_default: whether the help shows the default.
         default: in words, where it is not that of the key.
     """
-    from fedsim.config.sections import KEYS, fields
+    from fedsim.config.keys import KEYS
+    from fedsim.config.sections import fields
 
     section = key.rpartition(".")[0]
     heading = HEADINGS.get(section, section.capitalize())
@@ -142,14 +143,14 @@ OF_SEVERAL_RUNS: Mapping[str, str] = {
 
 def common(key: str) -> bool:
     """Whether the help of ``fedsim run`` lists the flag of a key."""
-    from fedsim.config.sections import KEYS
+    from fedsim.config.keys import KEYS
 
     return key in KEYS and KEYS[key].common
 
 
 def changeable(key: str) -> bool:
     """Whether a flag may be given anew for a run that has begun, since it changes no result."""
-    from fedsim.config.sections import FREE
+    from fedsim.config.keys import FREE
 
     return key in FREE and key.startswith("engine.")
 

@@ -18,13 +18,13 @@ from fedsim.cli.options import (
     set_any_option,
     verbose_option,
 )
-from fedsim.config.experiments import Settings
 from fedsim.core.analysis import analysis
 from fedsim.core.errors import ConfigError
 from fedsim.core.terminal import echo
 from fedsim.core.text import counted, few
 
 if TYPE_CHECKING:
+    from fedsim.config.experiments import Settings
     from fedsim.core.types import Dataset, Partition
 
 PICTURES = (".png", ".pdf", ".svg")

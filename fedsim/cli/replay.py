@@ -104,7 +104,7 @@ def replay(
     if out is not None:
         check_new_file(Path(out), "--out")
     from fedsim.audit.replay import replay as again
-    from fedsim.config.sections import FREE
+    from fedsim.config.keys import FREE
 
     made = again(
         run,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -20,8 +21,10 @@ from fedsim.cli.options import (
     track_option,
     verbose_option,
 )
-from fedsim.config.experiments import Settings
 from fedsim.core.terminal import echo
+
+if TYPE_CHECKING:
+    from fedsim.config.experiments import Settings
 
 
 @click.command(cls=SettingsCommand, takes=changeable, show_defaults=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -18,7 +19,9 @@ from fedsim.cli.options import (
     track_option,
     verbose_option,
 )
-from fedsim.config.experiments import Settings
+
+if TYPE_CHECKING:
+    from fedsim.config.experiments import Settings
 
 
 @click.command(cls=SettingsCommand, shown=common, rare=("measure", "gpu_price", "track"))

@@ -14,8 +14,9 @@ from pydantic import ValidationInfo, model_validator
 
 from fedsim import algorithms, data, models
 from fedsim.config.hints import unknown_key
+from fedsim.config.keys import conditions
 from fedsim.config.section import Section
-from fedsim.config.sections import DataConfig, RunSettings, TrainConfig, conditions, fields
+from fedsim.config.sections import DataConfig, RunSettings, TrainConfig, fields
 from fedsim.config.validation import (
     check_data_options,
     check_hyperparameters,

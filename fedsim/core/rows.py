@@ -418,10 +418,11 @@ METRICS: Mapping[str, Metric] = _metrics()
 """By column of rounds.csv."""
 SCORES: Mapping[str, Metric] = {
     column.removeprefix("test_"): metric
-    for column, metric in METRICS.items()
+    for column, metric in sorted(METRICS.items(), key=lambda item: item[1].unit != "%")
     if column.startswith("test_")
 }
-"""Those of a model on data, by name: there is a column for the test and the validation part."""
+"""Those of a model on data, by name, losses last: the test and the validation part have a column
+of each."""
 EPSILONS = ("epsilon", "deployment_epsilon")
 """Columns of rounds.csv of runs with user-level privacy."""
 

@@ -7,7 +7,8 @@ def descriptions() -> dict[str, str]:
     """A line on each method and setting, by its name in summary.csv: the report shows them."""
     from fedsim import algorithms, data
     from fedsim.algorithms.catalogue import METHODS
-    from fedsim.config.sections import COLUMNS, fields
+    from fedsim.config.keys import COLUMNS
+    from fedsim.config.sections import fields
     from fedsim.core.settings import argument_texts
     from fedsim.data.registry import reader
 

@@ -8,9 +8,9 @@ from typing import Any
 from fedsim import data
 from fedsim.config import experiments
 from fedsim.config.experiments import Setting, Settings
+from fedsim.config.keys import FREE, KEYS, PLACEMENT
 from fedsim.config.resolve import resolve, to_dict, with_normalization
 from fedsim.config.run import RunConfig
-from fedsim.config.sections import FREE, KEYS, PLACEMENT
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, nearest
 from fedsim.data import partitions

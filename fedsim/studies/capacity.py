@@ -7,8 +7,8 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Literal
 
 from fedsim.config.experiments import Settings
+from fedsim.config.keys import KEYS
 from fedsim.config.run import RunConfig
-from fedsim.config.sections import KEYS
 from fedsim.config.validation import cohort_size
 from fedsim.core import reuse
 from fedsim.core.errors import ConfigError

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from fedsim.config.keys import KEYS
 from fedsim.config.run import RunConfig
-from fedsim.config.sections import KEYS
 from fedsim.core.errors import FedsimError
 from fedsim.training.callbacks import Callback, Rows
 

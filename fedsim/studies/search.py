@@ -13,9 +13,9 @@ import yaml
 from fedsim import data
 from fedsim.config import search
 from fedsim.config.experiments import MOST_RUNS, TRIALS, Experiment, Setting, Settings
+from fedsim.config.keys import FREE
 from fedsim.config.resolve import resolve, to_yaml, unused, warn_unused
 from fedsim.config.run import RunConfig
-from fedsim.config.sections import FREE
 from fedsim.core import files
 from fedsim.core.errors import ConfigError
 from fedsim.core.settings import Scalar

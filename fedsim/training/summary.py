@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedsim import data
+from fedsim.config.keys import COLUMNS, KEYS
 from fedsim.config.run import RunConfig
-from fedsim.config.sections import COLUMNS, KEYS, SECTIONS, fields
+from fedsim.config.sections import SECTIONS, fields
 from fedsim.core.normalization import OF_DATASET
 from fedsim.core.rows import EPSILONS, METRICS, SCORES, WHEN, metric_column
 from fedsim.core.types import F64

@@ -195,7 +195,7 @@ def test_files(runs: Path, tmp_path: Path) -> None:
         (("--columns", "colour"), "no column colour"),
         (
             ("--columns", "alpha", "--metric", "groups"),
-            "goes with loss, accuracy, balanced_accuracy, macro_f1, auc, ece, benign_test_accuracy",
+            "goes with accuracy, balanced_accuracy, macro_f1, auc, ece, loss, benign_test_accuracy",
         ),
         (("--metric", "groups"), "in no run evaluations.csv has rows of groups"),
         (("--metric", "epsilon"), "in no run rounds.csv has epsilon"),

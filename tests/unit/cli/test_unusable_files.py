@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from PIL import Image
 
 from fedsim.cli import main
 
@@ -27,50 +26,17 @@ def npz(labels: np.ndarray, name: str = "retinamnist.npz") -> None:
     )
 
 
-def images(
-    rows: list[str], present: tuple[str, ...] = ("a.png", "b.png", "c.png", "d.png")
-) -> None:
-    """An image folder with the given rows of labels.csv."""
-    for name in present:
-        Image.new("L", (8, 8)).save(name)
-    Path("labels.csv").write_text("filename,label\n" + "\n".join(rows) + "\n")
-
-
-GOOD = [f"{name}.png,{i % 2}" for i, name in enumerate("abcd")]
-
-
 def truncated_npz() -> None:
     npz(np.arange(40)[:, None] % 5)
     content = Path("retinamnist.npz").read_bytes()
     Path("retinamnist.npz").write_bytes(content[: len(content) // 2])
 
 
-def truncated_image() -> None:
-    images(GOOD)
-    Path("b.png").write_bytes(Path("b.png").read_bytes()[:40])
-
-
-def clients_file(*lines: str) -> None:
-    Path("split.csv").write_text("client,index\n" + "".join(f"{line}\n" for line in lines))
-
-
 MEDMNIST = ("-d", "retinamnist", "--data-dir", ".")
-FOLDER = ("-d", "folder", "--data-dir", ".", "--clients", "2", "--sample-rate", "1")
-SPLIT = ("--set", "data.partition_file=split.csv", "--sample-rate", "1")
-
 CASES = {
     "missing": (lambda: None, MEDMNIST, ["retinamnist.npz"]),
     "truncated npz": (truncated_npz, MEDMNIST, ["retinamnist.npz"]),
     "label outside": (lambda: npz(np.full((40, 1), 7)), MEDMNIST, ["retinamnist.npz", "7", "0..4"]),
-    "missing image": (lambda: images([*GOOD, "e.png,0"]), FOLDER, ["labels.csv", "6", "e.png"]),
-    "escaping image": (
-        lambda: images([*GOOD, "../e.png,0"]),
-        FOLDER,
-        ["labels.csv", "6", "../e.png"],
-    ),
-    "truncated image": (truncated_image, FOLDER, ["b.png"]),
-    "unknown index": (lambda: clients_file("0,0", "1,999999"), SPLIT, ["split.csv", "3", "999999"]),
-    "repeated index": (lambda: clients_file("0,5", "1,5"), SPLIT, ["split.csv", "3", "5"]),
     "unknown key": (
         lambda: Path("e.yaml").write_text("seed: 1\ntrain:\n  lr: 0.1\n  epoks: 3\n"),
         ("-c", "e.yaml"),

@@ -7,9 +7,10 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 
 from fedsim.cli.options import flag_names
+from fedsim.config.keys import FREE, KEYS, conditions, is_setting
 from fedsim.config.resolve import from_flags, load_config, resolve, to_yaml
 from fedsim.config.run import RunConfig
-from fedsim.config.sections import FREE, KEYS, SHORTHANDS, conditions, fields, is_setting
+from fedsim.config.sections import SHORTHANDS, fields
 from fedsim.core.errors import ConfigError
 
 USER = {"level": "user", "clip": 1.0}

@@ -26,8 +26,8 @@ import fedsim
 from fedsim.cli import main
 from fedsim.cli.options import flag_names
 from fedsim.config.experiments import Setting
+from fedsim.config.keys import FREE
 from fedsim.config.run import RunConfig
-from fedsim.config.sections import FREE
 from fedsim.core import files
 from fedsim.core.errors import (
     ConfigError,

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
+from fedsim.config.keys import KEYS, is_setting
 from fedsim.config.run import RunConfig
-from fedsim.config.sections import KEYS, is_setting
 from fedsim.core.rows import RoundRow, TimingRow
 from fedsim.identity.provenance import Data, Provenance
 from fedsim.metrics.collapse import final_predictions
