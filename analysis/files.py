@@ -99,11 +99,10 @@ def client_names(run: Path) -> Mapping[int, str]:
     file = run / "partition.csv"
     if not file.is_file():
         return {}
-    frame = read_table(file, numbers=("client_id",)).drop_duplicates("client_id")
+    frame = read_table(file, ("client_id",), optional_texts=("name",)).drop_duplicates("client_id")
     if "name" not in frame or not frame["name"].notna().all():
         return {}
-    known = frame.astype({"name": "str"})
-    return dict(zip(known["client_id"].astype(int), known["name"], strict=True))
+    return dict(zip(frame["client_id"].astype(int), frame["name"], strict=True))
 
 
 def read_partition(path: Path) -> pd.DataFrame:
@@ -113,7 +112,7 @@ def read_partition(path: Path) -> pd.DataFrame:
         AnalysisError: the file or a column is missing, or there are no rows.
     """
     file = path / "partition.csv" if path.is_dir() else path
-    frame = read_table(file, numbers=("client_id", "label", "train_samples"))
+    frame = read_table(file, ("client_id", "label", "train_samples"), optional_texts=("name",))
     if frame.empty:
         raise AnalysisError(f"{file}: no rows; a partition has one per client and label")
     return frame

@@ -135,9 +135,9 @@ def read_table(
     for separator in SEPARATORS:
         parsed = _records(path, text, separator)
         _, first = next(parsed)
-        lower = [name.lower() for name in first]
-        renamed = {name: new for name, new in (aliases or {}).items() if new not in lower}
-        header = [renamed.get(name, name) for name in lower]
+        names = [name.lower() for name in first]
+        renamed = {name: new for name, new in (aliases or {}).items() if new not in names}
+        header = [renamed.get(name, name) for name in names]
         if set(required) <= set(header):
             several = [name for name in header if header.count(name) > 1]
             if not several:
