@@ -102,7 +102,7 @@ def client_names(run: Path) -> Mapping[int, str]:
     frame = read_table(file, ("client_id",), optional_texts=("name",)).drop_duplicates("client_id")
     if "name" not in frame or not frame["name"].notna().all():
         return {}
-    return dict(zip(frame["client_id"].astype(int), frame["name"].astype("str"), strict=True))
+    return dict(zip(frame["client_id"].astype(int), frame["name"], strict=True))
 
 
 def read_partition(path: Path) -> pd.DataFrame:

@@ -170,8 +170,8 @@ def _users(folder: Path) -> Iterator[Samples]:
             yield _checked(user, samples, f"{file}, user {user!r}")
 
 
-def _checked(user: str, own: Any, where: str) -> Samples:
-    x, y = (own.get("x"), own.get("y")) if isinstance(own, dict) else (None, None)
+def _checked(user: str, record: Any, where: str) -> Samples:
+    x, y = (record.get("x"), record.get("y")) if isinstance(record, dict) else (None, None)
     if not isinstance(x, list) or not isinstance(y, list):
         raise DataError(f"{where}: needed are the lists x and y")
     if len(x) != len(y):

@@ -293,14 +293,14 @@ class Sharded:
         self.held |= held_of(self.again(incidents or [Incident(None, attempt, "", error)]))
 
 
-def _pieces(ranges: Sequence[slice], own: slice) -> list[Piece]:
+def _pieces(ranges: Sequence[slice], span: slice) -> list[Piece]:
     """The pieces of an aggregator in its own columns."""
-    return [Piece(p.of, p.start - own.start, p.stop - own.start) for p in _within(ranges, own)]
+    return [Piece(p.of, p.start - span.start, p.stop - span.start) for p in _within(ranges, span)]
 
 
-def _within(ranges: Sequence[slice], columns: slice) -> list[Piece]:
+def _within(ranges: Sequence[slice], span: slice) -> list[Piece]:
     """The pieces of an aggregator; none crosses its edges, which are multiples of ``SHARD``."""
-    return [piece for piece in cut(ranges) if columns.start <= piece.start < columns.stop]
+    return [piece for piece in cut(ranges) if span.start <= piece.start < span.stop]
 
 
 def held_of(updates: Sequence[ClientUpdate]) -> dict[int, Held]:
