@@ -94,17 +94,16 @@ def test_a_client_resumes_with_its_own_norms_and_the_newest_rest():
 
 
 @pytest.mark.parametrize(
-    ("model", "selection", "named"),
+    ("model", "selection"),
     [
-        ({"name": "mlp"}, "module", "model mlp has none"),
-        ({"name": "logistic"}, "module", "model logistic has none"),
-        ({"name": "cnn"}, "name", "model cnn has none"),  # features.1, ... by name
-        ({"name": "cnn", "norm": "group"}, "module", "model cnn with model.norm=group has none"),
+        ({"name": "mlp"}, "module"),
+        ({"name": "cnn"}, "name"),  # features.1, ... by name
+        ({"name": "cnn", "norm": "group"}, "module"),
     ],
 )
-def test_a_model_of_which_nothing_stays_on_the_clients_is_refused(model, selection, named):
+def test_a_model_of_which_nothing_stays_on_the_clients_is_refused(model, selection):
     config = fedsim.RunConfig(algorithm="fedbn", model=model, fedbn={"bn_selection": selection})
-    with pytest.raises(ConfigError, match=f"^algorithm fedbn: {named} .* BatchNorm"):
+    with pytest.raises(ConfigError, match=r"clients keep to themselves .* no such tensor"):
         prepare(config)
 
 

@@ -260,7 +260,7 @@ def refused(run, *arguments, **options):
         ),
         (
             {"attack.name": "alie", "attack.knowledge": "own", "attack.clients": "0"},
-            "attack.knowledge: own given; 1 malicious client",
+            "attack.name: alie given; 1 malicious client",
         ),
     ],
 )

@@ -20,7 +20,7 @@ from fedsim.config.sections import EngineConfig
 from fedsim.core.errors import ConfigError
 from fedsim.core.layout import FlatModel
 from fedsim.core.types import ModelSpec, RoundContext
-from fedsim.engine.blocks import Stacking, clients_of, named
+from fedsim.engine.blocks import Stacking, clients_of
 from fedsim.engine.ray.cluster import memory_of
 from fedsim.identity import resume
 from fedsim.models import registry
@@ -99,10 +99,6 @@ def test_the_width_of_batches_is_one_number_for_the_run():
     assert few.stacking.width == max(map(len, few.partition.train)) < 500
 
 
-def test_blocks_in_messages():
-    assert (named((3,)), named((3, 1))) == ("client 3", "clients 3, 1")
-
-
 # How many
 
 
@@ -145,14 +141,6 @@ def test_a_gpu_takes_larger_steps_and_blocks_than_a_cpu():
     # of less than five clients where they take as much as that; see the test before for the 4 MiB
     between = ModelSpec(name="mlp", num_classes=10, in_channels=1, image_size=56)
     assert automatic(between, 10, stacking.GPU._replace(memory=9 << 20)) == 2
-
-
-@pytest.mark.slow
-def test_a_large_network_is_not_stacked_on_a_gpu():
-    spec = ModelSpec(name="resnet50", num_classes=10, in_channels=3, image_size=224)
-    model = flat(spec)
-    assert 3 * stacking.costs(spec, model)[0] == pytest.approx(24.5e9, rel=0.01)
-    assert stacking.automatic(spec, model, 1, stacking.GPU) == 1
 
 
 @pytest.mark.parametrize(("gpus", "found"), [(0, 1), (1, 10), (0.0625, 10)])
@@ -213,20 +201,6 @@ def test_a_part_of_the_model_is_refused_before_the_data_are_read(part, monkeypat
         "engine.client_batch: 4 given, but algorithm fedavg with model mlp cannot be stacked: "
         "the model has parameters that are not trained; 1 and auto train these clients one by one"
     )
-
-
-@pytest.mark.parametrize(("model", "part"), [("mlp", "*"), ("logistic", "head")])
-@pytest.mark.parametrize("batch", [4, "auto"])
-def test_a_part_that_leaves_nothing_out_is_stacked_like_the_whole_model(model, part, batch):
-    found = prepare(training(part, batch, model)).spec.stacking
-    assert found is not None
-    assert found == prepare(config(batch, model)).spec.stacking
-
-
-@pytest.mark.parametrize("given", [0, -1, 2.5, True, "two", None])
-def test_other_values_are_refused(given):
-    with pytest.raises(ConfigError, match=r"engine\.client_batch: .*must"):
-        RunConfig(engine={"client_batch": given})
 
 
 def test_a_block_takes_five_vectors_of_memory_for_each_client():
