@@ -208,7 +208,7 @@ def values_of(
         ConfigError: the part has no such score.
     """
     if metric == STEP:
-        return {c: sets.moved(members(c)).along for c in coalitions}
+        return {c: sets.along(members(c)) for c in coalitions}
 
     def model(coalition: int) -> Any:
         step = partial(sets.step, members(coalition))
@@ -241,9 +241,10 @@ def rows_of(
         estimates, errors = sampled(orders, values.__getitem__)
     elif shapley:
         estimates, errors = exact([values[c] for c in range(whole + 1)]), np.zeros(m)
-    norm, names, rows = sets.moved(()).distance, setup.partition.names, []
+    norm, names, rows = sets.norm, setup.partition.names, []
     for i, (update, without) in enumerate(zip(sets.cohort.updates, _without_each(m), strict=True)):
-        moved, client = sets.moved(members(without)), update.client_id
+        others, client = members(without), update.client_id
+        distance, cosine = sets.moved(others)
         rows.append(
             {
                 "round": number,
@@ -251,9 +252,9 @@ def rows_of(
                 "name": names[client] if names else "",
                 "num_samples": len(setup.partition.train[client]),
                 "step_norm": norm,
-                "distance": moved.distance,
-                "cosine": moved.cosine,
-                "share": 1 - moved.along / norm if norm > 0 else math.nan,
+                "distance": distance,
+                "cosine": cosine,
+                "share": 1 - sets.along(others) / norm if norm > 0 else math.nan,
                 "metric": metric,
                 "total": values[whole] - values[0],
                 "leave_one_out": values[whole] - values[without],
