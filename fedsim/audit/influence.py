@@ -94,8 +94,7 @@ def influence(
     if permutations < 2:
         raise ConfigError(f"permutations: {permutations} given; a standard error needs at least 2")
     rows: list[dict[str, Any]] = []
-    whole = {"engine.aggregation_shards": 1}  # the updates are in this process
-    overrides = {**(overrides or {}), **whole}
+    overrides = {**(overrides or {}), "engine.aggregation_shards": 1}  # updates in this process
     with opened(Path(run), overrides, accept_changed_code=accept_changed_code) as rerun:
         check(rerun.setup, metric)
         state, before = rerun.start, 0
@@ -108,9 +107,7 @@ def influence(
                 drawn = permutations if shapley and sets.m > EXACT else 0
                 rng = generator(seed, "shapley", number)
                 orders = [rng.permutation(sets.m).tolist() for _ in range(drawn)]
-                coalitions = needed(sets.m, orders, shapley=shapley)
-                values = values_of(rerun, state, sets, metric, sorted(coalitions))
-                rows += rows_of(rerun.setup, sets, values, orders, number, metric, shapley=shapley)
+                rows += rows_of(rerun, state, sets, orders, number, metric, shapley=shapley)
             state, before = after, number
     columns = [*COLUMNS, *(["attacker"] if rerun.setup.config.attack.name is not None else [])]
     return pd.DataFrame(rows, columns=columns)
@@ -225,9 +222,9 @@ def values_of(
 
 
 def rows_of(
-    setup: Setup,
+    rerun: Rerun,
+    state: ServerState,
     sets: Coalitions,
-    values: Mapping[int, float],
     orders: Sequence[Sequence[int]],
     number: int,
     metric: str,
@@ -235,7 +232,9 @@ def rows_of(
     shapley: bool,
 ) -> list[dict[str, Any]]:
     """The rows of a round, one for each client whose update counted."""
-    whole, m = everybody(sets.m), sets.m
+    whole, m, setup = everybody(sets.m), sets.m, rerun.setup
+    coalitions = sorted(needed(m, orders, shapley=shapley))
+    values = values_of(rerun, state, sets, metric, coalitions)
     estimates, errors = np.full((2, m), np.nan)
     if orders:
         estimates, errors = sampled(orders, values.__getitem__)
