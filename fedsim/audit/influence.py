@@ -92,8 +92,7 @@ def influence(
     if permutations < 2:
         raise ConfigError(f"permutations: {permutations} given; a standard error needs at least 2")
     rows: list[dict[str, Any]] = []
-    whole = {"engine.aggregation_shards": 1}  # the updates are in this process
-    overrides = {**(overrides or {}), **whole}
+    overrides = {**(overrides or {}), "engine.aggregation_shards": 1}  # updates in this process
     with opened(Path(run), overrides, accept_changed_code=accept_changed_code) as rerun:
         check(rerun.setup, metric)
         state, before = rerun.start, 0
@@ -106,9 +105,7 @@ def influence(
                 drawn = permutations if shapley and sets.m > EXACT else 0
                 rng = generator(seed, "shapley", number)
                 orders = [rng.permutation(sets.m).tolist() for _ in range(drawn)]
-                coalitions = needed(sets.m, orders, shapley=shapley)
-                values = values_of(rerun, state, sets, metric, sorted(coalitions))
-                rows += rows_of(rerun.setup, sets, values, orders, number, metric, shapley=shapley)
+                rows += rows_of(rerun, state, sets, orders, number, metric, shapley=shapley)
             state, before = after, number
     columns = [*COLUMNS, *(["attacker"] if rerun.setup.config.attack.name is not None else [])]
     return pd.DataFrame(rows, columns=columns)
@@ -207,7 +204,7 @@ def values_of(
         ConfigError: the part has no such score.
     """
     if metric == STEP:
-        return {c: sets.moved(members(c)).along for c in coalitions}
+        return {c: sets.along(members(c)) for c in coalitions}
 
     def model(coalition: int) -> Any:
         step = partial(sets.step, members(coalition))
@@ -224,9 +221,9 @@ def values_of(
 
 
 def rows_of(
-    setup: Setup,
+    rerun: Rerun,
+    state: ServerState,
     sets: Coalitions,
-    values: Mapping[int, float],
     orders: Sequence[Sequence[int]],
     number: int,
     metric: str,
@@ -234,15 +231,18 @@ def rows_of(
     shapley: bool,
 ) -> list[dict[str, Any]]:
     """The rows of a round, one for each client whose update counted."""
-    whole, m = everybody(sets.m), sets.m
+    whole, m, setup = everybody(sets.m), sets.m, rerun.setup
+    coalitions = sorted(needed(m, orders, shapley=shapley))
+    values = values_of(rerun, state, sets, metric, coalitions)
     estimates, errors = np.full((2, m), np.nan)
     if orders:
         estimates, errors = sampled(orders, values.__getitem__)
     elif shapley:
         estimates, errors = exact([values[c] for c in range(whole + 1)]), np.zeros(m)
-    norm, names, rows = sets.moved(()).distance, setup.partition.names, []
+    norm, names, rows = sets.norm, setup.partition.names, []
     for i, (update, without) in enumerate(zip(sets.cohort.updates, _without_each(m), strict=True)):
-        moved, client = sets.moved(members(without)), update.client_id
+        others, client = members(without), update.client_id
+        distance, cosine = sets.moved(others)
         rows.append(
             {
                 "round": number,
@@ -250,9 +250,9 @@ def rows_of(
                 "name": names[client] if names else "",
                 "num_samples": len(setup.partition.train[client]),
                 "step_norm": norm,
-                "distance": moved.distance,
-                "cosine": moved.cosine,
-                "share": 1 - moved.along / norm if norm > 0 else math.nan,
+                "distance": distance,
+                "cosine": cosine,
+                "share": 1 - sets.along(others) / norm if norm > 0 else math.nan,
                 "metric": metric,
                 "total": values[whole] - values[0],
                 "leave_one_out": values[whole] - values[without],

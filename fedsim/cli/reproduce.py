@@ -97,22 +97,16 @@ def reproduce(
     method is above another is tested by a paired t test, with Holm's correction over the claims of
     the table. A scaled job tests claims alone.
     """
-    from fedsim.audit import published
-
     check_dry_run(dry_run, measure, gpu_price)
     if listed:
-        if name is not None or dry_run or job is not None:
-            other = name or ("--dry-run" if dry_run else "--job")
+        if other := name or ("--dry-run" if dry_run else job and "--job"):
             raise ConfigError(f"--list: shows all tables; leave out {other}")
         _list(_folder_of(flags), form)
         return
     if form != "table":
         raise ConfigError(f"--format {form}: goes with --list; verdicts are in verdicts.csv")
-    if name is None:
-        raise ConfigError("NAME is missing; 'fedsim reproduce --list' shows the tables")
-    table = published.load(name)
+    table, chosen = _table(name, job)
     _check_allowed(flags)
-    chosen = _job(table, job)
     if chosen is None:
         _show_untested(table)
         return
@@ -125,13 +119,13 @@ def reproduce(
     echo(f"{chosen.name} job: {counted(chosen.runs, 'run')} of the preset {chosen.preset}")
     with repeatable(ctx, "the runs are", folder):
         make_importable(chosen.experiment.settings, flags)
-        if dry_run:
-            runs = sweeps.expand(chosen.experiment, flags, parallel=parallel)
-            echo("\n".join(run.name for run in runs))
-            configs = [run.config for run in runs]
-            show_estimate(configs, parallel, measure=measure is not False, gpu_price=gpu_price)
+        if not dry_run:
+            _run(ctx, table, chosen, flags, folder, parallel)
             return
-        _run(ctx, table, chosen, flags, folder, parallel)
+        runs = sweeps.expand(chosen.experiment, flags, parallel=parallel)
+        echo("\n".join(run.name for run in runs))
+        configs = [run.config for run in runs]
+        show_estimate(configs, parallel, measure=measure is not False, gpu_price=gpu_price)
 
 
 def _run(
@@ -156,11 +150,16 @@ def _run(
     ended.check()
 
 
-def _job(table: Table, name: str | None) -> Job | None:
-    """The job of that name, by default the first; None where the table has none."""
-    if name is not None and table.jobs and name not in table.jobs:
-        raise ConfigError(f"--job {name}: {table.name} has the job {', '.join(table.jobs)}")
-    return table.jobs[name or next(iter(table.jobs))] if table.jobs else None
+def _table(name: str | None, job: str | None) -> tuple[Table, Job | None]:
+    """The table and its job of these names, by default the first; None where it has no job."""
+    from fedsim.audit import published
+
+    if name is None:
+        raise ConfigError("NAME is missing; 'fedsim reproduce --list' shows the tables")
+    table = published.load(name)
+    if job is not None and table.jobs and job not in table.jobs:
+        raise ConfigError(f"--job {job}: {table.name} has the job {', '.join(table.jobs)}")
+    return table, table.jobs[job or next(iter(table.jobs))] if table.jobs else None
 
 
 def _check_allowed(flags: Settings) -> None:

@@ -7,7 +7,7 @@ round. All lengths and products are over the parameters.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -16,22 +16,6 @@ from fedsim.server.base import RuleState, Server
 from fedsim.server.cohort import Cohort
 from fedsim.server.columns import LocalColumns
 from fedsim.server.linalg import single_threaded_blas
-
-
-@dataclass(frozen=True)
-class Moved:
-    """How a coalition's step stands to that of all clients.
-
-    Args:
-        distance: ``||step(S) - step(all)||``.
-        cosine: of the two, NaN where one of them is zero.
-        along: ``<step(S), step(all)> / ||step(all)||``, the way made in its direction; 0 where it
-            is zero.
-    """
-
-    distance: float
-    cosine: float
-    along: float
 
 
 class Coalitions:
@@ -52,6 +36,7 @@ class Coalitions:
         self.state, self.ctx = state, ctx
         self.cohort, self.rows, self.m = cohort, cohort.rows, len(cohort.updates)
         self.whole = self._params(range(self.m))
+        self.norm = float(np.linalg.norm(self.whole))
 
     def step(self, coalition: Sequence[int]) -> Array:
         """(D,) as :meth:`Server.step` gives it for the coalition's updates."""
@@ -63,17 +48,19 @@ class Coalitions:
         some = replace(some, reference=self.cohort.reference)
         return self.server.step(self.state, some, self.ctx).step
 
-    def moved(self, coalition: Sequence[int]) -> Moved:
-        """How the coalition's step stands to that of all clients."""
-        step, whole = self._params(coalition), self.whole
+    def along(self, coalition: Sequence[int]) -> float:
+        """``<step(S), step(all)> / ||step(all)||``, the way made in its direction; 0 where it is
+        zero."""
         with single_threaded_blas():
-            length, norm = (float(np.linalg.norm(each)) for each in (step, whole))
-            inner = float(step @ whole)
-            return Moved(
-                distance=float(np.linalg.norm(step - whole)),
-                cosine=inner / (length * norm) if length * norm > 0 else float("nan"),
-                along=inner / norm if norm > 0 else 0.0,
-            )
+            return float(self._params(coalition) @ self.whole) / self.norm if self.norm else 0.0
+
+    def moved(self, coalition: Sequence[int]) -> tuple[float, float]:
+        """``||step(S) - step(all)||`` and the cosine of the two, NaN where one of them is zero."""
+        step = self._params(coalition)
+        with single_threaded_blas():
+            lengths = float(np.linalg.norm(step)) * self.norm
+            cosine = float(step @ self.whole) / lengths if lengths else float("nan")
+            return float(np.linalg.norm(step - self.whole)), cosine
 
     def _params(self, coalition: Sequence[int]) -> F64:
         return self.step(coalition)[: self.cohort.layout.num_params].astype(np.float64)

@@ -38,15 +38,6 @@ def test_every_round_comes_again(run):
     assert {p.name: p.stat().st_mtime_ns for p in run.iterdir()} == before
 
 
-def test_it_starts_from_the_nearest_checkpoint(run):
-    with opened(run) as again:
-        assert {3, 6, ROUNDS} <= again.checkpoints().keys()
-        assert [again.nearest(rounds).rounds for rounds in (0, 2, 3, 5)] == [0, 0, 3, 3]
-        for rounds in (2, 5):
-            _, log = again.step(again.state(rounds), rounds + 1)
-            assert log.tables["models"][0].sha256 == models(run)[rounds]
-
-
 def test_a_damaged_checkpoint_is_passed_over(run, caplog):
     path = run / "checkpoints" / "round-000003.safetensors"
     whole = path.read_bytes()

@@ -161,13 +161,6 @@ def test_the_list() -> None:
     assert needs["needs"] == ("all of MNIST", "no")
 
 
-def test_a_table_without_a_job_says_what_is_missing() -> None:
-    done = call("later")
-    assert done.exit_code == 0
-    assert "FedAvg" in done.output
-    assert done.output.endswith("not testable here: survival tasks\n")
-
-
 def test_a_dry_run_lists_the_runs_and_writes_nothing() -> None:
     done = call("tiny", "--dry-run", "--no-measure")
     assert done.exit_code == 0, done.output
