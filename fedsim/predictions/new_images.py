@@ -7,7 +7,7 @@ deviation that the run's model says it was trained with. The run's own data need
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +22,7 @@ from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, DataError, DivergedError
 from fedsim.core.layout import Pristine, layout_of
 from fedsim.core.rng import seed_for, torch_scope
-from fedsim.core.types import Array, ModelSpec, Pipeline
+from fedsim.core.types import F64, Array, ModelSpec, Pipeline
 from fedsim.data.images import decode, grey
 from fedsim.data.transforms import Transforms
 from fedsim.identity.provenance import Provenance, check_code, code_of
@@ -184,14 +184,25 @@ def frames(model: ImageModel, files: Sequence[Path]) -> Iterator[pd.DataFrame]:
         )
 
 
-def _frame(model: ImageModel, files: Sequence[Path], x: Array, first: int) -> pd.DataFrame:
-    logits = model.logits(x, first)
+def probabilities(logits: Array, name: Callable[[int], str]) -> F64:
+    """(n, C) softmax of logits (n, C).
+
+    Raises:
+        DivergedError: some of them are not finite; ``name`` gives the sample of a row.
+    """
     finite = np.isfinite(logits).all(axis=1)
     if not finite.all():
         raise DivergedError(
-            f"{files[int(finite.argmin())]}: the model's outputs are NaN or infinite"
+            f"{name(int(finite.argmin()))}: the model's outputs are NaN or infinite (of "
+            f"{int((~finite).sum())} of {finite.size} samples)"
         )
-    chances = softmax(logits.astype(np.float64), axis=1)
+    chances: F64 = softmax(logits.astype(np.float64), axis=1)
+    return chances
+
+
+def _frame(model: ImageModel, files: Sequence[Path], x: Array, first: int) -> pd.DataFrame:
+    logits = model.logits(x, first)
+    chances = probabilities(logits, lambda i: str(files[i]))
     names = np.array(model.classes, dtype=object)
     columns = {"file": list(map(str, files)), "prediction": names[logits.argmax(axis=1)]}
     columns |= {f"probability_{name}": chances[:, k] for k, name in enumerate(model.classes)}

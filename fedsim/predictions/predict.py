@@ -17,12 +17,11 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 import torch
-from scipy.special import softmax
 
 from fedsim.config import experiments
 from fedsim.config.run import RunConfig
 from fedsim.core import files
-from fedsim.core.errors import ConfigError, DataError, DivergedError, nearest
+from fedsim.core.errors import ConfigError, DataError, nearest
 from fedsim.core.types import I64, Array, Dataset, Owned, Part, Partition
 from fedsim.data.dataset import in_one_part
 from fedsim.engine.base import OUTPUTS
@@ -189,15 +188,9 @@ class Predictions:
 
 def _frame(dataset: Dataset, index: I64, logits: Array) -> pd.DataFrame:
     """The rows of the samples ``index`` (n,), without the client, from their logits (n, C)."""
-    finite = np.isfinite(logits).all(axis=1)
-    if not finite.all():
-        raise DivergedError(
-            f"the logits of {int((~finite).sum())} of {finite.size} samples are NaN or infinite, "
-            f"first of sample {index[finite.argmin()]}"
-        )
     names = np.array(dataset.class_names, dtype=object)
     label, predicted = dataset.y[index], logits.argmax(axis=1)
-    chances = softmax(logits.astype(np.float64), axis=1)
+    chances = new_images.probabilities(logits, lambda i: f"sample {index[i]}")
     columns = {"sample": index, "label": label, "prediction": predicted}
     columns |= {f"probability_{k}": chances[:, k] for k in range(dataset.num_classes)}
     columns |= {"label_name": names[label], "prediction_name": names[predicted]}

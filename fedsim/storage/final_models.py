@@ -10,7 +10,6 @@ byte for byte, wherever a run was done.
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,7 +25,6 @@ from fedsim.core.reading import parse_json
 from fedsim.core.types import Array, Layout, ModelSpec, Slot, Vector, Vectors
 from fedsim.storage import tensors
 
-logger = logging.getLogger("fedsim")
 START_WEIGHTS = {"pretrained": False, "weights": None}
 """What of a model's description concerns its start weights, as if there were none."""
 
@@ -49,9 +47,6 @@ def save_clients(
 ) -> None:
     """Writes ``clients.safetensors``; holds the state of one client at a time.
 
-    Where the names alone would fill what safetensors can read (about a million tensors), a warning
-    takes its place.
-
     Args:
         run: the run directory.
         params: (D,) the global vector, whose values a state without its own stands for.
@@ -63,12 +58,6 @@ def save_clients(
     float32 = np.dtype(np.float32)
     shapes = {f"{client}/{s.name}": (float32, s.shape) for client in clients for s in personal}
     head = tensors.header(shapes, {"format": "pt", **metadata})
-    if len(head) > tensors.MAX_HEADER:
-        logger.warning(
-            "%s: not written, the names of %d tensors are more than safetensors reads",
-            *(run / CLIENTS, len(shapes)),
-        )
-        return
     shared = np.concatenate([params[slot.where] for slot in personal])
 
     def arrays() -> Iterator[Array]:

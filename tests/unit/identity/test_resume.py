@@ -869,35 +869,6 @@ def raising(error):
 
 
 @pytest.mark.slow
-def test_ctrl_c_in_a_sweep(tmp_path, monkeypatch, told):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "g.yaml").write_text("algorithm: fedbn\ngrid: {seed: [0, 1]}\n")
-    args = ["sweep", "g.yaml", "--out", "s", "--engine", "serial", "--rounds", "4"]
-    args += ["--parallel", "1", "--clients", "8", "--sample-rate", "0.375"]
-    wanted = CliRunner().invoke(main, [*args[:3], "t", *args[4:]])
-    real = RunWriter.append
-
-    def append(self, table, rows):
-        rows = list(rows)
-        if table == "rounds" and rows[0]["round"] == 2:
-            signal.raise_signal(signal.SIGTERM)
-        real(self, table, rows)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RunWriter, "append", append)
-        first = CliRunner().invoke(main, args)
-    assert first.exit_code == 143
-    assert first.stderr == "interrupted; the runs are in s, the same command continues\n"
-    again = CliRunner().invoke(main, args)
-    assert again.exit_code == 0, again.output
-    assert "[1/2] seed=0: resumed after an interruption\n" in again.stdout
-    assert again.stdout.splitlines()[-2] == wanted.stdout.splitlines()[-2]
-    assert not list((tmp_path / "s").glob("*interrupted*"))
-    for seed in ("seed=0", "seed=1"):
-        assert contents(tmp_path / "s" / seed) == contents(tmp_path / "t" / seed)
-
-
-@pytest.mark.slow
 def test_a_sweep_sets_aside_what_it_cannot_go_on_with(tmp_path):
     wanted = config("fedbn")
     run = stopped(tmp_path / "run", 2, "fedbn")

@@ -151,14 +151,3 @@ def test_callbacks_are_closed_at_the_end_and_after_an_error(tmp_path, monkeypatc
     with pytest.raises(StoreError):
         fedsim.run(config("fedavg"), tmp_path / "failed", callbacks=[callback])
     assert callback.closed == 2
-
-
-@pytest.mark.integration
-def test_progress_is_shown_on_request_and_silent_in_a_pipe(tmp_path, capsys):
-    settings = config("fedavg", train={"rounds": 1})
-    fedsim.run(settings, tmp_path / "silent")
-    assert capsys.readouterr() == ("", "")
-    fedsim.run(settings, tmp_path / "shown", progress=True)
-    out = capsys.readouterr().out
-    assert out.count("round 1/1  test accuracy") == 1
-    assert "files" not in out, "the result is returned"

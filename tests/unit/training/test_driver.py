@@ -26,7 +26,10 @@ from fedsim.metrics.scores import mean_scores
 from fedsim.models.vision import SplitModel
 from fedsim.schedules.base import draw_cohort, lr_at
 from fedsim.server.base import RuleState, ServerStep
+from fedsim.server.device_columns import DeviceColumns
 from fedsim.storage.checkpoint import ServerState
+from fedsim.training import assemble
+from fedsim.training import round as rounds
 from fedsim.training.assemble import prepare
 from fedsim.training.round import _moved, run_round
 from fedsim.training.rows import RoundLog
@@ -558,3 +561,62 @@ def test_a_step_that_a_rule_keeps_is_not_overwritten():
     assert alone is step, "no memory for a third vector"
     assert alone.tolist() == [1.5, 2.5]
     assert params.tolist() == [1.0, 2.0]
+
+
+def run_on(out, server, monkeypatch, device=None):
+    monkeypatch.setattr(assemble, "server_device", lambda engine: device)
+    config = RunConfig(
+        algorithm="fedavg",
+        server=server,
+        data={"num_clients": 6},
+        train={"rounds": 2, "sample_rate": 1.0, "batch_size": 30},
+        engine={"kind": "serial"},
+    )
+    store = fedsim.run(config, out)
+    return load_file(store.path / "model.safetensors"), store.read("clients")
+
+
+@pytest.mark.parametrize("server", ["fedavg", "fedld", "fedgh", "nnm,krum", "trimmed_mean"])
+def test_a_server_on_a_device_is_the_same_up_to_rounding(server, tmp_path, monkeypatch):
+    made = []
+    on = DeviceColumns.on
+    monkeypatch.setattr(rounds.DeviceColumns, "on", lambda *given: made.append(given) or on(*given))
+    model, clients = run_on(tmp_path / "here", server, monkeypatch)
+    assert not made
+    other, others = run_on(tmp_path / "there", server, monkeypatch, torch.device("cpu"))
+    assert len(made) == 2, "a matrix for each round"
+    for name, tensor in model.items():
+        # a step is rounded once to float32 on either side
+        np.testing.assert_allclose(other[name], tensor, rtol=0, atol=2e-6)
+    np.testing.assert_allclose(others["update_norm"], clients["update_norm"], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "model"),
+    [
+        ("synthetic", "leaf-synthetic/synthetic_1_1", "leaf_synthetic"),
+        pytest.param("shakespeare", "leaf-shakespeare", "leaf_sent140", marks=pytest.mark.slow),
+    ],
+)
+def test_a_round_over_real_users(name, folder, model, shared_data, tmp_path):
+    config = RunConfig(
+        algorithm="fedgh",
+        data={"name": name, "dir": str(shared_data / folder)},
+        model={"name": model},
+        train={"rounds": 1, "sample_rate": 0.1, "batch_size": 64, "lr": 0.3},
+        engine={"kind": "serial"},
+    )
+    store = fedsim.run(config, tmp_path / "run")
+    (row,) = store.read("rounds").to_dict("records")
+    assert np.isfinite([row["train_loss"], row["test_loss"]]).all()
+    assert 0 < row["test_accuracy"] <= 1
+    assert 0 < row["client_test_accuracy"] <= 1
+    owned = store.read("partition").groupby("name", sort=False)[["train_samples", "test_samples"]]
+    samples = owned.sum()
+    assert list(samples.index) == sorted(samples.index)
+    files = sorted((shared_data / folder).rglob("*.json"))
+    users = [u for f in files for u in json.loads(f.read_text())["user_data"].items()]
+    labels = {user: 0 for user, _ in users}
+    for user, content in users:
+        labels[user] += len(content["y"])
+    assert samples.sum(axis=1).to_dict() == {u: labels[u] for u in samples.index}
