@@ -178,8 +178,8 @@ def written(
 def said_of(root: Path) -> Said:
     table = completed(summaries(find([root])[0]), ["accuracy"])
     facets = {"": group(table, ("label",), unit_among(table, ("label",), None))}
-    main_outcome = outcome(facets, "accuracy", found := sites.gathered(facets))
-    _, differences = sites.made(found)
+    main_outcome = outcome(facets, "accuracy", found := sites.by_setting(facets))
+    _, differences = sites.tables(found)
     alt = score_figure.draw(main_outcome, []).alt
     return Said(answer.summary(main_outcome), alt, differences.data)
 

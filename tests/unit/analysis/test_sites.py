@@ -16,7 +16,7 @@ from analysis.report.outcome import outcome
 from analysis.runs import find, group, summaries, unit_among
 from analysis.scores import completed
 from analysis.tables import scores as tables
-from analysis.tables.sites import BY_SITE, gathered
+from analysis.tables.sites import BY_SITE, by_setting
 from tests.unit.analysis.run_files import rows, run_of
 
 NAMES = ("Zürich & Söhne", "clinic_b", "St. Mary's, ward 2")
@@ -147,7 +147,7 @@ def test_a_site_that_never_trained_is_marked_and_not_compared(tmp_path: Path) ->
 def screen(root: Path, score: str = "accuracy") -> list[str]:
     """The sentences of a report's first screen."""
     groups = of_runs(root, score)
-    sites_by = gathered(groups, score=score if score in BY_SITE else "accuracy")
+    sites_by = by_setting(groups, score=score if score in BY_SITE else "accuracy")
     return answer.summary(outcome(groups, score, sites_by))
 
 
@@ -205,7 +205,7 @@ def test_training_seeds_alone_are_too_few_partitions(tmp_path: Path) -> None:
     sites(tmp_path, CLEAR, {"fedavg": [[0.9, 0.9, 0.9]] * 3}, unit="seed")
     compared, result, whom = screen(tmp_path)
     groups = of_runs(tmp_path, "accuracy")
-    (means,) = outcome(groups, "accuracy", gathered(groups)).tables(None).values()
+    (means,) = outcome(groups, "accuracy", by_setting(groups)).tables(None).values()
     assert "Too few partitions to tell" in means.caption
     assert not [cell for row in means.rows for cell in row if "*" in cell]
     assert "Local; FedAvg; FedAvg, fine-tuned; on digits" in compared
