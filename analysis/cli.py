@@ -1,6 +1,5 @@
 """The commands: ``fedsim report``, ``fedsim table`` and others."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -199,8 +198,6 @@ def table_command(
             raise AnalysisError(
                 f"{flag}: only LaTeX tables have one; write one with --out FILE.tex"
             )
-    if label is not None and not re.fullmatch(r"[A-Za-z0-9:._-]+", label):
-        raise AnalysisError(f"--label {label}: a label has letters, digits and : . _ - only")
     if ranked or tuned:
         flag, known = ("--budget", SCORES) if tuned else ("--ranks", ALL)
         if columns or baseline or rope is not None or (tuned and (ranked or by)):

@@ -129,7 +129,7 @@ def unit_among(
             which is its own.
     """
     by = expanded(table, by)
-    known(table, by)
+    check_columns(table, by)
     if wanted == "seed":
         return "seed"
     if wanted is None:
@@ -171,7 +171,7 @@ def group(
             settings other than those that the unit repeats differ; the message names all of them.
     """
     by = expanded(table, by)
-    known(table, by)
+    check_columns(table, by)
     repeated = units.COLUMNS[unit]
     for runs, columns, whose in _checks(table, by, unit):
         _same(runs, columns, by, whose)
@@ -203,7 +203,7 @@ def default_by(
     partition where there are several.
     """
     by = expanded(table, [LABEL, *columns])
-    known(table, by)
+    check_columns(table, by)
     while differ := [
         column
         for runs, agreeing, _ in _checks(table, by, unit or "partition")
@@ -260,7 +260,7 @@ def first_run(groups: Sequence[Group]) -> Path:
     return Path(groups[0].runs["path"].iloc[0])
 
 
-def known(table: pd.DataFrame, columns: Sequence[str]) -> None:
+def check_columns(table: pd.DataFrame, columns: Sequence[str]) -> None:
     """Raises an AnalysisError if a column is in no run's summary.csv."""
     unknown = [column for column in columns if column not in table.columns]
     if unknown:

@@ -119,7 +119,7 @@ class Outcome:
 def outcome(facets: Facets, score: str, sites: Mapping[str, Sites]) -> Outcome:
     """The values of a score, by site where all settings have local models to compare with.
 
-    ``sites`` are of :func:`analysis.tables.sites.gathered`, of the score where it is one of
+    ``sites`` are of :func:`analysis.tables.sites.by_setting`, of the score where it is one of
     :data:`analysis.tables.sites.BY_SITE`, else of accuracy.
     """
     collapsed = {setting: counts(groups) for setting, groups in facets.items()}

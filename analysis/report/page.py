@@ -120,7 +120,7 @@ def write(
     if main.by_site:
         compared = main.tables(baseline)
     few = {setting: of for setting, of in by_site.items() if len(of.names) <= LISTED}
-    whom = [*(compared.values() if main.by_site else ()), *(sites.made(few) if few else ())]
+    whom = [*(compared.values() if main.by_site else ()), *(sites.tables(few) if few else ())]
     made = [*_tables(runs, groups, by, settings, baseline, metrics)]
     if main.by_site:
         made = [_on_everybody(table, main, metrics) for table in made]
@@ -241,7 +241,7 @@ def _sites(split: Facets, score: str) -> dict[str, sites.Sites]:
     """The scores by site of each setting that has them, where sites can be told apart."""
     if unit_of(split) == "partition" and not client_names(first_run(next(iter(split.values())))):
         return {}
-    return sites.gathered(split, score=score if score in sites.BY_SITE else "accuracy")
+    return sites.by_setting(split, score=score if score in sites.BY_SITE else "accuracy")
 
 
 def _drawings(

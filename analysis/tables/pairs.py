@@ -14,7 +14,7 @@ from .. import AnalysisError
 from ..labels import LABEL, computed, labels, text, title_of
 from ..numbers import PERCENT, Unit
 from ..paired import SIGNIFICANT, T, Test
-from ..runs import Group, expanded, group, known, order
+from ..runs import Group, check_columns, expanded, group, order
 from ..scores import completed, counts
 from ..stats import Cell, cells, compared, missing, ranked
 from ..units import ExperimentalUnit
@@ -88,7 +88,7 @@ def experiments(
     Raises:
         AnalysisError: see :func:`analysis.runs.group`.
     """
-    known(table, keys)
+    check_columns(table, keys)
     columns = [column for column in by if column not in keys] or [LABEL]
     rows = expanded(table, by_method(table, columns))
     one_each = bool((computed(table).groupby(table[LABEL]).nunique() <= 1).all())

@@ -14,7 +14,7 @@ from ..facets import facets, settings_by
 from ..labels import LABEL, labels, meant, text
 from ..numbers import NATS, NONE, PERCENT, PLAIN
 from ..paired import T, Test
-from ..runs import Group, expanded, group, known, order, unit_among
+from ..runs import Group, check_columns, expanded, group, order, unit_among
 from ..scores import ALL, SCORES, TAKES, by_run, completed, counts
 from ..stats import Cell, Values, cells, ranked
 from ..units import COLUMNS, ExperimentalUnit, finite
@@ -91,7 +91,7 @@ def make(
         (columns,) = expanded(runs, [columns])
     if baseline is not None:
         rows = [column for column in expanded(runs, by) if column != columns]
-        known(runs, rows)
+        check_columns(runs, rows)
         baseline = meant(baseline, labels(runs, rows))
     unit = unit_among(runs, [*by, *([columns] if columns else ())], unit)
     if test.kind == "corrected":
@@ -125,8 +125,8 @@ def make(
     elif name == "clients":
         return with_variances(clients.spreads(groups, baseline, test), PERCENT)
     elif name == "sites":
-        found = sites.gathered(facets(groups, settings_by(by, groups)), baseline, test)
-        return sites.made(found, test)
+        found = sites.by_setting(facets(groups, settings_by(by, groups)), baseline, test)
+        return sites.tables(found, test)
     else:
         return with_variances([all_scores(groups, baseline, test)], PERCENT)
     if not made:
@@ -203,7 +203,7 @@ def crossed_score(
     baseline: str | None = None, test: Test = T, unit: ExperimentalUnit = "seed",
 ) -> Table:  # fmt: skip
     """A score with one column per value of a setting; comparisons are within a column."""
-    known(runs, [columns])
+    check_columns(runs, [columns])
     rows = [column for column in by if column != columns]
     of = runs[columns].map(text)
     blocks = {

@@ -253,7 +253,7 @@ def _clients(groups: Sequence[Group]) -> tuple[Mapping[int, str], pd.DataFrame]:
     return names, counted[groups[0].label].groupby(level="client_id").mean()
 
 
-def gathered(
+def by_setting(
     facets: Facets, baseline: str | None = None, test: Test = T, score: str = "accuracy"
 ) -> dict[str, Sites]:
     """:func:`gather` for each setting that has accuracies by client.
@@ -265,7 +265,7 @@ def gathered(
     return {setting: of for setting, of in found.items() if of is not None}
 
 
-def made(found: Mapping[str, Sites], test: Test = T) -> list[Table]:
+def tables(found: Mapping[str, Sites], test: Test = T) -> list[Table]:
     """Accuracy by site and approach, and differences from the local model, for each setting.
 
     Raises:

@@ -17,7 +17,7 @@ from matplotlib.lines import Line2D
 
 from analysis import series
 from analysis.facets import facets, settings_by
-from analysis.figures import classes, curves, grid, losses, partition, phases, style, updates
+from analysis.figures import classes, curves, grid, losses, phases, style, updates
 from analysis.figures import clients as client_figures
 from analysis.figures.grid import Absent, Drawing
 from analysis.runs import Group, find, group, summaries
@@ -192,40 +192,6 @@ def test_fig2_by_hand(tmp_path: Path) -> None:
     assert {line.get_color() for line in last_aggregation.lines} == {style.BLUE}
 
 
-def test_fig2_of_one_round_has_one_row(tmp_path: Path) -> None:
-    for alpha in (10.0, 0.1):
-        write_run(tmp_path, "fedavg", alpha=alpha, rounds=1)
-    found = drawn(losses.by_alpha({"": groups_of(tmp_path, "algorithm", "alpha")}))
-    assert len(found.figure.axes) == 2
-    assert "One round" in found.caption
-
-
-@pytest.mark.slow
-def test_fig2_tells_signs_and_refuses_two_groups_in_one_point(tmp_path: Path) -> None:
-    for alpha in (10.0, 0.1):
-        write_losses(write_run(tmp_path, "fedavg", alpha=alpha, rounds=2), [1, 2], [-3, 1 + alpha])
-        run = write_run(tmp_path, "fedld", alpha=alpha, rounds=2, margin="none")
-        write_losses(run, [0, 0], [1, 1])
-    found = drawn(losses.by_alpha({"": groups_of(tmp_path, "algorithm", "alpha")}))
-    # means of the aggregation loss: fedavg (-3 + 11) / 2 = 4 and (-3 + 1.1) / 2 < 0, fedld 1, 1
-    assert "in these runs: 0 of 2 for the shift loss, 1 of 4 for the aggregation" in found.reading
-    for alpha in (10.0, 0.1):
-        for weight in (0.1, 0.3):
-            run = write_run(
-                tmp_path,
-                "fedld",
-                alpha=alpha,
-                rounds=2,
-                server="fedavg",
-                **{"fedld.weight": weight},
-            )
-            write_losses(run, [1, 1], [1, 1])
-    groups = groups_of(tmp_path, "algorithm", "alpha", "fedld.weight")
-    absent = losses.by_alpha({"": groups})
-    assert isinstance(absent, Absent)
-    assert "fedld.weight=0.1 and Margin control only" in absent.reason
-
-
 # ---- agreement of updates
 
 
@@ -319,17 +285,6 @@ def test_recall_by_class(two: list[Path]) -> None:
 
 
 # ---- partition and time
-
-
-@pytest.mark.slow
-def test_each_distinct_partition_once_and_at_most_four(tmp_path: Path) -> None:
-    for alpha in (0.1, 0.2, 0.3, 0.4, 0.5):
-        write_run(tmp_path, "fedavg", 0, alpha=alpha)
-        write_run(tmp_path, "fedavg", 1, alpha=alpha)
-    found = [drawn(one) for one in partition.drawings(groups_of(tmp_path, "algorithm", "alpha"))]
-    assert [one.name for one in found] == [f"partition_{index}" for index in (1, 2, 3, 4)]
-    assert "alpha 0.2, data.seed 0, seed 0" in found[1].caption
-    assert "The runs have 5 partitions; 4 are shown." in found[0].caption
 
 
 def test_phases_add_up_to_the_round(tmp_path: Path) -> None:

@@ -7,13 +7,11 @@ import math
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 from matplotlib.collections import QuadMesh
 
 from analysis import paired, series
 from analysis.figures import classes, curves, style
-from analysis.figures import clients as client_figures
 from analysis.figures import scores as score_figure
 from analysis.report import answer
 from analysis.report.outcome import outcome
@@ -21,7 +19,7 @@ from analysis.runs import find, group, summaries
 from analysis.scores import completed
 from analysis.stats import FEWEST
 from analysis.tables.scores import scored
-from tests.unit.analysis.run_files import NAMES, PRESENT, groups_of, rows, run_of, write_run
+from tests.unit.analysis.run_files import groups_of, rows, run_of, write_run
 from tests.unit.analysis.test_figures import drawn
 
 CLASSES = "round,label,support,recall,precision"
@@ -206,26 +204,3 @@ def test_confusion_is_the_share_of_each_class_over_seeds(tmp_path: Path) -> None
     assert [t.get_text() for t in axes.get_yticklabels()] == ["no", "yes"]
     assert [t.get_text() for t in axes.get_xticklabels()] == ["no", "yes"]
     assert "most often confused: no as yes (50 %)" in shown.alt
-
-
-def test_classes_have_their_names_and_an_auc(tmp_path: Path) -> None:
-    write_run(tmp_path, "fedld", 0, tables=PRESENT)
-    recall, auc = map(drawn, classes.by_class({"": groups_of(tmp_path)}))
-    for shown in (recall, auc):
-        axes = shown.figure.axes[0]
-        assert [t.get_text() for t in axes.get_xticklabels()] == list(NAMES)
-    (mesh,) = (c for c in auc.figure.axes[0].collections if isinstance(c, QuadMesh))
-    frame = pd.read_csv(next(tmp_path.iterdir()) / "classes.csv")
-    last = frame["auc"][frame["round"] == 6].to_numpy()
-    assert np.asarray(mesh.get_array()).ravel() == pytest.approx(100 * last)
-    assert "eel" in recall.alt or "fox" in recall.alt
-
-
-def test_few_sites_have_a_shape_each(tmp_path: Path) -> None:
-    folder = write_run(tmp_path, "fedld", clients=3)
-    sites = ("'=north", "south", "west")
-    lines = (f"{client},0,5,1,{site}" for client, site in enumerate(sites))
-    rows(folder, "partition", "client_id,label,train_samples,test_samples,name", *lines)
-    figure = drawn(client_figures.by_client({"": groups_of(tmp_path)})).figure
-    texts = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert texts == ["=north", "south", "west"]

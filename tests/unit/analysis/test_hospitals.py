@@ -5,7 +5,6 @@ What is expected is computed here from final_clients.csv alone, with SciPy's pai
 
 from __future__ import annotations
 
-import html
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,8 +13,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from click.testing import CliRunner
-from PIL import Image
 from scipy import stats
 
 from analysis.figures import scores as score_figure
@@ -24,7 +21,6 @@ from analysis.report.outcome import outcome
 from analysis.runs import find, group, summaries, unit_among
 from analysis.scores import completed
 from analysis.tables import sites
-from fedsim.cli import main
 from tests.unit.analysis.run_files import rows, run_of
 
 TITLES = {"local": "Local", "fedavg": "FedAvg"}
@@ -178,8 +174,8 @@ def written(
 def said_of(root: Path) -> Said:
     table = completed(summaries(find([root])[0]), ["accuracy"])
     facets = {"": group(table, ("label",), unit_among(table, ("label",), None))}
-    main_outcome = outcome(facets, "accuracy", found := sites.gathered(facets))
-    _, differences = sites.made(found)
+    main_outcome = outcome(facets, "accuracy", found := sites.by_setting(facets))
+    _, differences = sites.tables(found)
     alt = score_figure.draw(main_outcome, []).alt
     return Said(answer.summary(main_outcome), alt, differences.data)
 
@@ -207,107 +203,3 @@ def test_over_training_seeds_they_agree_that_nothing_can_be_told(tmp_path: Path)
 
 
 # ---- whole runs, from the files of a hospital to its report
-
-
-def write_table(file: Path) -> None:
-    """Patients of four hospitals, one of which has hardly any healthy ones."""
-    rng = np.random.default_rng(0)
-    lines = ["age,pressure,pain,disease,site"]
-    sizes = {"north": 120, "east": 110, "south": 50, "west": 70}
-    for place, (site, count) in enumerate(sizes.items()):
-        for _ in range(count):
-            sick = int(rng.random() < (0.94 if site == "south" else 0.45 + 0.05 * place))
-            pressure = "?" if rng.random() < 0.05 else round(rng.normal(130 + 8 * sick, 15))
-            chances = (0.2, 0.3, 0.5) if sick else (0.6, 0.3, 0.1)
-            pain = rng.choice(["none", "mild", "severe"], p=chances)
-            lines.append(f"{round(rng.normal(54 + 6 * sick, 9))},{pressure},{pain},{sick},{site}")
-    file.write_text("\n".join(lines) + "\n")
-
-
-def write_images(folder: Path) -> None:
-    """Two eyes of each patient; at the smallest clinic the sick ones are darker, not brighter."""
-    rng = np.random.default_rng(0)
-    (folder / "images").mkdir(parents=True)
-    lines = ["filename,label,site,patient"]
-    for place, (site, patients) in enumerate((("north", 40), ("east", 25), ("south", 15))):
-        for patient in range(patients):
-            sick = rng.random() < 0.5
-            for eye in "lr":
-                level = 110 + 10 * place + (18 if place < 2 else -18) * sick
-                pixels = rng.normal(level, 25, (12, 12)).clip(0, 255).astype(np.uint8)
-                name = f"{site}-{patient}-{eye}.png"
-                Image.fromarray(pixels).save(folder / "images" / name)
-                lines.append(f"{name},{'sick' if sick else 'well'},{site},{site}-{patient}")
-    (folder / "labels.csv").write_text("\n".join(lines) + "\n")
-
-
-DATA = {
-    "table": """
-data: {name: csv, dir: patients.csv, columns: {target: disease}, client_test_fraction: 0.3}
-csv: {categorical: "pain=none", missing: median}
-""",
-    "images": """
-data: {name: folder, dir: eyes, partition: by_site, client_test_fraction: 0.3, image_size: 12}
-model: {name: mlp}
-""",
-}
-SWEEP = """
-train: {rounds: 3, sample_rate: 1.0, lr: 0.1, batch_size: 16}
-evaluation: {finetune_epochs: 3}
-engine: {kind: serial}
-grid:
-  algorithm: [local, fedavg]
-  data.seed: [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
-"""
-
-
-def fedsim(*arguments: object) -> str:
-    done = CliRunner().invoke(main, list(map(str, arguments)))
-    assert done.exit_code == 0, done.output
-    return done.output
-
-
-@pytest.mark.slow
-@pytest.mark.integration
-@pytest.mark.parametrize("kind", DATA)
-def test_the_report_of_hospitals_over_ten_partitions(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / "cache"))
-    write_table(Path("patients.csv"))
-    write_images(Path("eyes"))
-    Path("sweep.yaml").write_text(DATA[kind] + SWEEP)
-    fedsim("sweep", "sweep.yaml", "--parallel", 1, "--out", "sweep")
-    fedsim("report", "sweep", "--out", "report", "--title", "Should we join?")
-    page = Path("report/report.html").read_text(encoding="utf-8")
-    start = page[page.index('<div class="plain">') : page.index("Not known")]
-    (alt,) = re.findall(r'<img alt="(.*?)"', start)
-    texts = re.findall(r"<p>(.*?)</p>", start[: start.index("<figure")], re.DOTALL)
-    said = Said(
-        [html.unescape(re.sub(r"</?strong>", "**", text)) for text in texts],
-        html.unescape(alt),
-        pd.read_csv("report/tables/sites_difference.csv"),
-    )
-    of = accuracies(Path("sweep"))
-    assert of.groupby("approach").size().to_dict() == dict.fromkeys(
-        ("FedAvg", "FedAvg, fine-tuned", "Local", "Local, fine-tuned"), 10
-    )
-    kinds = check(said, of)
-    assert kinds["harms"], "the smallest clinic is another one"
-    means = pd.read_csv("report/tables/sites_mean.csv").set_index("method")
-    assert means["mean"].to_dict() == pytest.approx(
-        of.mean(axis=1).groupby("approach").mean().to_dict()
-    )
-    assert set(means["unit"]) == {"partition"}
-
-    fedsim("table", "sweep", "--metric", "sites", "--out", "sites.csv")
-    levels = pd.read_csv("report/tables/sites.csv")
-    assert (
-        pd.read_csv("sites.csv")["mean"].dropna().tolist()[: len(levels)] == levels["mean"].tolist()
-    )
-    by_site = levels.set_index(["method", "site"])["mean"]
-    wanted = of.groupby("approach").mean().stack()
-    assert by_site.to_dict() == pytest.approx(wanted.to_dict())
-    everybody = Path("report/tables/accuracy_final.md").read_text(encoding="utf-8")
-    assert "On the common test part, everybody's samples together; of Local the mean" in everybody

@@ -11,14 +11,14 @@ import pytest
 from click.testing import CliRunner, Result
 from scipy import stats as scipy_stats
 
-from analysis import AnalysisError, stats, units  # fmt: skip
+from analysis import stats, units  # fmt: skip
 from analysis.cli import main
 from analysis.figures import clients as client_figures
 from analysis.figures import curves  # fmt: skip
 from analysis.figures import scores as score_figure
 from analysis.figures.grid import Drawing
 from analysis.report.outcome import outcome
-from analysis.runs import find, group, summaries, unit_among
+from analysis.runs import find, group, summaries
 from analysis.tables import layout  # fmt: skip
 from analysis.tables import scores as tables
 from fedsim.studies import sweep_tables
@@ -180,20 +180,6 @@ def test_a_table_over_partitions_by_hand(runs: Path) -> None:
     assert "accuracy_final_variance" in text
 
 
-@pytest.mark.parametrize(
-    ("by", "message"),
-    [
-        (["algorithm", "data.seed"], "--unit partition: the runs are grouped by data.seed"),
-        (["algorithm", "alpha"], "--unit partition: no group has several partitions"),
-    ],
-)
-def test_units_that_are_refused(tmp_path: Path, by: list[str], message: str) -> None:
-    for partition, alpha in enumerate((0.1, 0.5)):
-        run_of(tmp_path, "fedavg", 0, [0.5], alpha=alpha, **{"data.seed": partition})
-    with pytest.raises(AnalysisError, match=message):
-        unit_among(summaries(find([tmp_path])[0]), by, "partition")
-
-
 def test_terms_and_groups_of_images_are_over_partitions(runs: Path) -> None:
     for run in find([runs])[0]:
         seed, partition = int(run.name[-1]), int(run.name.split("-")[1])
@@ -261,24 +247,6 @@ def test_figures_say_their_unit(many: Path) -> None:
         "Final test accuracy, on the common test part: mean, 95 % confidence interval over "
         "partitions, and each partition."
     )
-
-
-GRID = """
-train: {rounds: 1}
-grid:
-  algorithm: [fedavg, fedld]
-  data.seed: [0, 1, 2]
-  seed: [0, 1]
-"""
-OWN_SEEDS = """
-train: {rounds: 1}
-grid:
-  algorithm: [fedavg, fedld]
-  run:
-    - a: {data.seed: 0, seed: 0}
-    - b: {data.seed: 0, seed: 1}
-    - c: {data.seed: 1, seed: 2}
-"""
 
 
 def test_a_sweep_and_a_table_agree(runs: Path) -> None:

@@ -98,41 +98,10 @@ def test_data_of_users_have_two_accuracies(tmp_path: Path) -> None:
     assert alone.head == ["Method", f"Acc_l{CI}", f"Acc_g{CI}"]
 
 
-def test_missing_runs_and_methods_of_one_kind(tmp_path: Path) -> None:
-    run_of(tmp_path, "fedprox", 0, [0.5], server="fedgh", alpha=0.1)
-    run_of(tmp_path, "fedavg", 0, [0.5], alpha=0.1)
-    run_of(tmp_path, "fedavg", 0, [0.5], alpha=1.0)
-    run_of(tmp_path, "fedavg", 1, [0.7], alpha=1.0)
-    got = pairs.accuracies(table_of(tmp_path))
-    assert got.rows == [
-        ["FedAvg", "50.00 (n=1)", "60.00 ± 127.06 (n=2)"],
-        ["FedProx + FedGH", "50.00 (n=1)", EMPTY],
-    ]
-    assert "Compared" not in got.caption
-    assert "Acc_l" not in got.caption
-
-
 def test_a_method_under_another_server_is_named_by_both() -> None:
     assert title_of("fedprox, server=fedgh, alpha=0.1") == "FedProx + FedGH, alpha=0.1"
     assert title_of("fedprox, server=my:own") == "FedProx, server=my:own"
     assert title_of("fedld, server=fedavg") == "Margin control only"
-
-
-@pytest.mark.slow
-def test_the_report_has_both_tables_where_they_say_something(tmp_path: Path) -> None:
-    for name, target_accuracy in (("with", 0.6), ("without", None)):
-        sweep_of(tmp_path / name / "runs", target_accuracy=target_accuracy, rounds_to_target=1)
-        result = invoke("report", tmp_path / name / "runs", "--out", tmp_path / name / "out")
-        assert result.exit_code == 0, result.output
-    run_of(tmp_path / "plain" / "runs", "fedavg", 0, [0.5])
-    result = invoke("report", tmp_path / "plain" / "runs", "--out", tmp_path / "plain" / "out")
-    assert result.exit_code == 0, result.output
-    made = {
-        name: {file.stem for file in (tmp_path / name / "out" / "tables").glob("*.md")}
-        & {"pairs", "target"}
-        for name in ("with", "without", "plain")
-    }
-    assert made == {"with": {"pairs", "target"}, "without": {"pairs"}, "plain": set()}
 
 
 def reaching(root: Path, algorithm: str, seed: int, rounds: float | None, **more: object) -> None:

@@ -199,20 +199,6 @@ def test_a_lost_run_is_ranked_last_and_named(runs: Path, fate: str) -> None:
     assert lost[["label", "rank"]].to_numpy().tolist() == [["fedld", 3.0]]
 
 
-@pytest.mark.slow
-def test_the_files_and_their_bytes(runs: Path, tmp_path: Path) -> None:
-    outs = [tmp_path / f"ranks.{suffix}" for suffix in ("png", "svg", "csv", "md", "tex")]
-    given = [x for out in outs for x in ("--out", out)]
-    done = invoke(runs, *GROUPED, "--unit", "partition", *given)
-    assert done.exit_code == 0, done.output
-    first = [out.read_bytes() for out in outs]
-    assert all(first)
-    assert invoke(runs, *GROUPED, "--unit", "partition", *given).exit_code == 0
-    assert [out.read_bytes() for out in outs] == first
-    assert "Iman and Davenport: F(2, 14) = inf, p < 0.0001" in done.output
-    assert f"| {ALPHA} = 0.1, partition 0 | 69.05 (1) | 59.05 (2) | 49.05 (3) |" in done.output
-
-
 def test_one_method_or_one_block_is_refused(runs: Path) -> None:
     frame = summaries(find([runs])[0])
     one = frame[(frame["data.seed"] == 0) & (frame["alpha"] == 0.1)]

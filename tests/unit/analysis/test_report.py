@@ -25,11 +25,6 @@ FIGURES = [
     "agreement", "class_auc", "classes", "clients", "confusion", "cosines", "curves",
     "decomposition", "groups", "headline", "partition_1", "phases",
 ]  # fmt: skip
-TABLES = [
-    "accuracy_best", "accuracy_final", "accuracy_last10", "decomposition_last_train_population",
-    "decomposition_mean_train_population", "groups", "groups_of_runs", "scores", "settings",
-    "sites",
-]  # fmt: skip
 
 
 def invoke(*arguments: object) -> Result:
@@ -181,21 +176,6 @@ def test_methods_are_explained_and_titled(page: Page) -> None:
 
 
 @pytest.mark.slow
-def test_runs_without_optional_tables(tmp_path: Path) -> None:
-    write_run(tmp_path / "runs", "fedavg", tables=())
-    result = invoke(tmp_path / "runs", "--out", tmp_path / "r")
-    assert result.exit_code == 0, result.output
-    found = Page((tmp_path / "r" / "report.html").read_text(encoding="utf-8"))
-    for flag in ("--decompose-every N", "--cosines", "--evaluate-clients-every N"):
-        assert f"fedsim run {flag}" in found.text
-        assert f"`fedsim run {flag}`" in result.stderr
-    assert found.tags.count("img") == 3
-    assert "One run each." in found.text
-    assert "no confusion.csv" in found.text
-    assert "classes" not in found.values("id")
-
-
-@pytest.mark.slow
 def test_the_page_begins_with_what_was_found(page: Page, report: Path) -> None:
     text = (report / "report.html").read_text(encoding="utf-8")
     start = text[text.index("<header>") : text.index("</header>")]
@@ -212,38 +192,6 @@ def test_the_page_begins_with_what_was_found(page: Page, report: Path) -> None:
     assert "highest final test accuracy" in start
     assert "No comparison with FedAvg can be tested: a test needs 3 common seeds" in start
     assert "No final model has collapsed" in start
-
-
-@pytest.mark.slow
-def test_tables_and_figures_are_reachable_by_keyboard_and_named(page: Page) -> None:
-    regions = [value for tag, name, value in page.attributes if (tag, name) == ("div", "class")]
-    count = regions.count("wide")
-    assert count == len(FIGURES) + page.tags.count("table")
-    assert page.values("tabindex") == ["0"] * count
-    assert page.values("role") == ["region"] * count
-    named = [v for tag, name, v in page.attributes if (tag, name) == ("div", "aria-label")]
-    assert len(named) == len(set(named)) == count
-    links = [v for tag, name, v in page.attributes if (tag, name) == ("a", "href")]
-    assert links[0] == "#content"
-    scopes = page.values("scope")
-    assert scopes.count("col") == page.tags.count("th") - scopes.count("row")
-    assert scopes.count("row") > page.tags.count("table")
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("no_figures")
-def test_another_score_leads(tmp_path: Path) -> None:
-    for seed in (0, 1):
-        write_run(tmp_path / "runs", "fedavg", seed, tables=())
-        write_run(tmp_path / "runs", "fedld", seed, tables=())
-    asked = ("--metric", "balanced_accuracy", "--metric", "loss")
-    result = invoke(tmp_path / "runs", "--out", tmp_path / "r", *asked)
-    assert result.exit_code == 0, result.output
-    text = (tmp_path / "r" / "report.html").read_text(encoding="utf-8")
-    assert "highest final test balanced accuracy" in text
-    names = {file.stem for file in (tmp_path / "r" / "tables").iterdir()}
-    assert {"balanced_accuracy_final", "loss_last10", "scores"} <= names
-    assert "accuracy_final" not in names
 
 
 # ---- refusals

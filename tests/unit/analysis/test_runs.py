@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from analysis import AnalysisError
 from analysis.cli import main
-from analysis.figures import curves, grid, partition, style
+from analysis.figures import curves, grid, style
 from analysis.files import read_partition, read_table
 from analysis.labels import title_of
 from analysis.runs import (
@@ -27,13 +27,10 @@ from analysis.runs import (
     find,
     group,
     settings,
-    shared,
     summaries,
 )
 from tests.commands import clean_environment
 from tests.unit.analysis.run_files import Floats, run_of
-
-PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def make_run(
@@ -126,17 +123,6 @@ def test_margin_and_server_make_methods_of_their_own(runs: Path) -> None:
     ]  # fmt: skip
 
 
-def test_every_differing_setting_is_named(runs: Path) -> None:
-    make_run(runs, "fedld", 3, [0.1, 0.2, 0.3], **{"fedld.weight": 0.9, "train.lr": 0.5})
-    make_run(runs, "fedld", 4, [0.1, 0.2, 0.3], **{"fedld.weight": 10.0})
-    with pytest.raises(AnalysisError) as caught:
-        groups_of(runs)
-    assert str(caught.value) == (
-        "the runs of fedld differ in fedld.weight (0.1, 0.9, 10); train.lr (0.5, unset): give "
-        "runs that do not differ, or group with --by algorithm --by fedld.weight --by train.lr"
-    )
-
-
 def test_what_no_result_depends_on_may_differ(runs: Path) -> None:
     harmless = {
         "engine.kind": "serial", "evaluation.decompose_every": 5, "evaluation.cosines": True,
@@ -150,19 +136,6 @@ def test_what_no_result_depends_on_may_differ(runs: Path) -> None:
     make_run(runs, "fedld", 8, [0.1, 0.2, 0.3], **{"evaluation.every": 2})
     with pytest.raises(AnalysisError, match=r"differ in evaluation\.every \(2, unset\)"):
         groups_of(runs)
-
-
-def test_shared_and_differing_settings(runs: Path) -> None:
-    groups = groups_of(runs)
-    assert shared(groups) == {
-        "dataset": "digits", "model": "cnn", "num_clients": "50", "sample_rate": "0.1",
-        "alpha": "0.5", "rounds": "3", "best_by": "test",
-    }  # fmt: skip
-    table = differing(groups)
-    assert table.index.tolist() == ["fedavg", "fedld"]
-    assert table.loc["fedld"].to_dict() == {
-        "algorithm": "fedld", "fedld.weight": "0.1", "fedavg.weight": "unset",
-    }  # fmt: skip
 
 
 def test_unreadable_files_are_named(tmp_path: Path) -> None:
@@ -236,32 +209,6 @@ def rows_of(num_clients: int, num_classes: int) -> pd.DataFrame:
         if count
     ]
     return pd.DataFrame(rows, columns=["client_id", "label", "train_samples", "test_samples"])
-
-
-def test_matrix_by_hand() -> None:
-    frame = pd.DataFrame({"client_id": [0, 0, 2], "label": [1, 0, 1], "train_samples": [5, 3, 7]})
-    got = partition.matrix(frame)
-    # client 1 has no row in the file and no column here; class 0 of client 2 is 0
-    assert (got.index.tolist(), got.columns.tolist()) == ([0, 1], [0, 2])
-    assert got.to_numpy().tolist() == [[3, 0], [5, 7]]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("num_clients", "num_classes"), [(1, 1), (5, 2), (5, 10), (50, 2), (50, 10), (300, 40)]
-)
-def test_partition_figure(tmp_path: Path, num_clients: int, num_classes: int) -> None:
-    frame = rows_of(num_clients, num_classes)
-    figure = partition.figure(frame)
-    top, cells, _ = figure.axes
-    sizes = frame.groupby("client_id")["train_samples"].sum()
-    assert [bar.get_height() for bar in top.patches] == sizes.tolist()
-    assert f"{400 * num_classes:,} training samples" in top.get_title(loc="left")
-    assert 1 <= len(cells.get_xticks()) <= 25
-    assert 1 <= len(cells.get_yticks()) <= 25
-    assert len(cells.texts) == (num_clients * num_classes if num_clients <= 5 else 0)
-    style.save(figure, tmp_path / "p.png")
-    assert (tmp_path / "p.png").read_bytes().startswith(PNG)
 
 
 def test_partition_is_read_from_file_or_run(tmp_path: Path) -> None:
@@ -404,17 +351,6 @@ def test_runs_on_other_data_are_no_seeds_of_one_method(tmp_path: Path) -> None:
     labels = [group.label for group in groups_of(tmp_path, "algorithm", "data_digest")]
     assert labels == ["fedavg", "fedavg, data_digest=sha256:a", "fedavg, data_digest=sha256:b"]
     assert conditions(labels[1]) == "data_digest=sha256:a", "not ranked with those of other data"
-
-
-def test_a_function_of_ones_own_may_draw_other_data_for_each_partition(tmp_path: Path) -> None:
-    for draw in (0, 1):
-        own = {"dataset": "mine:load", "data_digest": f"sha256:{draw}"}
-        run_of(tmp_path, "fedavg", 0, [0.5], **own, **{"data.seed": draw})
-    table = summaries(find([tmp_path])[0])
-    assert len(group(table, ("algorithm",), "partition")) == 1
-    table["dataset"] = "folder"
-    with pytest.raises(AnalysisError, match="differ in data_digest"):
-        group(table, ("algorithm",), "partition")
 
 
 def test_a_label_may_be_tuned_for_each_partition(tmp_path: Path) -> None:

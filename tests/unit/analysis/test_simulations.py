@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from analysis import paired, ranks, stats, units
+from analysis import ranks, stats, units
 
 COUNT = 20_000
 Array = np.ndarray
@@ -125,42 +125,6 @@ def test_tost_at_the_margin_errs_in_5_percent(n: int, ratio: float) -> None:
     assert (_tost(outside, rope, ratio) < 0.05).mean() <= 0.05
     same = resplits(np.random.default_rng(n), COUNT, n, ratio, 0.0)
     assert (_tost(same, rope, ratio) < 0.05).mean() > 0.8
-
-
-def bayes(rng: np.random.Generator, count: int, n: int, true: float, rope: float) -> list[str]:
-    """The verdicts over experiments with n normal differences of standard deviation 1."""
-    verdicts = []
-    for own in rng.normal(true, 1, (count, n)):
-        found = paired.chances(own, 1e-12, rope)
-        verdicts.append(paired.verdict(n, 0, math.nan, math.nan, found))
-    return verdicts
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("n", "equal", "different"), [(5, 0.127, 0.179), (10, 0.091, 0.129), (20, 0.085, 0.115)]
-)
-def test_how_often_the_bayesian_test_decides_wrongly(
-    n: int, equal: float, different: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its decisions have no level: P > 0.95 is wrong more often than in 5 % over few units.
-
-    The rates were found once by 1,500 experiments and stand in docs/how-to/statistics.md. Here
-    1,000 others of 2,000 draws; the tolerance is five standard errors of both. With the true
-    difference at the border of a rope of one standard deviation the prior's zero favours
-    ``practically equal``, and ``higher`` is as rare as 0.05; with a rope of 0.01 equal methods
-    differ, one way or the other, at the rate of a test of 0.05 on either side and more.
-    """
-    monkeypatch.setattr(paired, "DRAWS", 2_000)
-    rng, count = np.random.default_rng(100 + n), 1_000
-    at_border = bayes(rng, count, n, 1.0, 1.0)
-    found = at_border.count("practically equal") / count
-    assert found == pytest.approx(equal, abs=noise(equal, 600))  # 1 / (1 / 1,000 + 1 / 1,500)
-    assert at_border.count("higher") / count <= 0.05 + noise(0.05, count)
-    assert at_border.count("lower") == 0
-    same = bayes(rng, count, n, 0.0, 0.01)
-    found = 1 - same.count("not decidable") / count
-    assert found == pytest.approx(different, abs=noise(different, 600))
 
 
 def simulated_ranks(rng: np.random.Generator, count: int, n: int, levels: Array) -> Array:

@@ -16,7 +16,7 @@ from analysis.report.outcome import outcome
 from analysis.runs import find, group, summaries, unit_among
 from analysis.scores import completed
 from analysis.tables import scores as tables
-from analysis.tables.sites import BY_SITE, gathered
+from analysis.tables.sites import BY_SITE, by_setting
 from tests.unit.analysis.run_files import rows, run_of
 
 NAMES = ("Zürich & Söhne", "clinic_b", "St. Mary's, ward 2")
@@ -147,26 +147,13 @@ def test_a_site_that_never_trained_is_marked_and_not_compared(tmp_path: Path) ->
 def screen(root: Path, score: str = "accuracy") -> list[str]:
     """The sentences of a report's first screen."""
     groups = of_runs(root, score)
-    sites_by = gathered(groups, score=score if score in BY_SITE else "accuracy")
+    sites_by = by_setting(groups, score=score if score in BY_SITE else "accuracy")
     return answer.summary(outcome(groups, score, sites_by))
 
 
 def of_runs(root: Path, *scores: str) -> Facets:
     table = completed(summaries(find([root])[0]), scores)
     return {"": group(table, ("algorithm",), unit_among(table, ("algorithm",), None))}
-
-
-@pytest.mark.slow
-def test_clients_without_names_and_sites_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
-    sites(tmp_path / "same", CLEAR, names=("eye", "eye", "ear"))
-    levels, _ = make(tmp_path / "same")
-    assert [row[0] for row in levels.rows] == ["eye (client 0)", "eye (client 1)", "ear"]
-    sites(tmp_path / "none", CLEAR, names=("", "", ""), unit="seed")
-    levels, _ = make(tmp_path / "none")
-    assert [row[0] for row in levels.rows] == ["client 0", "client 1", "client 2"]
-    sites(tmp_path / "drawn", CLEAR, names=("", "", ""))
-    with pytest.raises(AnalysisError, match="clients without names are other ones on each"):
-        make(tmp_path / "drawn")
 
 
 def test_runs_on_other_sites_are_refused(tmp_path: Path) -> None:
@@ -205,7 +192,7 @@ def test_training_seeds_alone_are_too_few_partitions(tmp_path: Path) -> None:
     sites(tmp_path, CLEAR, {"fedavg": [[0.9, 0.9, 0.9]] * 3}, unit="seed")
     compared, result, whom = screen(tmp_path)
     groups = of_runs(tmp_path, "accuracy")
-    (means,) = outcome(groups, "accuracy", gathered(groups)).tables(None).values()
+    (means,) = outcome(groups, "accuracy", by_setting(groups)).tables(None).values()
     assert "Too few partitions to tell" in means.caption
     assert not [cell for row in means.rows for cell in row if "*" in cell]
     assert "Local; FedAvg; FedAvg, fine-tuned; on digits" in compared
@@ -218,17 +205,3 @@ def test_training_seeds_alone_are_too_few_partitions(tmp_path: Path) -> None:
         f"Whether any approach that trains together helps {NAMES[0]}, {NAMES[1]} and {NAMES[2]}, "
         "compared with training alone, cannot be told: too few partitions to tell."
     )
-
-
-def test_the_loss_is_compared_by_site_where_the_report_is_about_it(tmp_path: Path) -> None:
-    sites(tmp_path, CLEAR)
-    for run in tmp_path.iterdir():
-        frame = pd.read_csv(run / "final_clients.csv")
-        frame.assign(loss=1 - frame["accuracy"]).to_csv(run / "final_clients.csv", index=False)
-        (run / "rounds.csv").write_text("round,test_accuracy,test_loss\n1,0.3,1.0\n")
-    assert (
-        "lowest loss on the participants' own test samples (0.3267 nats"
-        in (screen(tmp_path, "loss")[1])
-    )
-    # a higher accuracy is a lower loss here: the verdicts are the same
-    assert screen(tmp_path, "loss")[2] == screen(tmp_path)[2]

@@ -13,8 +13,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from analysis.cli import main
-from analysis.runs import Group, find, group, summaries
-from analysis.scores import OTHERS, completed
+from analysis.runs import find, summaries
+from analysis.scores import OTHERS
 from analysis.stats import cells
 from analysis.tables import layout
 from analysis.tables import scores as tables
@@ -36,10 +36,6 @@ def runs(tmp_path: Path) -> Path:
 
 def invoke(*arguments: object) -> Result:
     return CliRunner().invoke(main, list(map(str, arguments)))
-
-
-def completed_groups(root: Path) -> list[Group]:
-    return group(completed(summaries(find([root])[0]), ["attack_success_rate"]), ("algorithm",))
 
 
 def test_table_against_a_baseline_by_hand(runs: Path) -> None:

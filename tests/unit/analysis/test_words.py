@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-import analysis
 from analysis.words import listed, say, sentences
-
-SOURCES = sorted(Path(analysis.__file__).parent.rglob("*.py"))
 
 
 @pytest.mark.parametrize(("count", "runs"), [(1, "1 run"), (3, "3 runs"), (0, "0 runs")])
