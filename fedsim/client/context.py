@@ -242,7 +242,7 @@ class _Features(nn.Module):
 
 def labels(y: Tensor) -> int:
     """The number of labels: one a sample, or those of its tokens that are >= 0."""
-    return len(y) if y.ndim == 1 else int((y >= 0).sum())
+    return y.shape[0] if y.ndim == 1 else int((y >= 0).sum())
 
 
 def normaliser(steps: int, momentum: float, pull: float = 0.0) -> float:

@@ -28,33 +28,15 @@ class Optimizer:
         self, training: Training, slots: Sequence[Slot], lr: float, fixed: Sequence[Tensor] = ()
     ) -> None:
         kind = AdamW if training.optimizer == "adamw" else Sgd
-        self._training = training
-        numbers = self.groups(training, slots, lr)
-        own = [{i: fixed[i] for i in some} if fixed else {} for some in numbers]
-        rates = self._rates(lr)
         self._parts = [
-            (some, kind(training, rate, params))
-            for some, rate, params in zip(numbers, rates, own, strict=False)
+            (numbers, kind(training, rate, {i: fixed[i] for i in numbers} if fixed else {}))
+            for numbers, rate in groups(training, slots, lr)
         ]
 
-    @staticmethod
-    def groups(training: Training, slots: Sequence[Slot], lr: float) -> list[list[int]]:
-        """The numbers of the slots that have a rate in common: all, or the head's apart."""
-        everything = range(len(slots))
-        if training.lr_head is None or lr / training.lr * training.lr_head == lr:
-            return [list(everything)]
-        body = [i for i in everything if not slots[i].head]
-        return [body, [i for i in everything if slots[i].head]]
-
-    def _rates(self, lr: float) -> list[float]:
-        """Those of the groups."""
-        training = self._training
-        return [lr, lr if training.lr_head is None else lr / training.lr * training.lr_head]
-
-    def restart(self, lr: float) -> None:
-        """Makes it a new one with another learning rate; for fixed ones."""
+    def restart(self, rates: Sequence[float]) -> None:
+        """Makes it a new one with other learning rates of its groups; for fixed ones."""
         self.begun = frozenset()
-        for rate, (_, optimizer) in zip(self._rates(lr), self._parts, strict=False):
+        for rate, (_, optimizer) in zip(rates, self._parts, strict=True):
             if optimizer.fixed:
                 optimizer.lr.fill_(rate)
         for v in self.tensors:
@@ -86,6 +68,22 @@ class Optimizer:
             used = {i: g for i in numbers if (g := grads[i]) is not None}
             if used:
                 optimizer.step([params[i] for i in used], used)
+
+
+def groups(training: Training, slots: Sequence[Slot], lr: float) -> list[tuple[list[int], float]]:
+    """The slots' numbers with their learning rate: all in one group, or the head's apart.
+
+    Args:
+        training: has the head's rate, which follows the schedule of the others'.
+        slots: of the parameters that are trained.
+        lr: learning rate of the phase.
+    """
+    everything = list(range(len(slots)))
+    of_head = lr if training.lr_head is None else lr / training.lr * training.lr_head
+    if of_head == lr:
+        return [(everything, lr)]
+    body = [i for i in everything if not slots[i].head]
+    return [(body, lr), ([i for i in everything if slots[i].head], of_head)]
 
 
 def rate(lr: float, like: Tensor, fixed: bool = False) -> float | Tensor:
@@ -138,17 +136,21 @@ class Sgd(_Steps):
         """One step in place; the tensors are contiguous, gradients by the parameter's number."""
         each = dict(zip(grads, params, strict=True))
         fresh = [i for i in grads if i not in self.begun]  # their gradients become the buffers
-        for some in (fresh, [i for i in grads if i in self.begun]):
-            if some:
-                chosen, own = [each[i] for i in some], [grads[i] for i in some]
-                buffers = [self._momentum[i] for i in some if i in self._momentum]
+        for numbers in (fresh, [i for i in grads if i in self.begun]):
+            if numbers:
+                buffers = [self._momentum[i] for i in numbers if i in self._momentum]
                 momentum = sgd(
-                    chosen, own, buffers, self.training, self.rate(params), some is fresh
+                    [each[i] for i in numbers],
+                    [grads[i] for i in numbers],
+                    buffers,
+                    self.training,
+                    self.rate(params),
+                    numbers is fresh,
                 )
                 if not self.fixed:
-                    self._momentum.update(zip(some, momentum, strict=False))
+                    self._momentum.update(zip(numbers, momentum, strict=False))
         if fresh and self.training.momentum:
-            self.begun = self.begun.union(fresh)
+            self.begun |= set(fresh)
 
 
 class AdamW(_Steps):

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from fedsim.client.context import LocalEnv
-from fedsim.client.optimizer import Optimizer
+from fedsim.client.optimizer import Optimizer, groups
 from fedsim.client.probe import kept, other
 from fedsim.core.errors import FedsimError, described
 from fedsim.core.layout import FlatModel, Pristine
@@ -114,11 +114,11 @@ class Steps:
     def optimizer(self, env: LocalEnv, lr: float) -> Optimizer:
         """That of a phase, as new."""
         slots = env.slots()
-        groups = Optimizer.groups(env.training, slots, lr)
-        key = env.training, tuple(slot.name for slot in slots), len(groups)
+        rates = [rate for _, rate in groups(env.training, slots, lr)]
+        key = env.training, tuple(slot.name for slot in slots), len(rates)
         if key not in self._optimizers:
             self._optimizers[key] = Optimizer(env.training, slots, lr, env.params)
-        self._optimizers[key].restart(lr)
+        self._optimizers[key].restart(rates)
         return self._optimizers[key]
 
     def run(
@@ -214,27 +214,12 @@ class Steps:
 
         try:
             with nullcontext() if graphs is None else graphs.stream():
-                memory, drawn = {} if model is None else kept(flat.model), draws()
-                buffers = dict(flat.model.named_buffers())
-                host = torch.default_generator.get_state()
-                if graphs is not None:
-                    torch.cuda.reset_peak_memory_stats(self._device)
-                    held = torch.cuda.memory_allocated(self._device)
-                loss = step(*inputs).clone()
-                if graphs is not None:
-                    graphs.check_room(torch.cuda.max_memory_allocated(self._device) - held)
-                after = frozenset[int]() if optimizer is None else optimizer.begun
-                if model is not None and (name := other(memory, kept(flat.model))) is not None:
-                    raise Uncaptured(f"forward keeps something in {name} that is no tensor")
-                for name, buffer in flat.model.named_buffers():
-                    if buffers.get(name) is not buffer:
-                        raise Uncaptured(f"forward puts another tensor in the place of {name}")
-                if graphs is not None and not torch.equal(
-                    host, torch.default_generator.get_state()
+                with (
+                    _repeatable(flat.model, attributes=model is not None, gpu=graphs is not None),
+                    nullcontext() if graphs is None else graphs.checked_room(),
                 ):
-                    raise Uncaptured("a step draws from torch's generator of the CPU")
-                if draws() != drawn:
-                    raise Uncaptured("a step draws from Python's or NumPy's generator")
+                    loss = step(*inputs).clone()
+                after = frozenset[int]() if optimizer is None else optimizer.begun
                 restore()
                 with nullcontext() if graphs is None else graphs.strict():
                     body()
@@ -309,12 +294,17 @@ class _Graphs:
             warnings.simplefilter("ignore")
             torch.cuda.set_sync_debug_mode(torch.cuda.get_sync_debug_mode())
 
-    def check_room(self, size: int) -> None:
-        """Refuses a recording of ``size`` bytes that leaves less for steps that are not recorded.
+    @contextmanager
+    def checked_room(self) -> Iterator[None]:
+        """Refuses to record the step inside if that leaves less for steps that are not recorded.
 
         Raises:
             Uncaptured: the process's share of the GPU does not hold both.
         """
+        torch.cuda.reset_peak_memory_stats(self._device)
+        before = torch.cuda.memory_allocated(self._device)
+        yield
+        size = torch.cuda.max_memory_allocated(self._device) - before
         free, total = torch.cuda.mem_get_info(self._device)
         reserved = torch.cuda.memory_reserved(self._device)
         share = total * torch.cuda.get_per_process_memory_fraction(self._device) - reserved
@@ -364,6 +354,33 @@ class _Graphs:
             self._pool = torch.cuda.graph_pool_handle()
             raise
         return graph.replay
+
+
+@contextmanager
+def _repeatable(model: nn.Module, *, attributes: bool, gpu: bool) -> Iterator[None]:
+    """Refuses a step inside that does what a replay does not repeat.
+
+    Args:
+        model: whose buffers must stay in their places.
+        attributes: whether what else its modules keep is looked at, too.
+        gpu: whether torch's generator of the CPU is one that a replay does not reach.
+
+    Raises:
+        Uncaptured: says what the step does.
+    """
+    memory, drawn = kept(model) if attributes else {}, draws()
+    buffers = dict(model.named_buffers())
+    generator = torch.default_generator.get_state()
+    yield
+    if attributes and (name := other(memory, kept(model))) is not None:
+        raise Uncaptured(f"forward keeps something in {name} that is no tensor")
+    for name, buffer in model.named_buffers():
+        if buffers.get(name) is not buffer:
+            raise Uncaptured(f"forward puts another tensor in the place of {name}")
+    if gpu and not torch.equal(generator, torch.default_generator.get_state()):
+        raise Uncaptured("a step draws from torch's generator of the CPU")
+    if draws() != drawn:
+        raise Uncaptured("a step draws from Python's or NumPy's generator")
 
 
 def _strides(value: Tensor) -> tuple[int, ...]:

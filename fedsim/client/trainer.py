@@ -6,10 +6,11 @@ loaded anew for each task, and nothing is kept between tasks. So it can run anyw
 after a crash and be replayed.
 """
 
+import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from typing import Any, ClassVar, NamedTuple
@@ -195,13 +196,14 @@ def train_local(rule: LocalRule, env: LocalEnv, steps: Steps | None = None) -> C
     :mod:`fedsim.client.private`; clipping by ``clip_norm`` and the optimiser come after the noise.
     With ``steps``, those of the worker, a step is recorded and replayed where the rule allows it.
     """
-    return with_loss(*trained(rule, env, steps))
+    return trained(rule, env, steps)[0]
 
 
 def trained(
-    rule: LocalRule, env: LocalEnv, steps: Steps | None = None
+    rule: LocalRule, env: LocalEnv, steps: Steps | None = None, read: bool = True
 ) -> tuple[ClientUpdate, Losses]:
-    """:func:`train_local` without its last part: the losses, whose mean is to be read."""
+    """:func:`train_local`, and the losses; their mean is NaN unless it is to be ``read``, for which
+    a device is waited for."""
     order = torch_generator(env.ctx.seed, "shuffle", env.key, env.client_id)
     private = env.training.private
     gradients = None if private is None else PrivateGradients(env, private)
@@ -228,13 +230,7 @@ def trained(
             step = partial(_step, rule, copy(env), fixed.state, optimizer, None)
             modes = phase.part, *(norm.training for norm in env.flat.norms)
             run = partial(fixed.run, step, modes, (), optimizer)
-        if private is not None:
-            batches = poisson_batches(env, phase.epochs, order)
-        elif env.training.local_steps is not None:
-            batches = islice(carried_batches(env, _used(env)), env.training.local_steps)
-        else:
-            batches = _batches(env, phase.epochs, order)
-        for batch in islice(batches, env.steps_left):
+        for batch in islice(_batches(env, phase.epochs, order), env.steps_left):
             x, y = env.x.index_select(0, batch), env.y.index_select(0, batch)
             losses.append(run(x if gradients is not None else env.train(x), y))
             env.steps += 1
@@ -253,8 +249,9 @@ def trained(
         state = {**state, STEPS: before + env.steps}
     update = ClientUpdate(
         client_id=env.client_id,
-        num_samples=len(env.x),
+        num_samples=env.x.shape[0],
         num_steps=env.steps,
+        train_loss=mean_loss(torch.stack(losses).tolist(), sizes) if read and sizes else math.nan,
         extras=uplink.extras,
         state=state,
         version=env.ctx.round,
@@ -290,16 +287,9 @@ def _step(
     return ce.detach()
 
 
-def with_loss(update: ClientUpdate, losses: Losses) -> ClientUpdate:
-    """The update with its mean loss, which is read from the device only here."""
-    values, sizes = losses
-    mean = mean_loss(torch.stack(values).tolist() if values else (), sizes)
-    return replace(update, train_loss=mean)
-
-
 def mean_loss(losses: Sequence[float], sizes: Sequence[int]) -> float:
     """The mean of the batches' losses over labels, in float64; NaN without a batch."""
-    return sum(map(operator.mul, losses, sizes)) / sum(sizes) if sizes else float("nan")
+    return sum(map(operator.mul, losses, sizes)) / sum(sizes) if sizes else math.nan
 
 
 def enter(env: LocalEnv, phase: Phase) -> None:
@@ -313,14 +303,22 @@ def enter(env: LocalEnv, phase: Phase) -> None:
                 env.params.append(parameter)
     env.phase = phase
     env.flat.mode(train=phase.part != "head")
-    if env.training.frozen_bn or min(len(env.x), env.training.batch_size) == 1:
+    if env.training.frozen_bn or min(env.x.shape[0], env.training.batch_size) == 1:
         for norm in env.flat.norms:
             norm.eval()
 
 
 def _batches(env: LocalEnv, epochs: int, order: torch.Generator) -> Iterator[Tensor]:
-    """Indices of the batches of all epochs, on the client's device."""
-    n, size, samples = len(env.x), env.training.batch_size, _used(env)
+    """Indices of a phase's batches, on the client's device: drawn for DP-SGD, else shuffled."""
+    if env.training.private is not None:
+        return poisson_batches(env, epochs, order)
+    if env.training.local_steps is not None:
+        return islice(carried_batches(env, _used(env)), env.training.local_steps)
+    return _shuffled(env, epochs, order)
+
+
+def _shuffled(env: LocalEnv, epochs: int, order: torch.Generator) -> Iterator[Tensor]:
+    n, size, samples = env.x.shape[0], env.training.batch_size, _used(env)
     for _ in range(epochs):
         shuffled = torch.randperm(n, generator=order).to(env.x.device, non_blocking=True)
         for start in range(0, samples, size):
@@ -330,7 +328,7 @@ def _batches(env: LocalEnv, epochs: int, order: torch.Generator) -> Iterator[Ten
 def _used(env: LocalEnv) -> int:
     """How many of the client's samples a pass over them uses."""
     trained = any(norm.training for norm in env.flat.norms)
-    return epoch_samples(len(env.x), env.training.batch_size, trained)
+    return epoch_samples(env.x.shape[0], env.training.batch_size, trained)
 
 
 def epoch_samples(n: int, batch_size: int, batchnorm: bool) -> int:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -29,7 +32,8 @@ class Samples:
     """The samples of a data set, on the device where they fit.
 
     Others stay in host memory, and those of a client are copied when it is its turn. ``nbytes`` is
-    what they take, wherever they are.
+    what they take, wherever they are. ``inputs`` and ``labels`` give those of indices (n,) that are
+    where ``x`` and ``y`` are, on the device.
 
     Args:
         x: (N, ...) images, features or tokens, in host memory.
@@ -43,27 +47,16 @@ class Samples:
         resident = most is not None and self.nbytes <= most
         self.x, self.y = (x.to(device), y.to(device)) if resident else (x, y)
         travel = most is not None and not resident
-        self._x, self._y = (Staged(s, device) if travel else None for s in (x, y))
+        self.inputs: Callable[[Tensor], Tensor]
+        self.labels: Callable[[Tensor], Tensor]
+        self.inputs, self.labels = (
+            Staged(s, device) if travel else partial(s.index_select, 0) for s in (self.x, self.y)
+        )
 
     def __call__(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Those of ``index`` (n,) and their labels, on the device."""
-        if index.device != self.x.device:  # once for both
-            index = index.to(self.x.device, non_blocking=True)
+        """Those of ``index`` (n,), of the host, and their labels, on the device."""
+        index = index.to(self.x.device, non_blocking=True)
         return self.inputs(index), self.labels(index)
-
-    def inputs(self, index: Tensor) -> Tensor:
-        """Those of ``index`` (n,) without their labels, on the device."""
-        return _chosen(self.x, index) if self._x is None else self._x(index)
-
-    def labels(self, index: Tensor) -> Tensor:
-        """The labels of those of ``index`` (n,), on the device."""
-        return _chosen(self.y, index) if self._y is None else self._y(index)
-
-
-def _chosen(samples: Tensor, index: Tensor) -> Tensor:
-    if index.device != samples.device:
-        index = index.to(samples.device, non_blocking=True)
-    return samples.index_select(0, index)
 
 
 class Staged:

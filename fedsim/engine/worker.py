@@ -23,7 +23,7 @@ from fedsim.client.attacks import marked
 from fedsim.client.block import Stack, train_block
 from fedsim.client.order import steps_before, with_steps
 from fedsim.client.steps import Steps
-from fedsim.client.trainer import Losses, trained, with_loss
+from fedsim.client.trainer import Losses, trained
 from fedsim.client.transform import own_entries, without_entries
 from fedsim.core import reuse
 from fedsim.core.errors import ContractError, FedsimError, WorkerError
@@ -155,17 +155,17 @@ class Worker:
         seed = first.ctx.seed
         with torch_scope(seed, self.device), devices.collected(self._nondeterministic):
             for block in blocks:
-                own = rows[len(updates) : len(updates) + len(block)]
                 version = block[0].version
                 given = work, starts[version], models[version][1], states, stay
                 who = "" if block[0].work == "root" else f", {named(clients_of(block))}"
                 with self._named(f"{block[0].title}{who}", block):
                     if stack is not None:
-                        updates += self._train_stacked(stack, block, *given, own)
+                        chosen = rows[len(updates) : len(updates) + len(block)]
+                        updates += self._train_stacked(stack, block, *given, chosen)
                         losses += [None] * len(block)
                         continue
-                    for task, row in zip(block, own, strict=True):
-                        update, unread = self._train_alone(task, *given, row)
+                    for task in block:
+                        update, unread = self._train_alone(task, *given, rows[len(updates)])
                         updates.append(update)
                         losses.append(unread)
             if stay:
@@ -217,9 +217,7 @@ class Worker:
             x, y = work.poison(x, y, task)
         env = self._env(task, work, start, x, y, downlink, kept)
         seed_torch(seed_for(task.ctx.seed, "client", task.key, task.client), self.device)
-        update, losses = trained(work.rule, env, self.steps)
-        if not stay:
-            update = with_loss(update, losses)
+        update, losses = trained(work.rule, env, self.steps, read=not stay)
         if not work.trains:
             update = replace(update, num_steps=0, state={})
             return judged(update, row.numpy(), self.flat.layout), losses
@@ -328,7 +326,7 @@ class Worker:
             downlink=downlink,
             state=without_entries(state, self.spec.algorithm.transforms),
             precision=self.precision,
-            relative_size=len(x) / self.mean_size,
+            relative_size=x.shape[0] / self.mean_size,
             max_steps=task.max_steps,
             stream=task.stream,
             done=steps_before(task, work.training, state),

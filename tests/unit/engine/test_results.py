@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from fedsim.client.trainer import with_loss
+from fedsim.client.trainer import mean_loss
 from fedsim.core.types import ClientUpdate, Layout, Slot
 from fedsim.engine.results import judged, read
 
@@ -51,7 +52,11 @@ def test_at_once_as_one_after_another(names):
     updates, losses, deltas = zip(*(RESULTS[name] for name in names), strict=True)
     rows = torch.from_numpy(np.stack(deltas).astype(np.float32))
     alone = [
-        judged(with_loss(u, own), row.numpy(), LAYOUT)
+        judged(
+            replace(u, train_loss=mean_loss([float(v) for v in own[0]], own[1])),
+            row.numpy(),
+            LAYOUT,
+        )
         for u, own, row in zip(updates, losses, rows, strict=True)
     ]
     together = read(updates, losses, rows, LAYOUT)
