@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,8 +10,7 @@ import pytest
 from fedsim.config.experiments import MOST_RUNS
 from fedsim.config.sections import fields
 from fedsim.core.settings import MOST
-from tests.fuzz.harness import Case, fedsim, parts, tried
-from tests.fuzz.test_run_directories import copied
+from tests.fuzz.harness import Case, parts, tried
 
 pytestmark = pytest.mark.integration
 
@@ -26,7 +24,6 @@ train: {rounds: 1, sample_rate: 0.5, batch_size: 100}
 engine: {kind: serial}
 search: {train.lr: "loguniform(0.01, 1)"}
 """
-TUNE = "tune s.yaml --sampler random --trials 2 --parallel 1 --out out"
 
 
 def bounded() -> list[str]:
@@ -72,13 +69,6 @@ def of_networks() -> Iterator[Case]:
     }.items():  # fmt: skip
         args = f"run --set {key}={value} -a {key.partition('.')[0]}".replace(" -a model", "")
         yield Case(f"{key}={value}", args, key)
-    grid = "engine: {kind: serial}\nmodel: {name: cnn}\ntrain: {rounds: 1}\n"
-    grid += "grid: {model.trainable: [all, 'lora(2)']}\n"
-    yield Case("sweep lora on cnn", "sweep g.yaml --out out", "lora(2)", files={"g.yaml": grid})
-    for model, text in (("cnn", "lora(2)"), ("mlp", "lora(99999)"), ("mlp", "norm"), ("mlp", "x")):
-        args = f"{TUNE} --model {model} --set model.trainable={text}"
-        says = f"model.trainable={text}"
-        yield Case(f"tune {text} on {model}", args, says, files={"s.yaml": SEARCH})
 
 
 def of_searches() -> Iterator[Case]:
@@ -112,66 +102,3 @@ CASES = [*of_numbers(), *of_laws(), *of_networks(), *of_searches()]
 @pytest.mark.parametrize("number", parts(17))
 def test_what_has_no_bounds(number: int, tmp_path: Path) -> None:
     tried(CASES[number::17], tmp_path)
-
-
-@pytest.fixture(scope="module")
-def search(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of a search of two trials."""
-    folder = tmp_path_factory.mktemp("search")
-    (folder / "s.yaml").write_text(SEARCH)
-    flags = TUNE.split()[2:-1]
-    done = fedsim("tune", str(folder / "s.yaml"), *flags, str(folder / "out"))
-    assert done.exit_code == 0, done.output
-    return folder / "out"
-
-
-def edited(**change: object) -> Callable[[Path], None]:
-    """Changes values of study.json, or of the second line of trials.jsonl."""
-
-    def edit(path: Path) -> None:
-        text = path.read_text()
-        *before, last = text.splitlines() if path.suffix == ".jsonl" else [text]
-        path.write_text("\n".join([*before, json.dumps(json.loads(last) | change), ""]))
-
-    return edit
-
-
-def written(text: str) -> Callable[[Path], None]:
-    def write(path: Path) -> None:
-        path.write_text(text)
-
-    return write
-
-
-ODD = (None, -1, 10**30, 1.5, "x", True, [], {})
-TAMPERED: list[tuple[str, Callable[[Path], None]]] = [
-    *(("study.json", edited(**{k: v})) for k in ("ahead", "seeds", "by", "settings") for v in ODD),
-    *(("study.json", edited(trials=v)) for v in ODD[1:]),
-    *(("trials.jsonl", edited(**{k: v})) for k in ("number", "state", "params") for v in ODD),
-    *(("trials.jsonl", edited(value=v)) for v in (*ODD, 0.99, float("nan"), float("inf"))),
-    *(("trials.jsonl", edited(reports=v)) for v in ODD[:-1]),
-    *(("trials.jsonl", edited(params={"train.lr": v})) for v in (*ODD, 77, 0.001)),
-    *(
-        (name, written(text))
-        for name in ("study.json", "trials.jsonl")
-        for text in ("[" * 200_000 + "\n", '{"a": ' * 100_000 + "\n", "9" * 9999 + "\n")
-    ),
-]
-
-
-@pytest.mark.parametrize("number", parts(13))
-def test_a_search_that_was_changed(number: int, search: Path, tmp_path: Path) -> None:
-    lines = (TUNE, "show out", "report out --out rep")
-    tried(
-        (
-            Case(
-                f"{name} {place}, {line}",
-                line,
-                status=(1, 2) if line == TUNE else (0, 1, 2),
-                files={"out": copied(search, name, damage), "s.yaml": SEARCH},
-            )
-            for place, (name, damage) in list(enumerate(TAMPERED))[number::13]
-            for line in (lines if place % 5 == 0 else lines[:1])
-        ),
-        tmp_path,
-    )
