@@ -92,11 +92,10 @@ def _parsed(setting: Setting) -> Dimension:
     form: Form = match[1]  # type: ignore[assignment]
     values = tuple(_values(match[2]))
     if form == "choice":
-        if not 1 <= len(values) <= MOST_CHOICES:
-            raise ValueError(
-                f"has {len(values):,} values; must be choice(a, b, ...) with at least one value, "
-                f"allowed are {MOST_CHOICES:,}"
-            )
+        if not values:
+            raise ValueError("must be choice(a, b, ...) with at least one value")
+        if len(values) > MOST_CHOICES:
+            raise ValueError(f"has {len(values):,} values, allowed are {MOST_CHOICES:,}")
         for place, value in enumerate(values):
             if value in values[:place]:
                 raise ValueError(f"has {_plain(value)} twice")
@@ -111,6 +110,8 @@ def _parsed(setting: Setting) -> Dimension:
         raise ValueError("must be loguniform(a, b) with a above 0")
     if form == "int" and max(map(abs, numbers)) > MOST_INT:
         raise ValueError(f"must be int(a, b) of numbers up to {MOST_INT:,}")
+    if not math.isfinite(float(numbers[1]) - float(numbers[0])):
+        raise ValueError(f"must be {form}(a, b) of numbers whose difference is a number, too")
     return Dimension(form, values, setting.origin)
 
 

@@ -29,6 +29,8 @@ State = Literal["complete", "pruned", "failed"]
 STATES: tuple[State, ...] = ("complete", "pruned", "failed")
 KEYS = {"by", "seeds", "trials"}
 """Of study.json, without which it is not that of a search."""
+NUMBERS = ("trials", "ahead")
+"""Keys of study.json: how many trials there are to be, and how many may be in progress."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +141,8 @@ def read_study(folder: Path) -> dict[str, Any] | None:
             study = parse_json(path.read_bytes())
         except ValueError as error:
             raise DataError(f"{path}: is not valid JSON ({one_line(error)})") from error
-    if not isinstance(study, dict) or KEYS - study.keys():
+    numbers = [study.get(key, 1) for key in NUMBERS] if isinstance(study, dict) else []
+    if not numbers or KEYS - study.keys() or not all(type(n) is int and n > 0 for n in numbers):
         raise DataError(f"{path}: is not the file of a search; give another --out")
     return study
 

@@ -113,6 +113,8 @@ def run(plan: Plan, out: Path, options: RunOptions) -> Outcome:
         locked.enter_context(files.lock(out))
         pairs = zip(plan.searches, plan.folders(out), strict=True)
         tunings = [Tuning(search, at, options.trackers, accept) for (_, search), at in pairs]
+        for tuning in tunings:
+            tuning.check_runs()
         left = sweeps.missing(plan.grid, out, accept_changed_code=accept)
         later = [run.name for run in left] if plan.grid else plan.names(tunings, out)
         trials = [name for tuning in tunings for name in tuning.names]

@@ -90,7 +90,7 @@ class Follower(Protocol):
         """Handles Ctrl-C or SIGTERM, after all runs were asked to stop."""
 
 
-def control(next_job: Callable[[], Job | None], drivers: Drivers, follower: Follower) -> None:
+def control(next_job: Callable[[], Job | None], drivers: Drivers, follower: Follower) -> set[str]:
     """Hands jobs to free slots until there are no more jobs; leaves the drivers open.
 
     A run whose process is lost is resumed before other runs begin, with :data:`TRIES` tries in all.
@@ -101,13 +101,16 @@ def control(next_job: Callable[[], Job | None], drivers: Drivers, follower: Foll
         drivers: without jobs.
         follower: is notified of every event.
 
+    Returns:
+        The names of the jobs that failed.
+
     Raises:
         Interrupted: this process or a run got Ctrl-C or SIGTERM. All runs have stopped with a
             checkpoint; after a second signal they were killed. Its notes are those of the runs.
     """
     free, again = deque(drivers.slots), deque[Job]()
     active: dict[int, Job] = {}
-    tries, notes = Counter[str](), list[str]()
+    tries, notes, failed = Counter[str](), list[str](), set[str]()
     halting = False
 
     def happened(slot: int, event: Event) -> None:
@@ -118,6 +121,8 @@ def control(next_job: Callable[[], Job | None], drivers: Drivers, follower: Foll
                 event = Failed(f"{event.reason}, {TRIES} times")
             else:
                 again.append(job)
+        if isinstance(event, Failed):
+            failed.add(job.name)
         if isinstance(event, Stopped):
             interrupts.number = interrupts.number or event.signal
             notes.extend([f"{job.name}: {event.note}"] if event.note else [])
@@ -141,7 +146,7 @@ def control(next_job: Callable[[], Job | None], drivers: Drivers, follower: Foll
                     active[slot] = job
                     drivers.submit(slot, job)
                 if not active:
-                    return
+                    return failed
                 drivers.events(happened)
     except Interrupted as interrupt:
         for note in notes:

@@ -27,7 +27,7 @@ from fedsim.storage.run_dir import check_outside_runs
 from fedsim.studies.capacity import Parallel, with_engine
 from fedsim.studies.comparison import Comparison
 from fedsim.studies.parallel import Drivers, Follower, control
-from fedsim.training.events import Event, Failed, Job
+from fedsim.training.events import Job
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -260,29 +260,13 @@ def run_all(
     """
     out.mkdir(parents=True, exist_ok=True)
     directories.write_grid(out, [run.name for run in runs])
-    failures = _Failures(follower)
     accept = accept_changed_code
     jobs = (Job(run.name, run.config, out / run.name, trackers, accept) for run in wanted)
-    control(lambda: next(jobs, None), drivers, failures)
-    failed = [run.name for run in runs if run.name in failures.names]
-    finished = {run.name: run.group for run in runs if run.name not in failures.names}
+    failed = control(lambda: next(jobs, None), drivers, follower)
+    finished = {run.name: run.group for run in runs if run.name not in failed}
     from fedsim.studies import sweep_tables  # imports pandas, for which no run has to wait
 
-    return sweep_tables.write(finished, out), failed
-
-
-class _Failures:
-    """Remembers which runs failed, and tells another follower everything."""
-
-    def __init__(self, follower: Follower) -> None:
-        self.names: set[str] = set()
-        self.stopping = follower.stopping
-        self._follower = follower
-
-    def happened(self, slot: int, job: Job, event: Event) -> None:
-        if isinstance(event, Failed):
-            self.names.add(job.name)
-        self._follower.happened(slot, job, event)
+    return sweep_tables.write(finished, out), [run.name for run in runs if run.name in failed]
 
 
 def plain(label: str) -> str:

@@ -123,9 +123,8 @@ class Tuning:
         accept_changed_code: whether runs go on where the user's code has changed.
 
     Raises:
-        ConfigError: another search was begun in ``out``, or it holds something else, or its runs
-            are of other code.
-        DataError: its files are not what was written, or its runs are of other data.
+        ConfigError: another search was begun in ``out``, or it holds something else.
+        DataError: its files are not what was written.
         StoreError: it cannot be read.
     """
 
@@ -148,12 +147,14 @@ class Tuning:
         self.params = {number: trial.params for number, trial in self.trials.items()}
         self._drivers: Drivers | None = None
         self._jobs: dict[Path, tuple[int, int]] = {}
-        self._check_runs()
 
-    def _check_runs(self) -> None:
+    def check_runs(self) -> None:
         """Refuses runs that count, of other code, unless that is accepted, or of other data.
 
         Those are the runs of trials that have ended, and the finished ones of the others.
+
+        Raises:
+            ConfigError, DataError, StoreError: as :meth:`provenance.Comparison.check`.
         """
         comparison = Comparison(accept=self.accept_changed_code)
         for trial in self.ended:
