@@ -6,6 +6,7 @@ Nothing uses ``torch.compile``, which takes longer than the whole training of mo
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
 import os
@@ -155,6 +156,36 @@ def torch_flags() -> Callable[[], None]:
 
 CONTEXT = 512 << 20
 """Bytes of GPU memory that a process takes beside its tensors: CUDA context, kernels, handles."""
+HEADROOM = 1.1
+"""A need is known only up to the allocation that failed, so a little more is suggested."""
+UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+
+
+@dataclass(frozen=True)
+class Usage:
+    """The memory of a GPU at a failed allocation, in bytes.
+
+    Args:
+        total: of the GPU.
+        free: that no process has.
+        held: by this process's tensors and caches.
+        requested: the allocation that failed.
+    """
+
+    total: int
+    free: int
+    held: int
+    requested: int
+
+    @property
+    def needed(self) -> int:
+        """What the process would have had, with its context."""
+        return self.held + self.requested + CONTEXT
+
+    @property
+    def others(self) -> int:
+        """What other processes have."""
+        return max(0, self.total - self.free - self.held - CONTEXT)
 
 
 def limit_memory(device: torch.device, fraction: float) -> None:
@@ -198,14 +229,48 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def reason(error: BaseException, fraction: float, device: torch.device) -> str:
-    """What an exception in a client's work says; where memory is short, also what may help."""
-    if device.type != "cuda" or not is_out_of_memory(error):
-        return described(error)
-    larger = "a larger --gpus-per-client, or " if fraction < 1 else ""
-    return (
-        f"out of GPU memory, on {min(fraction, 1.0):g} of a GPU: {larger}a smaller "
-        f"train.batch_size, evaluation.batch_size or model may help ({described(error)})"
+    """What an exception in a client's work says: :func:`described`, or :func:`explain`."""
+    if device.type == "cuda" and is_out_of_memory(error):
+        with contextlib.suppress(RuntimeError):  # where even the question fails
+            free, total = torch.cuda.mem_get_info(device)
+            held = torch.cuda.memory_reserved(device)
+            return explain(Usage(total, free, held, requested_bytes(str(error))), fraction)
+    return described(error)
+
+
+def requested_bytes(text: str) -> int:
+    """The bytes that torch tried to allocate, by its message; 0 where it does not say."""
+    requested = re.search(r"Tried to allocate ([\d.]+) (bytes|[KMGT]iB)", text)
+    return round(float(requested[1]) * UNITS[requested[2]]) if requested else 0
+
+
+def explain(usage: Usage, fraction: float) -> str:
+    """What happened on a GPU with too little memory and what would help, in one line."""
+    fraction = min(fraction, 1.0)
+    text = (
+        f"out of GPU memory: {_gib(usage.held)} in use and {_gib(usage.requested)} more asked for, "
+        f"on {fraction:g} of a GPU with {_gib(usage.total)}"
     )
+    need = f"one client needs about {_gib(usage.needed)}"
+    if usage.needed > usage.total:
+        return (
+            f"{text}; {need}, too much for this GPU: a smaller train.batch_size, "
+            "evaluation.batch_size or model would help"
+        )
+    if usage.needed <= fraction * usage.total:
+        others = f"but other processes have {_gib(usage.others)}"
+        return f"{text}; {need}, which that fraction holds, {others}"
+    return f"{text}; --gpus-per-client {fitting(usage.needed / usage.total):g} would fit: {need}"
+
+
+def fitting(fraction: float) -> float:
+    """The smallest 1/k that holds a fraction of a GPU and a little more, as Ray counts it."""
+    clients = max(1, math.floor(1 / (fraction * HEADROOM)))
+    return math.floor(1e4 / clients) / 1e4
+
+
+def _gib(amount: int) -> str:
+    return f"{amount / GIB:.3g} GiB"
 
 
 def total_memory() -> int | None:

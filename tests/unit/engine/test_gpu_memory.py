@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from unittest import mock
 
@@ -13,7 +14,10 @@ from fedsim.core.types import GIB
 from fedsim.engine import devices
 from fedsim.engine.devices import (
     CONTEXT,
+    Usage,
+    explain,
     is_out_of_memory,
+    requested_bytes,
     tensor_fraction,
 )
 from fedsim.engine.ray import pool
@@ -80,6 +84,15 @@ def test_only_a_shared_gpu_is_capped(driver, gpu, share, caps):
     assert driver.caps == caps
 
 
+@pytest.mark.parametrize("gpu", [False, True])
+def test_every_part_of_torch_takes_the_device(gpu):
+    device = devices.client_device(gpu)
+    assert device.type == ("cuda" if gpu else "cpu")
+    if gpu:
+        assert torch.cuda.memory._get_device_index(device) == 0
+        assert torch.get_device_module(device) is torch.cuda
+
+
 def test_a_client_actor_starts_on_a_fraction_of_a_gpu(driver, monkeypatch):
     actor, worker, check = pool.ClientActor(), mock.Mock(), mock.Mock()
     context = SimpleNamespace(
@@ -98,6 +111,19 @@ def test_a_client_actor_starts_on_a_fraction_of_a_gpu(driver, monkeypatch):
     check.assert_called_once_with(worker.return_value)
 
 
+@pytest.mark.parametrize(
+    ("text", "amount"),
+    [
+        ("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total", 20 << 20),
+        ("CUDA out of memory. Tried to allocate 1.50 GiB. GPU", 3 << 29),
+        ("CUDA out of memory. Tried to allocate 512 bytes.", 512),
+        ("CUDA error: out of memory", 0),
+    ],
+)
+def test_what_was_asked_for(text, amount):
+    assert requested_bytes(text) == amount
+
+
 def test_what_counts_as_out_of_memory():
     assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory."))
     assert is_out_of_memory(RuntimeError("CUDA error: out of memory\nCUDA kernel errors might"))
@@ -107,16 +133,58 @@ def test_what_counts_as_out_of_memory():
     assert not is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory"))
 
 
-def test_the_reason_of_a_failure():
+def test_the_fraction_that_would_fit():
+    text = explain(Usage(80 * GIB, 40 * GIB, 9 * GIB, 3 * GIB), 0.125)
+    assert text == (
+        "out of GPU memory: 9 GiB in use and 3 GiB more asked for, on 0.125 of a GPU with 80 GiB; "
+        "--gpus-per-client 0.2 would fit: one client needs about 12.5 GiB"
+    )
+
+
+@pytest.mark.parametrize("total", [8, 24, 80])
+@pytest.mark.parametrize("share", [0.05, 0.1, 0.3333, 0.5, 0.9])
+@pytest.mark.parametrize("beyond", [0.01, 0.4, 3.0])
+def test_the_suggestion_is_a_larger_fraction_that_holds_the_need(total, share, beyond):
+    total *= GIB
+    held = max(0, int(share * total) - CONTEXT)
+    usage = Usage(total, total // 2, held, int(beyond * GIB))
+    text = explain(usage, share)
+    assert "\n" not in text
+    if usage.needed > total:
+        assert "too much for this GPU" in text
+        return
+    [suggested] = map(float, re.findall(r"--gpus-per-client (\S+) would fit", text))
+    assert share < suggested <= 1
+    assert usage.needed <= suggested * total
+    clients = round(1 / suggested)
+    assert clients * suggested <= 1, "as many processes as that fit on the GPU"
+    assert clients == 1 or usage.needed * devices.HEADROOM > total / (clients + 1)
+
+
+def test_a_model_that_is_too_large_for_the_gpu():
+    text = explain(Usage(16 * GIB, 0, 15 * GIB, 2 * GIB), 1.0)
+    assert (
+        "one client needs about 17.5 GiB, too much for this GPU: a smaller train.batch_size" in text
+    )
+    assert "--gpus-per-client" not in text
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0, 2.0])
+def test_a_gpu_that_others_fill(share):
+    usage = Usage(80 * GIB, 1 * GIB, 8 * GIB, 2 * GIB)
+    text = explain(usage, share)
+    assert text.endswith("which that fraction holds, but other processes have 70.5 GiB")
+
+
+def test_the_reason_of_a_failure(driver):
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB. GPU 0 has")
     on_gpu, on_cpu = devices.client_device(True), devices.client_device(False)
-    text = devices.reason(error, 0.125, on_gpu)
-    assert text.startswith("out of GPU memory, on 0.125 of a GPU: a larger --gpus-per-client, or")
-    assert "Tried to allocate 3.00 GiB" in text
-    assert "--gpus-per-client" not in devices.reason(error, 1.0, on_gpu)
+    usage = Usage(16 * GIB, 4 * GIB, 9 * GIB, 3 * GIB)
+    assert devices.reason(error, 0.125, on_gpu) == explain(usage, 0.125)
     assert devices.reason(ValueError("on purpose"), 0.125, on_gpu) == "ValueError: on purpose"
-    other = RuntimeError("CUDA error: out of memory")
-    assert devices.reason(other, 1.0, on_cpu).startswith("RuntimeError")
+    assert devices.reason(RuntimeError("CUDA error: out of memory"), 1.0, on_cpu).startswith(
+        "Runtime"
+    )
 
 
 @pytest.mark.gpu
@@ -136,4 +204,5 @@ def test_a_capped_process_runs_out_at_its_share():
         held.clear()
         torch.cuda.empty_cache()
         torch.cuda.set_per_process_memory_fraction(1.0, device)
-    assert "Tried to allocate 1024.00 MiB" in text or "Tried to allocate 1.00 GiB" in text
+    assert "3 GiB in use and 1 GiB more asked for" in text
+    assert "one client needs about 4.5 GiB" in text

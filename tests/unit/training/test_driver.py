@@ -18,7 +18,7 @@ from fedsim.client import LocalRule, Uplink
 from fedsim.config.resolve import load_config
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, DivergedError
-from fedsim.core.types import Dataset, Pipeline, RoundContext
+from fedsim.core.types import Dataset, Layout, Pipeline, RoundContext
 from fedsim.engine.base import SCORES
 from fedsim.engine.serial import SerialExecutor
 from fedsim.engine.worker import Worker
@@ -26,6 +26,7 @@ from fedsim.metrics.scores import mean_scores
 from fedsim.models.vision import SplitModel
 from fedsim.schedules.base import draw_cohort, lr_at
 from fedsim.server.base import RuleState, ServerStep
+from fedsim.server.cohort import Cohort
 from fedsim.server.device_columns import DeviceColumns
 from fedsim.storage.checkpoint import ServerState
 from fedsim.training import assemble
@@ -554,10 +555,12 @@ def test_what_a_model_freezes_stays_frozen(tmp_path):
 
 def test_a_step_that_a_rule_keeps_is_not_overwritten():
     params, step = np.array([1.0, 2.0], np.float32), np.array([0.5, 0.5], np.float32)
-    kept = _moved(params, ServerStep(step=step, state=RuleState(optimizers=({"m": step[:1]},))), [])
+    nobody = Cohort.empty(Layout(()), params)
+    state = RuleState(optimizers=({"m": step[:1]},))
+    kept = _moved(params, ServerStep(step=step, sent=nobody, state=state), [])
     assert kept.tolist() == [1.5, 2.5]
     assert step.tolist() == [0.5, 0.5]
-    alone = _moved(params, ServerStep(step=step), [])
+    alone = _moved(params, ServerStep(step=step, sent=nobody), [])
     assert alone is step, "no memory for a third vector"
     assert alone.tolist() == [1.5, 2.5]
     assert params.tolist() == [1.0, 2.0]
