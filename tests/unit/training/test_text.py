@@ -178,7 +178,7 @@ def test_the_sizes_of_a_model_are_those_of_its_data(data, expected):
 
 def test_methods_that_need_features_want_one_label_a_sample():
     assert prepare(texts.config("moods", "fedpac")).personalised
-    with pytest.raises(ConfigError, match=r"fedpac .* has a label for every token"):
+    with pytest.raises(ConfigError, match=r"features.* a label for every token"):
         prepare(texts.config("phrases", "fedpac"))
 
 
