@@ -251,7 +251,6 @@ _BASE = "takes all clients of a round to start from the newest model"
 _DELTA = "takes the update that is sent for the change of the client's model"
 _NO_UPDATE = "sends no client's update"
 _SUMS = "keeps the sum of the updates on the server and the exact ones on the clients"
-_SINGLE = "needs single updates, or their inner products"
 
 REFUSED = (
     ("needs features", "not both", "leaves it one of the two at most"),
@@ -328,8 +327,8 @@ REFUSED = (
     ("example level", "text", "has models without gradients by sample"),
     ("example level", "selects by loss", "reads the clients' losses, which have no noise"),
     ("example level", "finetunes", "trains on after what epsilon counts"),
-    ("secure", "no mean", _SINGLE),
-    ("secure", "compares updates", _SINGLE),
+    ("secure", "no mean", "needs single updates, or their inner products"),
+    ("secure", "compares updates", "need single updates, or their inner products"),
     ("secure", "answers single clients", "needs what single clients send"),
     ("secure", "selects by loss", "needs the losses of single clients"),
     ("secure", "compresses", "sends messages that cannot be summed under masks"),

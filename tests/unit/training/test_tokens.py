@@ -110,6 +110,12 @@ def test_the_sizes_of_a_model_are_those_of_its_data(data, expected):
     assert (m.num_classes, m.in_channels, m.image_size, m.inputs, m.per_token) == expected
 
 
+def test_methods_that_need_features_want_one_label_a_sample():
+    assert prepare(texts.config("moods", "fedpac")).personalised
+    with pytest.raises(ConfigError, match=r"features.* a label for every token"):
+        prepare(texts.config("phrases", "fedpac"))
+
+
 # Runs
 
 
