@@ -31,8 +31,7 @@ FREE = frozenset({"label", *(f"engine.{leaf}" for leaf in (*PLACEMENT, *DEVICES)
 
 def decisive(config: RunConfig) -> dict[str, Any]:
     """The settings that must stay the same for a run to be resumed, by dotted key."""
-    values = dict(_flat(to_dict(config)))
-    return {key: value for key, value in values.items() if key not in FREE}
+    return {key: v for key, v in _flat(to_dict(config)).items() if key not in FREE}
 
 
 def is_complete(wanted: RunConfig, folder: Path) -> bool:
@@ -76,9 +75,10 @@ def difference(
         patients: whether its data say whose the samples are.
     """
     free = {"label", *(f"engine.{leaf}" for leaf in PLACEMENT)}
-    have = dict(_flat(settings))
-    left_open = {key for key, value in _flat(to_dict(wanted)) if value is None}
-    for key, value in _flat(to_dict(_as_the_data_decide(wanted, have, patients))):
+    have = _flat(settings)
+    left_open = {key for key, value in _flat(to_dict(wanted)).items() if value is None}
+    resolved = _flat(to_dict(_as_the_data_decide(wanted, have, patients)))
+    for key, value in resolved.items():
         same = have.get(key) == value or (have.get(key) is None and key in left_open)
         if key not in free and not same:
             return f"{key} ({have.get(key)!r}, wanted {value!r})"
@@ -138,14 +138,13 @@ def archive(folder: Path) -> None:
             folder.rename(next(path for path in free if not path.exists()))
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    pairs: list[tuple[str, Any]] = []
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by dotted key."""
+    flat: dict[str, Any] = {}
     for key, value in values.items():
-        if isinstance(value, Mapping):
-            pairs += _flat(value, f"{prefix}{key}.")
-        else:
-            pairs.append((f"{prefix}{key}", value))
-    return pairs
+        name = f"{prefix}{key}"
+        flat |= _flat(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
+    return flat
 
 
 PATHS = (
