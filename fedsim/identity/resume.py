@@ -22,8 +22,7 @@ from fedsim.storage.run_dir import is_leftover
 
 def decisive(config: RunConfig) -> dict[str, Any]:
     """The settings that must stay the same for a run to be resumed, by dotted key."""
-    values = dict(_flat(to_dict(config)))
-    return {key: value for key, value in values.items() if key not in FREE}
+    return {key: v for key, v in _flat(to_dict(config)).items() if key not in FREE}
 
 
 def is_complete(wanted: RunConfig, folder: Path) -> bool:
@@ -66,9 +65,10 @@ def difference(
         settings: the finished run's config.yaml, nested or dotted.
         patients: whether its data say whose the samples are.
     """
-    have = dict(_flat(settings))
-    left_open = {key for key, value in _flat(to_dict(wanted)) if value is None}
-    for key, value in _flat(to_dict(_as_the_data_decide(wanted, have, patients))):
+    have = _flat(settings)
+    left_open = {key for key, value in _flat(to_dict(wanted)).items() if value is None}
+    resolved = _flat(to_dict(_as_the_data_decide(wanted, have, patients)))
+    for key, value in resolved.items():
         same = have.get(key) == value or (have.get(key) is None and key in left_open)
         if key not in PLACEMENT and not same:
             return f"{key} ({have.get(key)!r}, wanted {value!r})"
@@ -128,14 +128,13 @@ def archive(folder: Path) -> None:
             folder.rename(next(path for path in free if not path.exists()))
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    pairs: list[tuple[str, Any]] = []
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by dotted key."""
+    flat: dict[str, Any] = {}
     for key, value in values.items():
-        if isinstance(value, Mapping):
-            pairs += _flat(value, f"{prefix}{key}.")
-        else:
-            pairs.append((f"{prefix}{key}", value))
-    return pairs
+        name = f"{prefix}{key}"
+        flat |= _flat(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
+    return flat
 
 
 PATHS = tuple(key for key, declared in KEYS.items() if declared.path)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import fedsim
+from fedsim.core.errors import ConfigError
 from fedsim.metrics import outputs
 from fedsim.metrics.outputs import token_scores
 from fedsim.metrics.scores import (
