@@ -22,7 +22,6 @@ from fedsim.server.plain import PlainRule
 
 if TYPE_CHECKING:
     from fedsim.config.run import RunConfig
-    from fedsim.engine.ray.ahead import SessionAhead
     from fedsim.engine.ray.pool import Session
     from fedsim.storage.run_dir import RunStore
     from fedsim.studies.plan import Plan
@@ -38,7 +37,7 @@ def run(
     config: RunConfig,
     out: Path | str | None = None,
     callbacks: Sequence[Callback] = (),
-    session: Session | SessionAhead | None = None,
+    session: Session | None = None,
     progress: bool | None = None,
 ) -> RunStore:
     """Runs an experiment and returns its results, which are also in its run directory.
@@ -49,7 +48,7 @@ def run(
         config: what to run.
         out: the run directory, new or empty; default ``runs/<dataset>/<algorithm>/<time>-<id>``.
         callbacks: follow the run; one may end it, see :class:`fedsim.Callback`.
-        session: Ray and its warm actors, shared with the runs before and after, or still starting.
+        session: Ray and its warm actors, shared with the runs before and after.
         progress: whether the progress is shown; None: in terminals and notebooks.
 
     Raises:
@@ -68,7 +67,7 @@ def resume(
     path: Path | str,
     overrides: Mapping[str, object] | None = None,
     callbacks: Sequence[Callback] = (),
-    session: Session | SessionAhead | None = None,
+    session: Session | None = None,
     progress: bool | None = None,
     accept_changed_code: bool = False,
 ) -> RunStore:

@@ -25,7 +25,6 @@ from fedsim.core.errors import (
     described,
     exit_status,
 )
-from fedsim.core.imports import uncollected
 from fedsim.core.terminal import echo, printable, tell
 from fedsim.training.signals import handled
 
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from fedsim.config.run import RunConfig
     from fedsim.display.progress import Lines
     from fedsim.display.trackers import Tracker
-    from fedsim.engine.ray.ahead import SessionAhead
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -94,22 +92,6 @@ def trackers_of(names: Sequence[str]) -> list[Tracker]:
     from fedsim.display.trackers import tracker
 
     return [tracker(name) for name in dict.fromkeys(names)]
-
-
-def session_ahead(ctx: click.Context, config: RunConfig) -> SessionAhead | None:
-    """Ray on its way while torch is imported and the data are read, where the run needs it.
-
-    None where the data folder is not there: then the run will not begin. Ray ends with the command,
-    after errors are shown.
-    """
-    folder = config.data.dir
-    if config.engine.kind != "ray" or (folder is not None and not Path(folder).exists()):
-        return None
-    from fedsim.engine.ray.ahead import SessionAhead
-
-    ahead = SessionAhead(config)
-    ctx.find_root().call_on_close(ahead.close)
-    return ahead
 
 
 def make_importable(*layers: Settings) -> None:
@@ -288,20 +270,6 @@ def repeatable(ctx: click.Context, contents: str, folder: Path) -> Iterator[None
         echo(f"interrupted; {where}the same command continues", err=True)
         show_notes(interrupt)
         ctx.exit(exit_status(interrupt))
-
-
-@contextmanager
-def importing() -> Iterator[None]:
-    """Imports large libraries while Ray starts in another thread; the first signal waits.
-
-    An exception at any line of their code could leave a lock taken that Ray's start waits for, such
-    as that of ``logging``.
-
-    Raises:
-        Interrupted: a signal came.
-    """
-    with handled() as interrupts, interrupts.later(), uncollected():
-        yield
 
 
 @contextmanager

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from fedsim.cli.common import (
-    importing,
     interruptible,
     make_run_importable,
-    session_ahead,
     trackers_of,
 )
 from fedsim.cli.names import folders
@@ -23,6 +21,7 @@ from fedsim.cli.options import (
     track_option,
     verbose_option,
 )
+from fedsim.core.imports import uncollected
 from fedsim.core.terminal import echo
 
 if TYPE_CHECKING:
@@ -67,7 +66,6 @@ def resume(
     """
     from fedsim.display.progress import display, show_result
     from fedsim.storage.run_dir import RunStore
-    from fedsim.training.resume import configuration
 
     store, shown = RunStore(Path(directory)), display()
     file = store.path / "config.yaml"
@@ -78,15 +76,13 @@ def resume(
         return
     trackers = trackers_of(track)
     with interruptible(ctx, shown):
-        session = session_ahead(ctx, configuration(store.path, flags, build=False))
-        with importing():
+        with uncollected():
             from fedsim.display.trackers import resumed
-            from fedsim.training import driver  # imports torch, while Ray starts
+            from fedsim.training import driver  # imports torch
 
         driver.resume(
             store.path,
             flags,
             resumed(store.path, [shown, *trackers]),
-            session,
             accept_changed_code=accept_changed_code,
         )

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from fedsim.cli.common import (
-    importing,
     interruptible,
     layers_of,
     resolved,
-    session_ahead,
     trackers_of,
 )
 from fedsim.cli.dry_run import check_dry_run, dry_run_options, show_estimate
@@ -25,6 +23,7 @@ from fedsim.cli.options import (
     track_option,
     verbose_option,
 )
+from fedsim.core.imports import uncollected
 
 if TYPE_CHECKING:
     from fedsim.config.experiments import Settings
@@ -77,7 +76,6 @@ def run(
 
     Ctrl-C and SIGTERM save a checkpoint; 'fedsim resume DIR' continues the run.
     """
-    from fedsim.config.resolve import resolve
     from fedsim.display.progress import display
     from fedsim.storage.run_dir import check_free
 
@@ -89,12 +87,10 @@ def run(
             wanted = [resolved(layers)]
             show_estimate(wanted, 1, measure=measure is not False, gpu_price=gpu_price)
             return
-        early = resolve(*layers, build=False)
         if folder is not None:
             check_free(folder)
         trackers = trackers_of(track)
-        session = session_ahead(ctx, early)
-        with importing():
-            from fedsim.training import driver  # imports torch, while Ray starts
+        with uncollected():
+            from fedsim.training import driver  # imports torch
 
-        driver.run(resolved(layers), folder, [shown, *trackers], session)
+        driver.run(resolved(layers), folder, [shown, *trackers])

@@ -54,7 +54,6 @@ from fedsim.training.signals import Interrupts, handled
 from fedsim.training.summary import summarise
 
 if TYPE_CHECKING:
-    from fedsim.engine.ray.ahead import SessionAhead
     from fedsim.engine.ray.pool import Session
 
 logger = logging.getLogger("fedsim")
@@ -314,7 +313,7 @@ def run(
     config: RunConfig,
     out: Path | str | None = None,
     callbacks: Sequence[Callback] = (),
-    session: Session | SessionAhead | None = None,
+    session: Session | None = None,
 ) -> RunStore:
     """Runs an experiment and returns its results, which are also in its run directory.
 
@@ -363,7 +362,7 @@ def resume(
     path: Path | str,
     overrides: Mapping[str, object] | None = None,
     callbacks: Sequence[Callback] = (),
-    session: Session | SessionAhead | None = None,
+    session: Session | None = None,
     accept_changed_code: bool = False,
 ) -> RunStore:
     """Resumes a run that was interrupted; see :func:`fedsim.resume`."""

@@ -96,9 +96,6 @@ def workplace(folder: Path) -> Iterator[Path]:
         mock.patch.dict(os.environ, environment),
         mock.patch.object(tempfile, "tempdir", None),
         mock.patch.object(sys, "dont_write_bytecode", True),
-        # Ray begins to start before torch is imported, without which some errors are not known
-        mock.patch("fedsim.cli.run.session_ahead", return_value=None),
-        mock.patch("fedsim.cli.resume.session_ahead", return_value=None),
     ):
         os.chdir(folder / "work")
         try:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedsim.config.sections import EngineConfig
-    from fedsim.engine.ray.ahead import SessionAhead
     from fedsim.engine.ray.executor import RayExecutor
     from fedsim.engine.ray.pool import Session
     from fedsim.engine.spec import WorkerSpec
@@ -27,13 +26,10 @@ def make_executor(
     engine: EngineConfig,
     *,
     update_bytes: int,
-    session: Session | SessionAhead | None = None,
+    session: Session | None = None,
     **options: Any,
 ) -> RayExecutor:
     """See :class:`fedsim.engine.registry.MakeExecutor`."""
-    from fedsim.engine.ray.ahead import SessionAhead
     from fedsim.engine.ray.executor import RayExecutor
 
-    if isinstance(session, SessionAhead):
-        session = session.result()
     return RayExecutor(spec, engine, update_bytes, session=session, **options)

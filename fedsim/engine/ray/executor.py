@@ -84,7 +84,7 @@ class RayExecutor:
             # machines that join do not change what an actor holds
             share = {"gpus_per_client": self._plan.share.gpus}
             self._engine = engine.model_copy(update=share)
-            self._session.prepare(self._plan.share, self._plan.actors)
+            self._session.prepare(self._plan.share)
             self._place_aggregators()
         except BaseException:
             self.close()

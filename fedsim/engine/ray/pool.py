@@ -13,7 +13,7 @@ import platform
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -164,7 +164,6 @@ class Session:
         engine: says where Ray is.
         group: where the actors are to be, None: anywhere.
         register: knows the data of other runs, see :mod:`fedsim.engine.ray.shared`.
-        disconnect: what :func:`~fedsim.engine.ray.cluster.connect` gave, where it was called.
 
     Raises:
         ConfigError: there is no cluster at the address.
@@ -175,20 +174,13 @@ class Session:
         engine: EngineConfig,
         group: Group | None = None,
         register: Any = None,
-        disconnect: Callable[[], None] | None = None,
     ) -> None:
-        self._disconnect = disconnect or connect(engine)
+        self._disconnect = connect(engine)
         self.head = Head(own_processes())
         self.group = group
         self._register = register
         self.share: Share | None = None
         self._idle: list[Any] = []
-        self._ahead: list[Any] = []
-
-    def start_ahead(self, share: Share, count: int) -> None:
-        """Starts actors for the first run, which need not be up when it begins."""
-        self.share = share
-        self._ahead = [self.acquire() for _ in range(count)]
 
     def machines(self) -> list[Node]:
         """Where the actors of a run can be."""
@@ -207,11 +199,10 @@ class Session:
         if self.group:
             self.group.check()
 
-    def prepare(self, share: Share | None, most: int = 0) -> None:
+    def prepare(self, share: Share | None) -> None:
         """Sets what actors hold from now on; ends idle ones that hold something else, or are lost.
 
-        They would keep resources that the next run may need. Of those that were started ahead
-        ``most`` are kept.
+        They would keep resources that the next run may need.
 
         Raises:
             EngineLostError: a machine of the group was lost.
@@ -221,9 +212,6 @@ class Session:
         if share != self.share:
             self.end(self._idle)
             self._idle = []
-            most = 0
-        self.end(self._ahead[most:])
-        del self._ahead[most:]
         self.share = share
         self._idle = self._answering({actor: actor.progress.remote() for actor in self._idle})
 
@@ -233,8 +221,8 @@ class Session:
         Raises:
             EngineLostError: a machine of the group was lost.
         """
-        if self._idle or self._ahead:
-            return (self._idle or self._ahead).pop()
+        if self._idle:
+            return self._idle.pop()
         self.check()
         share = self.share or Share()
         made = ray.remote(

@@ -480,7 +480,7 @@ class Session(Actors):
     def homes(self):
         return [str(i) for i in range(len(self.now.nodes))]
 
-    def prepare(self, share, most):
+    def prepare(self, share):
         self.share = share
 
     def release(self, resting, others):
