@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -25,7 +26,7 @@ def dry_run_options(function: F) -> F:
     """``--dry-run``, ``--no-measure`` and ``--gpu-price``."""
     price = several_option(
         "--gpu-price",
-        type=click.FloatRange(min=0, max=1e9),
+        type=click.FloatRange(min=0),
         metavar="PRICE",
         help="With --dry-run: price of one GPU for one hour, in any currency, to show the cost.",
     )
@@ -48,6 +49,8 @@ def check_dry_run(dry_run: bool, measure: bool | None, gpu_price: float | None) 
     if not dry_run and (measure is not None or gpu_price is not None):
         flag = "--gpu-price" if measure is None else "--measure" if measure else "--no-measure"
         raise ConfigError(f"{flag}: has no effect without --dry-run")
+    if gpu_price is not None and not math.isfinite(gpu_price):
+        raise ConfigError(f"--gpu-price: {gpu_price:g} given; must be a finite number from 0")
 
 
 def show_estimate(

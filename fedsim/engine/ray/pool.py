@@ -13,7 +13,7 @@ import platform
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -160,7 +160,6 @@ class Session:
         engine: says where Ray is.
         group: where the actors are to be, None: anywhere.
         register: knows the data of other runs, see :mod:`fedsim.engine.ray.shared`.
-        disconnect: what :func:`~fedsim.engine.ray.cluster.connect` gave, where it was called.
 
     Raises:
         ConfigError: there is no cluster at the address.
@@ -171,9 +170,8 @@ class Session:
         engine: EngineConfig,
         group: Group | None = None,
         register: Any = None,
-        disconnect: Callable[[], None] | None = None,
     ) -> None:
-        self._disconnect = disconnect or connect(engine)
+        self._disconnect = connect(engine)
         self.head = Head(own_processes())
         self.group = group
         self._register = register

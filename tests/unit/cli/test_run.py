@@ -135,10 +135,10 @@ def test_what_the_system_refuses_is_one_line(tmp_path: Path) -> None:
         "error: /dev/null/p: cannot be written (Not a directory)\n",
     )
     (tmp_path / "g.yaml").write_text("grid: {seed: [0]}")
-    (tmp_path / "s" / "summary.csv").mkdir(parents=True)  # so that the table cannot be written
+    (tmp_path / "s" / "summary.csv").mkdir(parents=True)
     result = fedsim("sweep", "g.yaml", *QUICK, *ALONE, "--out", "s")
-    message = "error: s/summary.csv: cannot be read (Is a directory)\n"
-    assert (result.exit_code, result.stderr) == (1, message)
+    message = "error: s/summary.csv: is not of a sweep, and would be overwritten\n"
+    assert (result.exit_code, result.stderr) == (2, message)
 
 
 def test_help_is_grouped() -> None:
