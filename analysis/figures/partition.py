@@ -204,6 +204,7 @@ def figure_with_images(
 
     ``frame`` is as in :func:`figure`, and ``class_names`` are by label.
     """
+    frame = frame.assign(label=frame["label"].clip(lower=0))  # texts have the label -1
     counts = matrix(frame)
     heights = [_height(counts), *([0.55 + _INCHES * len(rows)] if rows else [])]
     with style.look():

@@ -308,9 +308,9 @@ def test_a_picture_of_texts_and_features_has_no_images(data, classes, tmp_path, 
     )
     setup = prepare(texts.config(data))
     save_picture(setup.dataset, setup.partition, "title", "note", tmp_path / "x.png")
-    ((bubbles,),) = [figure.axes for figure in drawn]
-    assert [tick.get_text() for tick in bubbles.get_yticklabels()] == classes
-    assert not bubbles.images
+    ((_, cells, *_),) = [figure.axes for figure in drawn]
+    assert [tick.get_text() for tick in cells.get_yticklabels()] == classes
+    assert not cells.images
 
 
 def test_the_bare_loop_of_the_benchmarks_takes_images_alone():
