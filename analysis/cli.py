@@ -199,14 +199,14 @@ def table_command(
                 f"{flag}: only LaTeX tables have one; write one with --out FILE.tex"
             )
     if ranked or tuned:
-        flag, known = ("--budget", SCORES) if tuned else ("--ranks", ALL)
+        flag, allowed = ("--budget", SCORES) if tuned else ("--ranks", ALL)
         if columns or baseline or rope is not None or (tuned and (ranked or by)):
             searches = ", of searches and so without --ranks and --by" * tuned
             raise AnalysisError(
                 f"{flag}: is a table without --columns, --baseline and --rope{searches}"
             )
-        if len(metrics) > 1 or len(takes) > 1 or not {*metrics} <= {*known}:
-            raise AnalysisError(f"{flag}: takes one --at, and one --metric of {', '.join(known)}")
+        if len(metrics) > 1 or len(takes) > 1 or not {*metrics} <= {*allowed}:
+            raise AnalysisError(f"{flag}: takes one --at, and one --metric of {', '.join(allowed)}")
     draw = None
     if tuned:
         candidates = budget.gather([*map(str, dirs)], *metrics)
@@ -287,8 +287,8 @@ def report_command(
       fedsim report runs/tune-lr --out trials
     """
     if len(dirs) == 1 and trials.is_search(dirs[0]):
-        given = (baseline, unit, tuple(by), tuple(metrics))
-        if given != (None, None, (), ("accuracy",)):
+        options = (baseline, unit, tuple(by), tuple(metrics))
+        if options != (None, None, (), ("accuracy",)):
             raise AnalysisError(
                 f"{dirs[0]}: a search by fedsim tune; --by, --baseline, --unit and --metric are "
                 "for runs"

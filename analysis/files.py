@@ -42,9 +42,9 @@ def read_table(
         raise AnalysisError(
             f"{path}: no column {', '.join(missing)}; it has {', '.join(map(str, frame.columns))}"
         )
-    there = [*numbers, *(column for column in optional if column in frame.columns)]
+    numeric = [*numbers, *(column for column in optional if column in frame.columns)]
     kinds = frame.dtypes
-    for column in (c for c in there if not pd.api.types.is_numeric_dtype(kinds[c])):
+    for column in (c for c in numeric if not pd.api.types.is_numeric_dtype(kinds[c])):
         values = pd.to_numeric(frame[column], errors="coerce")
         bad = values.isna() & frame[column].notna()
         if bad.any():

@@ -49,9 +49,9 @@ def with_labels(table: pd.DataFrame) -> pd.DataFrame:
 
     A computed label is that of the columns :data:`METHOD`, such as ``fedprox, server=fedgh``.
     """
-    given = table.get(LABEL, pd.Series(index=table.index, dtype=object))
-    own = given.astype(object).where(given.notna(), computed(table))
-    return pd.concat([table.drop(columns=LABEL, errors="ignore"), own.rename(LABEL)], axis=1)
+    names = table.get(LABEL, pd.Series(index=table.index, dtype=object))
+    labels = names.astype(object).where(names.notna(), computed(table))
+    return pd.concat([table.drop(columns=LABEL, errors="ignore"), labels.rename(LABEL)], axis=1)
 
 
 def computed(table: pd.DataFrame) -> pd.Series[str]:
@@ -70,14 +70,14 @@ def label_of(row: pd.Series[Any], names: Mapping[str, str] | None = None) -> str
 
     ``names`` are those of :func:`short_names`.
     """
-    known = names or {}
+    shorter = names or {}
     parts = []
     for column, value in row.dropna().items():
         shown = text(value)
         if column in METHOD:
-            shown = ",".join(known.get(name, name) for name in shown.split(","))
+            shown = ",".join(shorter.get(name, name) for name in shown.split(","))
         section, dot, leaf = str(column).rpartition(".")
-        name = f"{known.get(section, section)}{dot}{leaf}"
+        name = f"{shorter.get(section, section)}{dot}{leaf}"
         parts.append(shown if column in ("algorithm", LABEL) else f"{name}={shown}")
     return ", ".join(parts) or f"no {row.index[0]}"
 
@@ -91,7 +91,11 @@ def short_names(table: pd.DataFrame) -> dict[str, str]:
     cells = {str(cell) for column in columns for cell in column.dropna().unique()}
     short = {name: _short(name) for cell in cells for name in cell.split(",")}
     taken = [*short.values()]
-    return {name: own for name, own in short.items() if own != name and taken.count(own) == 1}
+    return {
+        name: shorter
+        for name, shorter in short.items()
+        if shorter != name and taken.count(shorter) == 1
+    }
 
 
 def _short(name: str) -> str:
@@ -115,8 +119,8 @@ def title_of(label: str) -> str:
     ``"FedProx + FedGH"``.
     """
     titles = {**TITLES, **{half: name for half, (name, _) in HALVES.items()}}
-    known = [name for name in titles if f"{label}, ".startswith(f"{name}, ")]
-    name = max(known, key=len, default="")
+    matches = [name for name in titles if f"{label}, ".startswith(f"{name}, ")]
+    name = max(matches, key=len, default="")
     rest = label.removeprefix(name)
     server, comma, more = rest.removeprefix(", server=").partition(", ")
     if rest.startswith(", server=") and server in TITLES:

@@ -110,14 +110,14 @@ def gather(
         )
     labels, rows = labels_in(split), dict[str, dict[str, float]]()
     for setting, inside in split.items():
-        known = by_run(inside, metric, take)
-        empty = next(iter(known.values())).iloc[:0]
-        every = {label: known.get(label, empty) for label in labels}
+        scores = by_run(inside, metric, take)
+        empty = next(iter(scores.values())).iloc[:0]
+        every = {label: scores.get(label, empty) for label in labels}
         for title, values in _blocks(setting, every, unit):
             lost = missing(values)
             means = {
-                label: (own if units.infinite(own) else units.finite(own)).mean()
-                for label, own in values.items()
+                label: (series if units.infinite(series) else units.finite(series)).mean()
+                for label, series in values.items()
             }
             rows[title] = {label: math.nan if lost[label] else means[label] for label in labels}
     table = pd.DataFrame.from_dict(rows, orient="index", columns=labels, dtype=float)
@@ -151,10 +151,12 @@ def _blocks(
     if unit == "seed":
         yield setting, dict(values)
         return
-    for one in sorted({part for own in values.values() for part in own.index.unique(PARTITION)}):
+    for one in sorted(
+        {part for series in values.values() for part in series.index.unique(PARTITION)}
+    ):
         inside = {
-            label: own[own.index.get_level_values(PARTITION) == one]
-            for label, own in values.items()
+            label: series[series.index.get_level_values(PARTITION) == one]
+            for label, series in values.items()
         }
         yield f"{setting}{', ' * bool(setting)}partition {one}", inside
 
@@ -165,14 +167,14 @@ def ranked(values: Floats, *, lowest: bool = False) -> Floats:
     Values that are equal up to rounding share the mean of their ranks; NaN share that of the last.
     """
     ranks = np.empty(values.shape)
-    for row, own in zip(ranks, values, strict=True):
-        there = np.isfinite(own)
-        known, levels = own[there], np.full(len(own), np.inf)
-        if len(known):
-            order = np.sort(known)
+    for row, row_values in zip(ranks, values, strict=True):
+        finite = np.isfinite(row_values)
+        finite_values, levels = row_values[finite], np.full(len(row_values), np.inf)
+        if len(finite_values):
+            order = np.sort(finite_values)
             steps = np.cumsum(np.diff(order, prepend=order[0]) > EQUAL * np.abs(order).max())
-            position = steps[np.searchsorted(order, known)]
-            levels[there] = position if lowest else -position
+            position = steps[np.searchsorted(order, finite_values)]
+            levels[finite] = position if lowest else -position
         row[:] = stats.rankdata(levels)
     return ranks
 
@@ -221,12 +223,12 @@ def cliques(means: Sequence[float], difference: float) -> list[tuple[int, int]]:
 
     As first and last position; single methods are none.
     """
-    found: list[tuple[int, int]] = []
+    ends: list[tuple[int, int]] = []
     for first in range(len(means)):
         last = max(i for i, mean in enumerate(means) if mean - means[first] <= difference)
-        if last > first and (not found or last > found[-1][1]):
-            found.append((first, last))
-    return found
+        if last > first and (not ends or last > ends[-1][1]):
+            ends.append((first, last))
+    return ends
 
 
 def letters(ranks: Ranks) -> list[str]:
@@ -289,11 +291,11 @@ def _means(ranks: Ranks) -> Table:
         )
     )  # fmt: skip
     collapsed = [f"{title_of(label)} ({count})" for label, count in ranks.collapsed.items()]
-    found = "found" if p_f < SIGNIFICANT else "none"
+    key = "found" if p_f < SIGNIFICANT else "none"
     caption = sentences(
         say(f"ranks.{ranks.unit}", blocks=n, score=ranks.title),
         tested,
-        say(f"ranks.{found}", difference=f"{ranks.difference:.2f}", level=SIGNIFICANT),
+        say(f"ranks.{key}", difference=f"{ranks.difference:.2f}", level=SIGNIFICANT),
         lacking_words(ranks),
         say("ranks.collapsed", names="; ".join(collapsed)) if collapsed else "",
     )
@@ -308,9 +310,9 @@ def _by_block(ranks: Ranks) -> Table:
     unit: Unit = ranks.score.unit
     rows, lines = [], []
     values, every = ranks.values.to_numpy(float), ranks.ranks.to_numpy(float)
-    for block, scores, own in zip(ranks.values.index, values, every, strict=True):
+    for block, scores, row_ranks in zip(ranks.values.index, values, every, strict=True):
         cells = []
-        for label, value, rank in zip(ranks.labels, scores, own, strict=True):
+        for label, value, rank in zip(ranks.labels, scores, row_ranks, strict=True):
             shown = EMPTY if math.isnan(value) else unit.number(value)
             cells.append(f"{shown} ({rank:g})")
             lines.append({"label": label, "method": title_of(label), "block": block,

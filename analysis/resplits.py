@@ -41,24 +41,24 @@ def ratio(runs: pd.DataFrame, unit: ExperimentalUnit) -> float:
         )
     columns = [c for c in runs.columns if c in _DATA or str(c).startswith("data.")]
     keys = runs[columns].map(text).apply(tuple, axis=1)
-    found: dict[Path, float] = {}
-    known: dict[tuple[tuple[str, ...], str], Path] = {}
+    ratios: dict[Path, float] = {}
+    seen: dict[tuple[tuple[str, ...], str], Path] = {}
     for _, same in runs.groupby(keys, sort=False):
         run = Path(same["path"].iloc[0])
-        found[run], digest = _sizes(run)
+        ratios[run], digest = _sizes(run)
         others = tuple(text(same[c].iloc[0]) for c in columns if c != PARTITION)
-        if (twin := known.setdefault((others, digest), run)) != run:
+        if (twin := seen.setdefault((others, digest), run)) != run:
             raise AnalysisError(
                 f"--test corrected: {twin} and {run} have the same test samples, so that the "
                 "runs say nothing about others; take --test t, which is about these samples"
             )
-    low, high = min(found, key=found.__getitem__), max(found, key=found.__getitem__)
-    if found[low] < (1 - ALIKE) * found[high]:
+    low, high = min(ratios, key=ratios.__getitem__), max(ratios, key=ratios.__getitem__)
+    if ratios[low] < (1 - ALIKE) * ratios[high]:
         raise AnalysisError(
-            f"--test corrected: the runs differ in test over training samples ({found[low]:.3g} "
-            f"in {low}, {found[high]:.3g} in {high}); make a table for each"
+            f"--test corrected: the runs differ in test over training samples ({ratios[low]:.3g} "
+            f"in {low}, {ratios[high]:.3g} in {high}); make a table for each"
         )
-    return found[high]
+    return ratios[high]
 
 
 def _sizes(run: Path) -> tuple[float, str]:
@@ -74,8 +74,8 @@ def _sizes(run: Path) -> tuple[float, str]:
         )
     frame = read_table(file, numbers=("sample", "client_id"), texts=("part",))
     train = frame[(frame["part"] == "train") & ~frame["client_id"].isin(_held_out(run))]
-    common, own = (frame[frame["part"] == part] for part in ("test", "own_test"))
-    test = common if len(common) else own
+    common, owned = (frame[frame["part"] == part] for part in ("test", "own_test"))
+    test = common if len(common) else owned
     if train.empty or test.empty:
         empty = "training" if train.empty else "test"
         raise AnalysisError(f"--test corrected: {file}: no {empty} samples")

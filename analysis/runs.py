@@ -327,13 +327,13 @@ def _same_data(table: pd.DataFrame, by: Sequence[str], options: tuple[str, ...])
     """
     if DATA not in table.columns or DATA in by:
         return
-    told = table[table[DATA].notna()]
+    digested = table[table[DATA].notna()]
     apart = [c for c in by if c == "dataset" or c.startswith(("data.", *options))]
     keys = []
-    for row in told.to_dict("records"):
+    for row in digested.to_dict("records"):
         drawn = [PARTITION] if ":" in str(row.get("dataset")) else []
         keys.append(", ".join(text(row.get(column)) for column in (*apart, *drawn)))
-    for _, same in told.groupby(pd.Series(keys, index=told.index, dtype=str), sort=False):
+    for _, same in digested.groupby(pd.Series(keys, index=digested.index, dtype=str), sort=False):
         _same(same, [DATA], by, "the runs")
 
 

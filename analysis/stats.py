@@ -139,8 +139,8 @@ class Cell:
     def mark(self) -> str:
         """A star if the adjusted p value is significant, or the Bayesian test decides so."""
         bayes = self.comparison is not None and self.comparison.chances is not None
-        found = self.verdict in ("lower", "higher") if bayes else self.adjusted < SIGNIFICANT
-        return " *" * found
+        significant = self.verdict in ("lower", "higher") if bayes else self.adjusted < SIGNIFICANT
+        return " *" * significant
 
 
 def half_width(std: Floats, n: Floats, ratio: float = 0.0) -> Floats:
@@ -175,11 +175,11 @@ def over_units(values: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
 
 def estimate(values: Sequence[float], ratio: float = 0.0) -> Estimate:
     """Mean, std and interval (:func:`half_width`) of the values that are finite."""
-    there = np.asarray([value for value in values if math.isfinite(value)])
-    mean = float(there.mean()) if len(there) else math.nan
-    std = float(there.std(ddof=1)) if len(there) > 1 else math.nan
-    half = half_width(np.array(std), np.array(float(len(there))), ratio)
-    return Estimate(mean=mean, std=std, n=len(there), half=float(half))
+    finite = np.asarray([value for value in values if math.isfinite(value)])
+    mean = float(finite.mean()) if len(finite) else math.nan
+    std = float(finite.std(ddof=1)) if len(finite) > 1 else math.nan
+    half = half_width(np.array(std), np.array(float(len(finite))), ratio)
+    return Estimate(mean=mean, std=std, n=len(finite), half=float(half))
 
 
 def of_runs(values: pd.Series[float], ratio: float = 0.0) -> Estimate:
@@ -341,10 +341,10 @@ def missing(values: Mapping[str, pd.Series[float]]) -> dict[str, int]:
     the run, is not missing: the score does not exist there, such as an AUC without one of the
     classes.
     """
-    runs = {label: set(own.index) for label, own in values.items()}
+    runs = {label: set(series.index) for label, series in values.items()}
     valued = {
-        label: set((own if units.infinite(own) else units.finite(own)).dropna().index)
-        for label, own in values.items()
+        label: set((series if units.infinite(series) else units.finite(series)).dropna().index)
+        for label, series in values.items()
     }
     if not runs:
         return {}
@@ -397,8 +397,12 @@ def ranking(
     means the first leads. Methods without any value are left out.
     """
     lacking = {label: count for label, count in missing(values).items() if count}
-    known = {label: units.finite(own) for label, own in values.items()}
-    means = {label: units.means(own).mean() for label, own in known.items() if own.notna().any()}
+    finite = {label: units.finite(series) for label, series in values.items()}
+    means = {
+        label: units.means(series).mean()
+        for label, series in finite.items()
+        if series.notna().any()
+    }
     if not means:
         return None
     whole = [label for label in means if label not in lacking]

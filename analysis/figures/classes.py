@@ -71,11 +71,11 @@ def _heat_map(
         setting: {str(k): row for k, row in table.dropna(how="all").head(SPOKEN).iterrows()}
         for setting, table in tables.items()
     }
-    told = grid.by_label(
+    alt = grid.by_label(
         rows,
         lambda row: f" from {row.min():.0f} ({row.idxmin()}) to {row.max():.0f} ({row.idxmax()})",
     )
-    return grid.drawing(key, fig, note=note, told=told)
+    return grid.drawing(key, fig, note=note, told=alt)
 
 
 def _cells(axes: Axes, values: Matrix, least: int, size: float = 9.5) -> QuadMesh:

@@ -116,12 +116,12 @@ def _strip(
 
 def by_group(facets: Facets) -> Drawing | Absent:
     """Mean accuracy and 95 % interval by group of test samples, one row per method."""
-    where = {"split": "test"}
+    condition = {"split": "test"}
     accuracies = {
         setting: {
             label: grid.column(frame, "accuracy")
             for label, frame in series.aggregated(
-                groups, "evaluations", ["accuracy"], "group", where, take="last"
+                groups, "evaluations", ["accuracy"], "group", condition, take="last"
             ).items()
         }
         for setting, groups in facets.items()
@@ -144,8 +144,8 @@ def by_group(facets: Facets) -> Drawing | Absent:
     def means(frame: pd.DataFrame) -> str:
         return ": " + ", ".join(f"{g} {value:.1f}" for g, value in (100 * frame["mean"]).items())
 
-    told = grid.by_label(accuracies, means)
-    return grid.drawing("groups", fig, names=", ".join(names), note=note, told=told)
+    alt = grid.by_label(accuracies, means)
+    return grid.drawing("groups", fig, names=", ".join(names), note=note, told=alt)
 
 
 def _groups(axes: Axes, frame: pd.DataFrame, names: list[str], row: int, colour: str) -> None:

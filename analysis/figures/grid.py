@@ -277,9 +277,9 @@ def column(aggregate: pd.DataFrame, name: str) -> pd.DataFrame:
 
 def band(estimates: pd.DataFrame, factor: float = 1) -> pd.DataFrame:
     """Columns mean, low, high, n from mean, half and n, without rows that have no mean."""
-    known = estimates[estimates["n"] > 0]
-    mean, half = known["mean"] * factor, known["half"] * factor
-    return pd.DataFrame({"mean": mean, "low": mean - half, "high": mean + half, "n": known["n"]})
+    rows = estimates[estimates["n"] > 0]
+    mean, half = rows["mean"] * factor, rows["half"] * factor
+    return pd.DataFrame({"mean": mean, "low": mean - half, "high": mean + half, "n": rows["n"]})
 
 
 def unit_note(counts: Iterable[float], unit: ExperimentalUnit, band: str = "band") -> str:

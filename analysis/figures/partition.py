@@ -109,8 +109,8 @@ def _cells(
     image = grid.heat_cells(axes, values, texts, norm=norm, linewidth=edge)
     axes.set_ylabel("Class")
     step = steps(num_classes)
-    known = style.of_labels(counts.index.astype(int).tolist()[::step], class_names)
-    axes.set_yticks(np.arange(0, num_classes, step), [style.short(name, 16) for name in known])
+    names = style.of_labels(counts.index.astype(int).tolist()[::step], class_names)
+    axes.set_yticks(np.arange(0, num_classes, step), [style.short(name, 16) for name in names])
     axes.invert_yaxis()
     aspect = min(max(8, 1.7 * num_classes), 40)
     bar = fig.colorbar(image, ax=axes, pad=0.015, aspect=aspect, label="Samples")
@@ -130,8 +130,8 @@ def ticks(axes: Axes, frame: pd.DataFrame, counts: pd.DataFrame) -> None:
     num_clients = counts.shape[1]
     named = "name" in frame.columns and bool(frame["name"].notna().all())
     if named and num_clients <= LABELLED:
-        known = frame.drop_duplicates("client_id").set_index("client_id")["name"]
-        texts = [style.short(str(known[client]), LONGEST) for client in counts.columns]
+        names = frame.drop_duplicates("client_id").set_index("client_id")["name"]
+        texts = [style.short(str(names[client]), LONGEST) for client in counts.columns]
         crowded = sum(map(len, texts)) > 70
         axes.set_xticks(
             np.arange(num_clients), texts, rotation=30 if crowded else 0,
@@ -204,6 +204,7 @@ def figure_with_images(
 
     ``frame`` is as in :func:`figure`, and ``class_names`` are by label.
     """
+    frame = frame.assign(label=frame["label"].clip(lower=0))  # texts have the label -1
     counts = matrix(frame)
     heights = [_height(counts), *([0.55 + _INCHES * len(rows)] if rows else [])]
     with style.look():

@@ -105,9 +105,9 @@ def _levels(cliques: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
 
 
 def _note(ranks: Ranks) -> str:
-    found = "found" if ranks.p < SIGNIFICANT else "none"
+    key = "found" if ranks.p < SIGNIFICANT else "none"
     return sentences(
         say("ranks.note", score=ranks.title, blocks=len(ranks.ranks)),
-        say(f"ranks.{found}_note", level=SIGNIFICANT),
+        say(f"ranks.{key}_note", level=SIGNIFICANT),
         lacking_words(ranks),
     )

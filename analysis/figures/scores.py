@@ -45,9 +45,9 @@ def draw(of: Outcome, lacking: Sequence[str]) -> Drawing:
     with style.look():
         fig, places = grid.method_rows(list(values), labels, axis, 1 if len(values) == 1 else 2)
         for axes, (setting, by_label) in zip(places, values.items(), strict=True):
-            for label, own in by_label.items():
+            for label, scores in by_label.items():
                 fallen = bool(of.collapsed[setting].get(label))
-                _row(axes, own, labels.index(label), lines[label].colour, fallen, of)
+                _row(axes, scores, labels.index(label), lines[label].colour, fallen, of)
             if (guess := guesses[setting]) is not None:
                 axes.axvline(factor * guess, color="#777777", ls=":", linewidth=1.2, zorder=1)
             axes.margins(x=0.06)
@@ -84,17 +84,17 @@ def _row(
 ) -> None:
     """Mean with its interval within the possible values, a tick for each unit, and the mean."""
     most = math.inf if of.shown.lowest else of.shown.unit.factor
-    own = estimate(values.tolist())
+    summary = estimate(values.tolist())
     axes.plot(values, [row + 0.27] * len(values), "|", color=colour, markersize=6, alpha=0.8)
-    ends = [[min(own.half, own.mean)], [min(own.half, most - own.mean)]]
+    ends = [[min(summary.half, summary.mean)], [min(summary.half, most - summary.mean)]]
     axes.errorbar(
-        own.mean, row, xerr=None if math.isnan(own.half) else ends, fmt="o",
+        summary.mean, row, xerr=None if math.isnan(summary.half) else ends, fmt="o",
         color=colour, capsize=3, markersize=7, elinewidth=1.4,
         markerfacecolor="white" if fallen else colour,
     )  # fmt: skip
     axes.annotate(
-        f"{own.mean:.{of.shown.unit.digits}f}{COLLAPSE if fallen else ''}", (own.mean, row), (0, 6),
-        textcoords="offset points", ha="center", fontsize=9,
+        f"{summary.mean:.{of.shown.unit.digits}f}{COLLAPSE if fallen else ''}",
+        (summary.mean, row), (0, 6), textcoords="offset points", ha="center", fontsize=9,
     )  # fmt: skip
 
 
@@ -107,7 +107,7 @@ def _guess(groups: Sequence[Group], score: str) -> float | None:
         frame["support"].xs(frame.index.get_level_values(series.UNIT)[0], level=series.UNIT)
         for frame in by_label.values()
     ]
-    there = support[0][support[0] > 0] if support else pd.Series(dtype=float)
-    if len(there) < 2:
+    positive = support[0][support[0] > 0] if support else pd.Series(dtype=float)
+    if len(positive) < 2:
         return None
-    return float(there.max() / there.sum()) if score == "accuracy" else 1 / len(there)
+    return float(positive.max() / positive.sum()) if score == "accuracy" else 1 / len(positive)

@@ -199,20 +199,20 @@ def lacking(of: Outcome) -> list[str]:
         for label, count in stats.missing(values).items():
             if count:
                 runs = stats.of_runs(values[label]).runs
-                where = f", {setting}" if setting else ""
-                texts.append(f"{title_of(label)} ({runs} of {runs + count} runs{where})")
+                suffix = f", {setting}" if setting else ""
+                texts.append(f"{title_of(label)} ({runs} of {runs + count} runs{suffix})")
     return texts
 
 
 def _collapsed(of: Outcome) -> str:
     """Which groups have collapsed runs; empty if none, and it is unknown for some."""
-    known, texts = True, []
+    complete, texts = True, []
     for setting, inside in of.facets.items():
         for one in inside:
             number = of.collapsed[setting].get(one.label, 0)
-            known &= COLLAPSED in one.runs and bool(one.runs[COLLAPSED].notna().all())
+            complete &= COLLAPSED in one.runs and bool(one.runs[COLLAPSED].notna().all())
             if number:
-                where = f", {setting}" if setting else ""
+                suffix = f", {setting}" if setting else ""
                 runs = f"{number} of {len(one.runs)} run{'' if len(one.runs) == 1 else 's'}"
-                texts.append(f"{title_of(one.label)} ({runs}{where})")
-    return say("finding.collapsed", names=texts, known=known)
+                texts.append(f"{title_of(one.label)} ({runs}{suffix})")
+    return say("finding.collapsed", names=texts, known=complete)

@@ -67,12 +67,12 @@ def last_scores(
         run = list(COLUMNS[groups[0].unit])
         samples = owned[label]["test_samples"] if label in owned else pd.Series(dtype=float)
         same = frame["num_samples"] == frame.index.map(samples.to_dict())
-        own = same.groupby(level=run).transform("all")
-        known = last["own_test"].get(label, frame[:0])
-        runs = known.reset_index("client_id").index
-        new = own & ~frame.reset_index("client_id").index.isin(runs)
-        last["test"][label] = frame[~own]
-        last["own_test"][label] = pd.concat([known, frame[new]])
+        owned_rows = same.groupby(level=run).transform("all")
+        owned_scores = last["own_test"].get(label, frame[:0])
+        runs = owned_scores.reset_index("client_id").index
+        new = owned_rows & ~frame.reset_index("client_id").index.isin(runs)
+        last["test"][label] = frame[~owned_rows]
+        last["own_test"][label] = pd.concat([owned_scores, frame[new]])
     return {
         part: {label: frame[[score]] for label, frame in of.items() if len(frame)}
         for part, of in last.items()

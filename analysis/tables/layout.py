@@ -247,17 +247,21 @@ def data(cells: Sequence[Cell]) -> pd.DataFrame:
     verdicts = any(cell.verdict for cell in cells)
     rows = []
     for cell in cells:
-        own = cell.estimate
+        estimate = cell.estimate
         other = cell.comparison or Comparison(nothing, math.nan)
         row: dict[str, object] = {"label": cell.row, "method": title_of(cell.row)}
-        row |= {"column": cell.column, "n": own.n, "mean": own.mean, "std": own.std}
-        row |= {"low": own.low, "high": own.high, "pairs": other.difference.n}
+        row |= {"column": cell.column, "n": estimate.n, "mean": estimate.mean, "std": estimate.std}
+        row |= {"low": estimate.low, "high": estimate.high, "pairs": other.difference.n}
         row |= {"difference": other.difference.mean, "difference_low": other.difference.low}
         row |= {"difference_high": other.difference.high, "p": other.p, "p_holm": cell.adjusted}
         row |= {"leads": cell.leads, "collapsed": cell.collapsed}
-        row |= {"unit": own.unit, "detectable": cell.detectable, "level": cell.level}
-        if own.levels is not None:
-            row |= {"runs": own.runs, "seeds": own.levels.seeds, **_variances("", own)}
+        row |= {"unit": estimate.unit, "detectable": cell.detectable, "level": cell.level}
+        if estimate.levels is not None:
+            row |= {
+                "runs": estimate.runs,
+                "seeds": estimate.levels.seeds,
+                **_variances("", estimate),
+            }
             row |= _variances("difference_", other.difference)
             pairs = other.difference.levels
             row["pair_seeds"] = "" if pairs is None else pairs.seeds
@@ -270,10 +274,10 @@ def data(cells: Sequence[Cell]) -> pd.DataFrame:
 
 
 def _variances(prefix: str, estimate: Estimate) -> dict[str, float]:
-    own = estimate.levels
+    levels = estimate.levels
     return {
-        f"{prefix}var_between": math.nan if own is None else own.between,
-        f"{prefix}var_within": math.nan if own is None else own.within,
+        f"{prefix}var_between": math.nan if levels is None else levels.between,
+        f"{prefix}var_within": math.nan if levels is None else levels.within,
     }
 
 
@@ -283,10 +287,10 @@ EXPLANATIONS = ("Unit", "±", "Inference", "Bold", "Difference", "Compared", "P"
 
 def explained_once(tables: Sequence[Table]) -> tuple[list[Table], dict[str, str]]:
     """The tables without the explanations that several captions share, and these by their sign."""
-    said = [re.split(r"(?<=\.) (?=[A-Z±])", table.caption) for table in tables]
+    texts = [re.split(r"(?<=\.) (?=[A-Z±])", table.caption) for table in tables]
     times = Counter(
         sentence
-        for sentences in said
+        for sentences in texts
         for sentence in dict.fromkeys(sentences)
         if sentence.partition(":")[0] in EXPLANATIONS
     )
@@ -295,18 +299,18 @@ def explained_once(tables: Sequence[Table]) -> tuple[list[Table], dict[str, str]
         sign, _, meaning = sentence.partition(": ")
         if count > 1:
             shared[sign] = f"{shared[sign]} Or: {meaning}" if sign in shared else meaning
-    own = [
+    single = [
         replace(table, caption=" ".join(s for s in sentences if times[s] < 2))
-        for table, sentences in zip(tables, said, strict=True)
+        for table, sentences in zip(tables, texts, strict=True)
     ]
-    return own, shared
+    return single, shared
 
 
 def markdown(tables: Sequence[Table]) -> str:
     """Each table under its title, with its caption below; shared explanations stand at the end."""
-    own, shared = explained_once(tables)
+    single, shared = explained_once(tables)
     notes = "".join(f"- {_starred(sign)}: {_starred(text)}\n" for sign, text in shared.items())
-    return "\n".join(map(_markdown, own)) + (f"\n### Signs\n\n{notes}" if shared else "")
+    return "\n".join(map(_markdown, single)) + (f"\n### Signs\n\n{notes}" if shared else "")
 
 
 def _starred(text: str) -> str:

@@ -56,7 +56,11 @@ def accuracies(
     table = completed(table, ())
     for title, groups in experiments(table, by, differing(table, columns), unit).items():
         local, pooled = (
-            {label: own for label, own in _by_run(groups, column).items() if own.notna().any()}
+            {
+                label: series
+                for label, series in _by_run(groups, column).items()
+                if series.notna().any()
+            }
             for column in (LOCAL, GLOBAL)
         )
         if local:
@@ -114,8 +118,8 @@ def by_method(table: pd.DataFrame, by: Sequence[str]) -> list[str]:
 
 def has_pairs(table: pd.DataFrame, by: Sequence[str]) -> bool:
     """Whether a method is there with and without another server rule."""
-    found = set(labels(table, expanded(table, by_method(table, by))))
-    return any(base(label, found) for label in found)
+    names = set(labels(table, expanded(table, by_method(table, by))))
+    return any(base(label, names) for label in names)
 
 
 def base(label: str, labels: Collection[str]) -> str | None:

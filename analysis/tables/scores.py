@@ -65,27 +65,16 @@ def make(
 ) -> list[Table]:  # fmt: skip
     """The tables of a name, as ``fedsim table --metric NAME`` shows them.
 
-    ``name`` is one of :data:`NAMES`; ``by`` are the columns of summary.csv that
-    distinguish methods, and the values of ``columns`` become columns of the table. A score has a
-    table for each of the ``takes``. ``unit`` is what the runs repeat; partitions where there are
-    several, see :func:`analysis.runs.unit_among`. The ratio of a corrected ``test`` is read from
-    the runs. Tables of accuracies and scores over partitions
-    are followed by one of the variances.
+    ``name`` is one of :data:`NAMES`; ``by`` are the columns of summary.csv that distinguish
+    methods, and the values of ``columns`` become columns of the table. A score has a table for each
+    of the ``takes``. ``unit`` is what the runs repeat; partitions where there are several, see
+    :func:`analysis.runs.unit_among`. The ratio of a corrected ``test`` is read from the runs.
+    Tables of accuracies and scores over partitions are followed by one of the variances.
 
     Raises:
         AnalysisError: an option that the table does not have, or nothing to show.
     """
-    if name == "pairs" and baseline is not None:
-        raise AnalysisError(
-            f"--baseline {baseline}: the table {name} compares each method with its own clients "
-            "under their own server rule; leave it out"
-        )
-    if columns is not None and name not in (*ALL, "pairs", "target"):
-        raise AnalysisError(
-            f"--columns {columns}: the table {name} has columns of its own; --columns goes with "
-            f"{', '.join((*ALL, 'pairs', 'target'))}"
-        )
-    _check_test(test, name, baseline)
+    _check(name, columns, baseline, test)
     runs = completed(runs, [name] if name in ALL else SCORES if name == "scores" else ())
     if columns is not None:
         (columns,) = expanded(runs, [columns])
@@ -96,48 +85,63 @@ def make(
     unit = unit_among(runs, [*by, *([columns] if columns else ())], unit)
     if test.kind == "corrected":
         test = replace(test, ratio=resplits.ratio(runs, unit))
-    if name in ALL:
-        _check_there(runs, name)
-        groups = [] if columns else group(runs, by, unit)
-        made = [
-            crossed_score(runs, by, columns, name, take, baseline, test, unit)
-            if columns
-            else scored(groups, name, take, baseline, test)
-            for take in takes
-        ]
-        told = ALL[name].unit
-        made = with_variances(made, told)
-        return with_differences(made, told) if columns else made
     if name == "target":
         return [pairs.reached(runs, by, columns, unit)]
     if name == "pairs":
         made = [pairs.accuracies(runs, by, columns, test, unit)]
         return with_differences(with_variances(made, PERCENT), PERCENT)
+    if name in ALL:
+        _check_there(runs, name)
+    if columns:
+        made = [
+            crossed_score(runs, by, columns, name, take, baseline, test, unit) for take in takes
+        ]
+        return with_differences(with_variances(made, ALL[name].unit), ALL[name].unit)
     groups = group(runs, by, unit)
-    if name == "decomposition":
-        made = decomposition(groups, baseline, test)
-        missing = "decomposition.csv has rows; evaluation.decompose_every above 0 writes them"
-    elif name == "groups":
+    if name in ALL:
+        made = [scored(groups, name, take, baseline, test) for take in takes]
+        return with_variances(made, ALL[name].unit)
+    return _of_groups(name, groups, by, baseline, test)
+
+
+def _of_groups(
+    name: str, groups: Sequence[Group], by: Sequence[str], baseline: str | None, test: Test
+) -> list[Table]:
+    """The tables that are made from other files than summary.csv, and that of all scores."""
+    if name == "participation":
+        return [participation.table(groups)]
+    if name == "sites":
+        by_setting = sites.by_setting(facets(groups, settings_by(by, groups)), baseline, test)
+        return sites.tables(by_setting, test)
+    if name == "clients":
+        return with_variances(clients.spreads(groups, baseline, test), PERCENT)
+    if name == "scores":
+        return with_variances([all_scores(groups, baseline, test)], PERCENT)
+    if name == "groups":
         made = with_variances(image_groups(groups, baseline, test), PERCENT)
         missing = "evaluations.csv has rows of groups; data sets with groups write them"
-    elif name == "participation":
-        return [participation.table(groups)]
-    elif name == "clients":
-        return with_variances(clients.spreads(groups, baseline, test), PERCENT)
-    elif name == "sites":
-        found = sites.by_setting(facets(groups, settings_by(by, groups)), baseline, test)
-        return sites.tables(found, test)
     else:
-        return with_variances([all_scores(groups, baseline, test)], PERCENT)
+        made = decomposition(groups, baseline, test)
+        missing = "decomposition.csv has rows; evaluation.decompose_every above 0 writes them"
     if not made:
         raise AnalysisError(f"in no run {missing}")
     return made
 
 
-def _check_test(test: Test, name: str, baseline: str | None) -> None:
-    """Refuses a test or rope that the table has no use for."""
+def _check(name: str, columns: str | None, baseline: str | None, test: Test) -> None:
+    """Refuses options that the table has no use for."""
+    if name == "pairs" and baseline is not None:
+        raise AnalysisError(
+            f"--baseline {baseline}: the table {name} compares each method with its own clients "
+            "under their own server rule; leave it out"
+        )
+    if columns is not None and name not in (*ALL, "pairs", "target"):
+        raise AnalysisError(
+            f"--columns {columns}: the table {name} has columns of its own; --columns goes with "
+            f"{', '.join((*ALL, 'pairs', 'target'))}"
+        )
     wanted = {"--rope": test.rope is not None, f"--test {test.kind}": test.bayes}
-    for flag in (flag for flag, given in wanted.items() if given and name not in VERDICTS):
+    for flag in (flag for flag, unwanted in wanted.items() if unwanted and name not in VERDICTS):
         raise AnalysisError(
             f"{flag}: the table {name} has no verdicts; those that do are {', '.join(VERDICTS)}"
         )
@@ -261,8 +265,8 @@ def image_groups(
     groups: Sequence[Group], baseline: str | None = None, test: Test = T
 ) -> list[Table]:
     """Accuracy by group of test images in the last evaluation of it; [] if no run has groups."""
-    where = {"split": "test"}
-    by_group = series.by_run(groups, "evaluations", ["accuracy"], "group", where, take="last")
+    condition = {"split": "test"}
+    by_group = series.by_run(groups, "evaluations", ["accuracy"], "group", condition, take="last")
     values = {name: of["accuracy"] for (name,), of in _by_key(by_group, ["group"]).items()}
     if not values:
         return []
@@ -320,9 +324,9 @@ def _by_key(
 
 
 def _meaning(groups: Sequence[Group], score: str, take: str) -> str:
-    known = {"val": "validation part", "test": "test part itself"}
+    names = {"val": "validation part", "test": "test part itself"}
     parts = sorted({str(part) for one in groups for part in one.runs.get("best_by", ())})
-    meaning = say(f"tables.{take}", parts=" or ".join(known.get(part, part) for part in parts))
+    meaning = say(f"tables.{take}", parts=" or ".join(names.get(part, part) for part in parts))
     shown = ALL[score]
     unit = {"%": " in per cent", "nats": " in nats", "": ""}[shown.unit.name]
     better = ", lower is better" * shown.lowest

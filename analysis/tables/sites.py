@@ -84,9 +84,9 @@ class Sites:
     def means(self) -> dict[str, pd.Series[float]]:
         """By label each run's mean over the clients that trained; each client counts once."""
         return {
-            label: pd.concat([own for c, own in of.items() if c not in self.held_out], axis=1).mean(
-                axis=1
-            )
+            label: pd.concat(
+                [series for c, series in of.items() if c not in self.held_out], axis=1
+            ).mean(axis=1)
             for label, of in self.values.items()
             if of.keys() - self.held_out
         }
@@ -129,10 +129,10 @@ def gather(
     if not by_label:
         return None
     names, samples = _clients(groups)
-    ids = sorted({client for own in by_label.values() for client in own})
+    ids = sorted({client for local in by_label.values() for client in local})
     names = _distinct({client: names.get(client, f"client {client}") for client in ids})
-    own = [one.label for one in groups if set(one.runs["algorithm"]) == {LOCAL}]
-    reference = next((label for label in own if label in by_label), None)
+    local = [one.label for one in groups if set(one.runs["algorithm"]) == {LOCAL}]
+    reference = next((label for label in local if label in by_label), None)
     if baseline is not None:
         baseline = meant(baseline, by_label)
         if baseline not in by_label:
@@ -159,14 +159,14 @@ def _cells(
 ) -> list[Cell]:  # fmt: skip
     """One cell per approach and client; p values are corrected over the clients of an approach."""
     cells = []
-    theirs = {} if reference is None else by_label[reference]
+    references = {} if reference is None else by_label[reference]
     for client, name in names.items():
         for label, values in by_label.items():
             if client not in values:
                 continue
             other = None
-            if label != reference and client in theirs:
-                other = paired(values[client], theirs[client], test)
+            if label != reference and client in references:
+                other = paired(values[client], references[client], test)
             cells.append(
                 Cell(
                     row=label, column=name, estimate=of_runs(values[client]), comparison=other,
@@ -175,9 +175,9 @@ def _cells(
             )  # fmt: skip
     made = []
     for label in by_label:
-        own = [cell for cell in cells if cell.row == label]
-        adjusted = holm([cell.comparison.p if cell.comparison else math.nan for cell in own])
-        made += [replace(cell, adjusted=p) for cell, p in zip(own, adjusted, strict=True)]
+        row = [cell for cell in cells if cell.row == label]
+        adjusted = holm([cell.comparison.p if cell.comparison else math.nan for cell in row])
+        made += [replace(cell, adjusted=p) for cell, p in zip(row, adjusted, strict=True)]
     return made
 
 
@@ -203,7 +203,7 @@ def _scores(
     part = OWN if final or last[OWN] else COMMON
     held = [frame["held_out"].groupby(level="client_id").min() for frame in final.values()]
     held_out = frozenset(int(client) for of in held for client in of.index[of == 1])
-    found: dict[str, dict[int, pd.Series[float]]] = {}
+    scores: dict[str, dict[int, pd.Series[float]]] = {}
     tuned: dict[str, dict[int, pd.Series[float]]] = {}
     for one in groups:
         of = final.get(one.label, last[part].get(one.label))
@@ -214,16 +214,16 @@ def _scores(
             of = of[(of["held_out"] == 0) | clients.isin(held_out)]
             if of[columns[1]].notna().any():
                 tuned[f"{one.label}{TUNED}"] = _by_client(of[columns[1]])
-        found[one.label] = _by_client(of[score])
+        scores[one.label] = _by_client(of[score])
     first = [one.label for name in FIRST for one in groups if name in set(one.runs["algorithm"])]
-    ordered = {label: found[label] for label in (*first, *found) if label in found}
+    ordered = {label: scores[label] for label in (*first, *scores) if label in scores}
     return ordered | tuned, part, held_out
 
 
 def _by_client(values: pd.Series[float]) -> dict[int, pd.Series[float]]:
-    there = values.dropna()
-    clients = there.index.get_level_values("client_id").astype(int)
-    return {client: there[clients == client].droplevel("client_id") for client in clients.unique()}
+    finite = values.dropna()
+    clients = finite.index.get_level_values("client_id").astype(int)
+    return {client: finite[clients == client].droplevel("client_id") for client in clients.unique()}
 
 
 def _clients(groups: Sequence[Group]) -> tuple[Mapping[int, str], pd.DataFrame]:
@@ -233,9 +233,9 @@ def _clients(groups: Sequence[Group]) -> tuple[Mapping[int, str], pd.DataFrame]:
         AnalysisError: names differ, or the clients are other ones on each partition.
     """
     paths = [first_run([one]) for one in groups]
-    known = {path: names for path in paths if (names := client_names(path))}
-    first, names = next(iter(known.items()), (paths[0], {}))
-    for path, others in known.items():
+    named = {path: names for path in paths if (names := client_names(path))}
+    first, names = next(iter(named.items()), (paths[0], {}))
+    for path, others in named.items():
         if others != names:
             raise AnalysisError(
                 f"{first} and {path}: their partition.csv do not name the same clients; "
@@ -261,8 +261,10 @@ def by_setting(
     Raises:
         AnalysisError: see :func:`gather`.
     """
-    found = {setting: gather(groups, baseline, test, score) for setting, groups in facets.items()}
-    return {setting: of for setting, of in found.items() if of is not None}
+    gathered = {
+        setting: gather(groups, baseline, test, score) for setting, groups in facets.items()
+    }
+    return {setting: of for setting, of in gathered.items() if of is not None}
 
 
 def tables(found: Mapping[str, Sites], test: Test = T) -> list[Table]:
@@ -378,8 +380,8 @@ def _data(sites: Sites) -> pd.DataFrame:
     clients = frame["site"].map(ids)
     samples = {"num_samples": "train_samples", "test_samples": "test_samples"}
     counted = {
-        column: clients.map(sites.samples[own]).astype("Float64").convert_dtypes()
-        for column, own in samples.items()
+        column: clients.map(sites.samples[column_of]).astype("Float64").convert_dtypes()
+        for column, column_of in samples.items()
     }
     verdicts = ["" if cell.comparison is None else sites.verdict(cell) for cell in sites.cells]
     return frame.assign(client_id=clients, split=sites.part, verdict=verdicts, **counted)

@@ -65,9 +65,9 @@ def _shown(estimate: Estimate | None, unit: Unit) -> list[str]:
         return [EMPTY] * 3
     if estimate.levels is None:
         return [NONE] * 3
-    own = estimate.levels
-    shown = [unit.number(math.sqrt(variance)) for variance in (own.between, own.within)]
-    return [*shown, NONE if math.isnan(own.share) else f"{100 * own.share:.0f}"]
+    levels = estimate.levels
+    shown = [unit.number(math.sqrt(variance)) for variance in (levels.between, levels.within)]
+    return [*shown, NONE if math.isnan(levels.share) else f"{100 * levels.share:.0f}"]
 
 
 def _named(cells: Sequence[Cell], chosen: Callable[[Estimate], bool]) -> str:

@@ -77,7 +77,7 @@ TESTS = [stats.T, stats.Test("t", 0.01), stats.Test("bayes", 0.01)]
 def made(root: Path, test: stats.Test) -> dict[tuple[str, str], stats.Cell]:
     frame = summaries(find([root])[0])
     (table, *_) = tables.make(
-        "final", frame, columns="alpha", baseline="fedavg", test=test, takes=["final"]
+        "accuracy", frame, columns="alpha", baseline="fedavg", test=test, takes=["final"]
     )
     return {(cell.column, cell.row): cell for cell in table.cells}
 

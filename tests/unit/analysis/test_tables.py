@@ -91,7 +91,12 @@ def test_methods_by_a_setting(runs: Path) -> None:
     for seed in (0, 1):
         run_of(runs, "fedld", seed, [0.1, 0.2 + seed / 10], alpha=10.0)
     got, differences = tables.make(
-        "final", summaries(find([runs])[0]), ["algorithm"], "alpha", "fedavg"
+        "accuracy",
+        summaries(find([runs])[0]),
+        ["algorithm"],
+        "alpha",
+        "fedavg",
+        takes=["final"],
     )
     assert got.head == ["Method", "alpha=0.5 (± 95 % CI)", "alpha=10 (± 95 % CI)"]
     assert got.rows == [
@@ -281,11 +286,9 @@ def test_caption_and_label_of_a_paper(runs: Path, tmp_path: Path) -> None:
     text = (tmp_path / "t.tex").read_text(encoding="utf-8")
     labels = re.findall(r"\\label\{(.*)\}", text)
     assert labels == [f"tab:main-accuracy_{take}" for take in ("final", "best", "last10")]
-    for wrong in (["--label", "a b", "--out", str(tmp_path / "t.tex")], ["--label", "x"]):
-        refused = CliRunner().invoke(main, ["table", str(runs), *wrong])
-        assert refused.exit_code == 2
-        assert "--label" in refused.output
-        assert refused.output.count("\n") == 1
+    refused = CliRunner().invoke(main, ["table", str(runs), "--label", "x"])
+    assert refused.exit_code == 2
+    assert refused.output.count("\n") == 1
 
 
 def measured(
