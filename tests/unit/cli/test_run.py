@@ -482,7 +482,7 @@ def test_list_alone_says_what_lists_there_are():
     lines = fedsim("list").stdout.splitlines()
     assert lines[0].split() == ["kind", "names"]
     assert [line.split()[0] for line in lines[1:]] == [
-        "algorithms", "datasets", "models", "partitions", "presets",
+        "algorithms", "datasets", "models", "partitions", "attacks", "compressors", "presets",
     ]  # fmt: skip
 
 

@@ -656,7 +656,10 @@ def test_what_is_not_empty_is_refused_before_anything_runs(tmp_path):
         ({"data": {"name": "nowhere:load"}}, "nowhere"),
         ({"model": {"name": "nowhere:build"}}, "nowhere"),
         ({"data": {"name": f"{__name__}:hospitals", "num_clients": 5}}, "4 clients"),
-        ({"model": {"name": f"{__name__}:plain_model"}, "algorithm": "fedpac"}, "fedpac trains"),
+        (
+            {"model": {"name": f"{__name__}:plain_model"}, "algorithm": "fedpac"},
+            "features and head",
+        ),
     ],
 )
 def test_what_cannot_start_writes_nothing(tmp_path, changes, message):
