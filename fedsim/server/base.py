@@ -88,7 +88,8 @@ class ServerStep:
 
     Args:
         step: (D,) to add to the global vector.
-        sent: the updates as clients sent them, malicious ones after their attack.
+        sent: the updates as clients sent them, malicious ones after their attack; None: as the
+            server was given them.
         state: for the next round.
         downlink: what every client gets beside the model from the next round on.
         private: entries that replace those of single clients' states, by client id.
@@ -96,7 +97,7 @@ class ServerStep:
     """
 
     step: Array
-    sent: Cohort
+    sent: Cohort | None = None
     state: RuleState = field(default_factory=RuleState)
     downlink: Vectors = field(default_factory=dict)
     private: Mapping[int, Vectors] = field(default_factory=dict)

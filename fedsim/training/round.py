@@ -400,7 +400,7 @@ def aggregate(
     params = slice(0, setup.layout.num_params)
     conflicts = updates and evaluate.is_due(setup.config.evaluation.conflicts_every, ctx)
     step = setup.algorithm.server.step(state.server, cohort, ctx)
-    sent = step.sent
+    sent = step.sent or cohort
     k, axes, diversity = sent.gram(params) if conflicts else None, None, None
     if k is not None:
         with single_threaded_blas():

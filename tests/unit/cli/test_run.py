@@ -400,6 +400,14 @@ def test_lists_as_table_and_json(kind: str) -> None:
         assert rows[names.index("fedprox")]["hyperparameters"]["mu"] == 0.1
 
 
+def test_list_alone_says_what_lists_there_are():
+    lines = fedsim("list").stdout.splitlines()
+    assert lines[0].split() == ["kind", "names"]
+    assert [line.split()[0] for line in lines[1:]] == [
+        "algorithms", "datasets", "models", "partitions", "attacks", "compressors", "presets",
+    ]  # fmt: skip
+
+
 @pytest.mark.slow
 def test_partition_prints_and_writes_a_split_that_can_be_used_again(tmp_path: Path) -> None:
     args = ["--clients", "4", "--sample-rate", "0.5"]

@@ -207,7 +207,7 @@ def test_what_user_level_privacy_cannot_go_with(method, sections, reason):
 
 @pytest.mark.parametrize(
     ("method", "reason"),
-    [("fedld", "needs single updates"), ("nnm", "which needs single updates"), ("scaffold", None)],
+    [("fedld", "needs single updates"), ("nnm", "which need single updates"), ("scaffold", None)],
 )
 def test_what_secure_aggregation_excludes(method, reason):
     settings = config(method, "mlp", train={"secure_aggregation": True})
