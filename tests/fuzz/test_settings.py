@@ -15,10 +15,10 @@ from fedsim.config.sections import fields
 from tests.fuzz.harness import Case, tried
 
 NO_NUMBERS: tuple[object, ...] = (
-    *("abc", "", "nan", "1e999", "0x10", "1,5", "x" * 5000, "a\nb", "1" + "0" * 30),
+    *("abc", "", "nan", "1e999", "0x10", "1,5", "x" * 5000, "a\nb"),
     *(math.nan, math.inf, True, [], [1], {"a": 1}),
 )
-NO_WHOLE_NUMBERS: tuple[object, ...] = (1.5, "1.5", 0.1, 1e-9)
+NO_WHOLE_NUMBERS: tuple[object, ...] = (1.5, "1.5", 0.1, 1e-9, 10**30)
 NO_NAMES: tuple[object, ...] = (
     *("no such name", "", "x" * 5000, "\x07", "fed\navg"),
     *(3, 1.5, True, ["x"], [], {"a": 1}),
