@@ -16,8 +16,8 @@ from scipy import stats
 
 from . import AnalysisError, units
 from .facets import facets, labels_in, settings_by
+from .formats import NONE, Unit, p_value
 from .labels import LABEL, title_of
-from .numbers import NONE, Unit, p_value
 from .paired import SIGNIFICANT, Floats
 from .runs import group, unit_among
 from .scores import ALL, Score, by_run, completed, counts, heading

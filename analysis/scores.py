@@ -16,7 +16,7 @@ import fedsim.core.rows as tables
 
 from . import units
 from .files import has_rows, read_table
-from .numbers import BUDGET, NATS, PERCENT, PLAIN, Unit
+from .formats import BUDGET, NATS, PERCENT, PLAIN, Unit
 from .runs import Group
 
 

@@ -11,8 +11,8 @@ import pandas as pd
 
 from .. import stats, units
 from ..files import client_names
+from ..formats import Unit
 from ..labels import title_of
-from ..numbers import Unit
 from ..paired import SIGNIFICANT
 from ..runs import Group, first_run
 from ..scores import ALL, COLLAPSED

@@ -29,8 +29,8 @@ from ..figures import (
 from ..figures import clients as client_figures
 from ..figures.grid import Absent, Drawing, facet_lines
 from ..files import client_names
+from ..formats import PERCENT
 from ..labels import meant
-from ..numbers import PERCENT
 from ..runs import Group, default_by, find, first_run, group, summaries, unit_among, without_repeats
 from ..scores import ALL, SCORES, TAKES, completed, of_rounds
 from ..tables import captions, layout, pairs, sites

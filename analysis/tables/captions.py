@@ -9,8 +9,8 @@ from typing import Any
 
 import pandas as pd
 
+from ..formats import Unit
 from ..labels import title_of
-from ..numbers import Unit
 from ..paired import CERTAIN, DRAWS, FEWEST_BAYES, PRIOR, SIGNIFICANT, T, Test
 from ..runs import conditions
 from ..stats import FEWEST, Cell

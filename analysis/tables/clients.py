@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from .. import AnalysisError, series
+from ..formats import PERCENT
 from ..labels import title_of
-from ..numbers import PERCENT
 from ..paired import T, Test
 from ..runs import Group
 from ..stats import Values, cells, ranked, reference

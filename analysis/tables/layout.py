@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import pandas as pd
 
 from ..files import csv_text
+from ..formats import NONE, Unit, p_value
 from ..labels import title_of
-from ..numbers import NONE, Unit, p_value
 from ..runs import order
 from ..stats import Cell, Comparison, Estimate
 from ..units import ExperimentalUnit

@@ -11,8 +11,8 @@ from dataclasses import replace
 import pandas as pd
 
 from .. import AnalysisError
+from ..formats import PERCENT, Unit
 from ..labels import LABEL, computed, labels, text, title_of
-from ..numbers import PERCENT, Unit
 from ..paired import SIGNIFICANT, T, Test
 from ..runs import Group, check_columns, expanded, group, order
 from ..scores import completed, counts

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from .. import AnalysisError, series, stats
-from ..numbers import Unit
+from ..formats import Unit
 from ..runs import Group
 from ..units import COLUMNS
 from ..words import say

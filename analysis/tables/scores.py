@@ -11,8 +11,8 @@ import pandas as pd
 
 from .. import AnalysisError, resplits, scores, series
 from ..facets import facets, settings_by
+from ..formats import NATS, NONE, PERCENT, PLAIN
 from ..labels import LABEL, labels, meant, text
-from ..numbers import NATS, NONE, PERCENT, PLAIN
 from ..paired import T, Test
 from ..runs import Group, check_columns, expanded, group, order, unit_among
 from ..scores import ALL, SCORES, TAKES, by_run, completed, counts

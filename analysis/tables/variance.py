@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 
+from ..formats import NONE, Unit
 from ..labels import title_of
-from ..numbers import NONE, Unit
 from ..stats import Cell, Estimate
 from ..words import say, sentences
 from .layout import EMPTY, Table, first_columns, of_rows, words_of

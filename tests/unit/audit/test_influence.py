@@ -251,7 +251,7 @@ def test_the_command_writes_a_table_and_a_figure(run, by_loss, tmp_path):
     [
         (["--figure", "x.png"], "give --out FILE.csv too"),
         (["--out", "a.csv", "--figure", "x.gif"], "named .png, .pdf or .svg"),
-        (["--metric", "val_los"], "known are step, val_loss"),
+        (["--metric", "val_los"], "known are step, val_accuracy"),
         (["--rounds", "0"], "rounds: 0 given"),
         (["--permutations", "1"], "permutations"),
         (["--set", "train.lr=1"], "train.lr cannot change in a run that has begun"),

@@ -379,7 +379,7 @@ def test_module_of_your_own_that_fails(
     ("name", "message"),
     [
         (":x", r"':x' is not of the form module:function"),
-        ("os:getcwd", r"the function returned str, needed is fedsim\.algorithms\.Algorithm"),
+        ("os:getcwd", r"the function returned str, needed is fedsim\.algorithms\.base\.Algorithm"),
         ("os:path", r"os has no function 'path'"),
         ("os:listdir", r"'path=None' is no hyperparameter; .* path: float = 0\.5"),
         ("builtins:dict", r"its parameters cannot be read"),

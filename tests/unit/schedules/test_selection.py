@@ -196,17 +196,23 @@ def test_as_many_candidates_as_clients_of_the_cohort_all_train(tmp_path):
     [
         ({"train": {"selection": "best"}}, "train.selection: 'best' given"),
         ({"train": {"selection": "fixed"}}, "train.selection: fixed given; give train.clients"),
-        ({"train": {"clients": "0,3"}}, "train.clients: 0,3 given; only train.selection=fixed"),
+        (
+            {"train": {"clients": "0,3"}},
+            "train.clients: 0,3 given; it has no effect without train.selection=fixed",
+        ),
         ({"train": {"clients": []}}, "train.clients: must be ids of clients"),
         ({"train": {"clients": "0,a"}}, "train.clients: '0,a' given; must be ids of clients"),
-        ({"train": {"candidates": 4}}, "train.candidates: 4 given; only train.selection=power"),
+        (
+            {"train": {"candidates": 4}},
+            "train.candidates: 4 given; it has no effect without train.selection=power",
+        ),
         (
             {"train": {"selection": "size"}, "clock": {"mode": "async", "upload_mb_s": 1}},
-            "train.selection: size given, but clock.mode=async selects the clients",
+            "train.selection: size given; it has no effect without clock.mode=sync",
         ),
         (
             {"train": {"selection": "size", "schedule": "a:b"}},
-            "train.selection: size given, but train.schedule=a:b selects the clients",
+            "train.selection: size given; it has no effect without train.schedule=synchronous",
         ),
     ],
 )

@@ -15,7 +15,7 @@ from fedsim.core.errors import ConfigError, DataError
 from fedsim.data import cache as packs
 from fedsim.data import partitions
 from fedsim.data.readers import medical
-from fedsim.training import setup
+from fedsim.training import assemble
 
 
 @pytest.fixture(autouse=True)
@@ -290,7 +290,7 @@ def test_damaged_pack_is_made_anew_and_said_so(damage, covid, cache, caplog):
 
 def test_other_images_on_a_node_are_refused(covid, cache):
     data = {"name": "covid_fl", "dir": str(covid), "image_size": 8, "min_samples": 1}
-    ready = setup.prepare(RunConfig(data=data, engine={"data_from": "node"}))
+    ready = assemble.prepare(RunConfig(data=data, engine={"data_from": "node"}))
     picture(covid / "train" / "b.png", 7)
     with pytest.raises(DataError, match="reads other images than the driver"):
         ready.spec.local_images()
