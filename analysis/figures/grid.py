@@ -84,8 +84,8 @@ def grid(
     """
     wanted = list(dict.fromkeys(places))
     rows, columns = (list(dict.fromkeys(place[i] for place in wanted)) for i in (0, 1))
-    across = min(most, len(columns))
-    lines = math.ceil(len(columns) / across)
+    lines = math.ceil(len(columns) / most)
+    across = math.ceil(len(columns) / lines)
     width = max(WIDTH, 2.4 * across)
     titles = {name: style.wrapped(name, width / across) for name in columns}
     heading = 0.2 * max(text.count("\n") + bool(text) for text in titles.values())
