@@ -15,8 +15,6 @@ in a process that is killed in a random round and resumed: all tables and models
 
 from __future__ import annotations
 
-import csv
-import json
 import signal
 import subprocess
 import sys
@@ -26,9 +24,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
-from safetensors.numpy import load_file
 
 from benchmarks.draws import SHORTCUT
+from benchmarks.results import equal, results, write_shakespeare
 
 METHODS = (
     *("fedavg", "fedprox", "fedbn", "fedpac", "fedgh", "fedld", "fednova", "feddecorr"),
@@ -41,9 +39,6 @@ data: {name: digits, num_clients: 8}
 train: {rounds: 2, sample_rate: 0.5, batch_size: 20}
 """
 OWN_PARTS = "client_val_fraction: 0.2, client_test_fraction: 0.2"
-SHAKESPEARE = "abcdefghijklmnopqrstuvwxyz ,.ABCDEFGH"
-TIMES = ("total_seconds", "seconds_to_target")
-SKIPPED = ("timings.csv", "env.json", "config.yaml")
 
 
 def sweeps(folder: Path) -> dict[str, str]:
@@ -89,23 +84,6 @@ def sweeps(folder: Path) -> dict[str, str]:
     }
 
 
-def write_shakespeare(folder: Path) -> None:
-    """Six users of LEAF's next-character data, each with training and test samples."""
-    users = [f"ROLE_{i}" for i in range(6)]
-    for part, count in (("train", 6), ("test", 2)):
-        data = {}
-        for i, user in enumerate(users):
-            texts = [
-                "".join(SHAKESPEARE[(i + 3 * j + k * k) % len(SHAKESPEARE)] for k in range(80))
-                for j in range(count + i)
-            ]
-            data[user] = {"x": texts, "y": [text[i] for text in texts]}
-        content = {"users": users, "num_samples": [len(d["y"]) for d in data.values()]}
-        (folder / "shakespeare" / part).mkdir(parents=True)
-        file = folder / "shakespeare" / part / "all_data.json"
-        file.write_text(json.dumps(content | {"user_data": data}))
-
-
 def fedsim(checkout: Path, *arguments: object) -> list[str]:
     """The command line of ``fedsim`` in a checkout."""
     return [str(checkout / ".venv/bin/python"), "-m", "fedsim", *map(str, arguments)]
@@ -123,53 +101,6 @@ def killed_and_resumed(began: Path, resumed: Path, out: Path) -> None:
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
     subprocess.run(fedsim(resumed, "resume", out), cwd=resumed, check=True, capture_output=True)
-
-
-def equal(before: Path, after: Path) -> bool:
-    """Whether a file is the same, without the seconds of a summary, columns that were added, and
-    what a file of tensors says of itself."""
-    if before.suffix == ".safetensors":
-        return tensors(before) == tensors(after)
-    if before.suffix != ".csv":
-        return before.read_bytes() == after.read_bytes()
-    if before.name not in ("summary.csv", "aggregate.csv"):
-        old, new = cells(before), cells(after)
-        return old == [row[: len(old[0])] for row in new]
-    old_rows, new_rows = ([dict(compared(row)) for row in records(p)] for p in (before, after))
-    return len(old_rows) == len(new_rows) and all(
-        old.items() <= new.items() for old, new in zip(old_rows, new_rows, strict=True)
-    )
-
-
-def tensors(path: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
-    """Type, shape and bytes of a file's tensors, by name."""
-    return {name: (str(a.dtype), a.shape, a.tobytes()) for name, a in load_file(path).items()}
-
-
-def cells(path: Path) -> list[list[str]]:
-    """A table's cells as text, the header first."""
-    with path.open(newline="") as file:
-        return list(csv.reader(file))
-
-
-def records(path: Path) -> list[dict[str, str]]:
-    """A table's cells as text, by column."""
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def compared(row: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """What is compared of a row of a summary."""
-    for key, value in row.items():
-        if key != "run_id" and not key.startswith(TIMES):
-            yield key, value
-
-
-def results(folder: Path) -> dict[str, Path]:
-    """The files that must be equal, by their path in the folder."""
-    names = ("*.csv", "model.safetensors", "clients.safetensors", "*.npz")
-    files = [path for name in names for path in folder.rglob(name)]
-    return {str(p.relative_to(folder)): p for p in sorted(files) if p.name not in SKIPPED}
 
 
 def differences(before: Path, after: Path) -> Iterator[str]:

@@ -21,7 +21,7 @@ import yaml
 import fedsim
 from benchmarks.draws import Settings, draw
 from benchmarks.killed import begin
-from benchmarks.same_bytes import compared, records, results, write_shakespeare
+from benchmarks.results import compared, records, results, write_shakespeare
 from fedsim.config.run import RunConfig
 from fedsim.config.sections import EngineConfig
 from fedsim.core.errors import DivergedError, FedsimError

@@ -2,7 +2,7 @@
 
 from fedsim.client.context import LocalEnv, Phase, normaliser
 from fedsim.client.criterion import MarginControl, matmul, upcast
-from fedsim.client.trainer import Batch, FeaturePenalty, LocalRule, MeanLoss, Uplink
+from fedsim.client.rule import Batch, FeaturePenalty, LocalRule, MeanLoss, Uplink
 from fedsim.client.transform import ClientTransform, Coded, SampleTransform
 
 __all__ = [

@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedsim.client import dropout
 from fedsim.client.batched import Padding, prepare, without_vmap
 from fedsim.client.criterion import MarginControl
-from fedsim.client.trainer import UNDECLARED, LocalRule
+from fedsim.client.rule import UNDECLARED, LocalRule
 from fedsim.core.errors import described
 from fedsim.core.layout import (
     FlatModel,

@@ -31,7 +31,7 @@ from fedsim.core.rng import draws, remembered
 from fedsim.core.types import GIB
 
 if TYPE_CHECKING:
-    from fedsim.client.trainer import LocalRule
+    from fedsim.client.rule import LocalRule
 
 Step = Callable[..., Tensor]
 """A step on the tensors of a batch; returns the cross-entropy, (), or (A,) of A clients."""

@@ -19,8 +19,9 @@ from fedsim import algorithms
 from fedsim.client import LocalRule, Uplink
 from fedsim.client.block import train_block
 from fedsim.client.criterion import MarginControl
+from fedsim.client.rule import UNCAPTURABLE
 from fedsim.client.steps import Steps
-from fedsim.client.trainer import UNCAPTURABLE, train_local
+from fedsim.client.trainer import train_local
 from fedsim.core.layout import FlatModel, freeze
 from fedsim.core.rng import torch_scope
 from fedsim.core.types import PrivateSteps, Training

@@ -12,7 +12,7 @@ import pytest
 
 import fedsim
 from fedsim.algorithms.base import Algorithm, one_each
-from fedsim.client.trainer import LocalRule, Uplink
+from fedsim.client.rule import LocalRule, Uplink
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError
 from fedsim.core.rng import generator
