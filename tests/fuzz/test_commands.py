@@ -82,7 +82,7 @@ USAGE = [
     Case("out is a file", f"{SERIAL} --out f", "--out f", files={"f": "mine"}),
     Case("out is used", f"{SERIAL} --out d", "--out d", files={"d/notes.txt": "mine"}),
     Case("out below a file", f"{SERIAL} --out f/run", "f/run", files={"f": "mine"}, status=1),
-    Case("out is too long", f"{SERIAL} --out {LONG}", "too long"),
+    Case("out is too long", f"{SERIAL} --out {LONG}", "too long", status=1),
     Case("out of partition is a file", "partition --out f", "--out f", files={"f": "mine"}),
     Case("out of partition is used", "partition --out .", "already", files={"split.csv": "mine"}),
     Case("a picture of another kind", "partition --plot p.txt", "--plot"),
