@@ -10,7 +10,7 @@ NONE = "n/a"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unit:
+class NumberFormat:
     """Number format of a table.
 
     Args:
@@ -63,11 +63,11 @@ class Unit:
         return f"{words} ({name})" if name else words
 
 
-PERCENT = Unit(factor=100, digits=2, name="%", of_differences="points", largest=0.5)
-PLAIN = Unit()
-BUDGET = Unit(digits=2)
+PERCENT = NumberFormat(factor=100, digits=2, name="%", of_differences="points", largest=0.5)
+PLAIN = NumberFormat()
+BUDGET = NumberFormat(digits=2)
 """Of epsilon."""
-NATS = Unit(name="nats", of_differences="nats", largest=math.log(1000))
+NATS = NumberFormat(name="nats", of_differences="nats", largest=math.log(1000))
 
 
 def p_value(p: float) -> str:

@@ -16,7 +16,7 @@ from scipy import stats
 
 from . import AnalysisError, units
 from .facets import facets, labels_in, settings_by
-from .formats import NONE, Unit, p_value
+from .formats import NONE, NumberFormat, p_value
 from .labels import LABEL, title_of
 from .paired import SIGNIFICANT, Floats
 from .runs import group, unit_among
@@ -307,7 +307,7 @@ def _means(ranks: Ranks) -> Table:
 
 
 def _by_block(ranks: Ranks) -> Table:
-    unit: Unit = ranks.score.unit
+    unit: NumberFormat = ranks.score.unit
     rows, lines = [], []
     values, every = ranks.values.to_numpy(float), ranks.ranks.to_numpy(float)
     for block, scores, row_ranks in zip(ranks.values.index, values, every, strict=True):

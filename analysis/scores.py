@@ -16,7 +16,7 @@ import fedsim.core.rows as tables
 
 from . import units
 from .files import has_rows, read_table
-from .formats import BUDGET, NATS, PERCENT, PLAIN, Unit
+from .formats import BUDGET, NATS, PERCENT, PLAIN, NumberFormat
 from .runs import Group
 
 
@@ -31,7 +31,7 @@ class Score:
     """
 
     title: str
-    unit: Unit = PERCENT
+    unit: NumberFormat = PERCENT
     lowest: bool = False
 
     @property

@@ -11,7 +11,7 @@ import pandas as pd
 
 from .. import stats, units
 from ..files import client_names
-from ..formats import Unit
+from ..formats import NumberFormat
 from ..labels import title_of
 from ..paired import SIGNIFICANT
 from ..runs import Group, first_run
@@ -178,7 +178,7 @@ def findings(of: Outcome, baseline: str | None, compared: Mapping[str, Table]) -
     return [text for text in (*texts, _collapsed(of)) if text]
 
 
-def _against(setting: str, baseline: str, data: pd.DataFrame, unit: Unit) -> str:
+def _against(setting: str, baseline: str, data: pd.DataFrame, unit: NumberFormat) -> str:
     """Which groups differ significantly from the baseline, and what could be detected."""
     tested = data[data["p_holm"].notna()]
     different = [

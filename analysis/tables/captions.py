@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from ..formats import Unit
+from ..formats import NumberFormat
 from ..labels import title_of
 from ..paired import CERTAIN, DRAWS, FEWEST_BAYES, PRIOR, SIGNIFICANT, T, Test
 from ..runs import conditions
@@ -93,7 +93,12 @@ def left_out(made: Iterable[Table], runs: Mapping[str, Sequence[Path]]) -> list[
 
 
 def comparisons(
-    shown: Sequence[Cell], baseline: str | None, test: Test, unit: Unit, *, details: bool = False
+    shown: Sequence[Cell],
+    baseline: str | None,
+    test: Test,
+    unit: NumberFormat,
+    *,
+    details: bool = False,
 ) -> str:
     """The caption's sentences on the comparisons: what, how, and which were not possible.
 
@@ -120,7 +125,7 @@ def comparisons(
     )  # fmt: skip
 
 
-def verdict_words(test: Test, unit: Unit, over: ExperimentalUnit) -> str:
+def verdict_words(test: Test, unit: NumberFormat, over: ExperimentalUnit) -> str:
     """Sentences on what the words of verdicts mean."""
     rope = f"{unit.factor * (test.rope or 0):g} {unit.of_differences or unit.name}".strip()
     key = "bayes" if test.bayes else "ranks" if test.kind == "wilcoxon" else "tost"
@@ -130,7 +135,7 @@ def verdict_words(test: Test, unit: Unit, over: ExperimentalUnit) -> str:
     )  # fmt: skip
 
 
-def power_words(numbers: pd.DataFrame, unit: Unit, test: Test = T) -> str:
+def power_words(numbers: pd.DataFrame, unit: NumberFormat, test: Test = T) -> str:
     """A sentence on the differences that a design detects; empty if no power is available.
 
     ``numbers`` are from :func:`analysis.tables.layout.data`.

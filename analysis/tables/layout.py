@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import pandas as pd
 
 from ..files import csv_text
-from ..formats import NONE, Unit, p_value
+from ..formats import NONE, NumberFormat, p_value
 from ..labels import title_of
 from ..runs import order
 from ..stats import Cell, Comparison, Estimate
@@ -47,7 +47,7 @@ class Table:
     cells: Sequence[Cell] = ()
 
 
-def spread(cell: Cell, unit: Unit) -> str:
+def spread(cell: Cell, unit: NumberFormat) -> str:
     """``**84.00** ± 9.94``: the mean and its interval, with the signs of :func:`signs`."""
     mean, plus, rest = unit.spread(cell.estimate).partition(" ± ")
     bold = f"**{mean}**" if cell.leads else mean
@@ -60,7 +60,7 @@ def interval_head(cells: Sequence[Cell]) -> str:
 
 
 def detailed(
-    name: str, title: str, caption: str, cells: Sequence[Cell], unit: Unit, what: str
+    name: str, title: str, caption: str, cells: Sequence[Cell], unit: NumberFormat, what: str
 ) -> Table:
     """A table with one row per cell: estimate, interval, and the comparison with the baseline.
 
@@ -111,7 +111,7 @@ def words_of(cells: Sequence[Cell]) -> int:
     return 1 + any(cell.column for cell in cells)
 
 
-def _detectable(cell: Cell, unit: Unit) -> str:
+def _detectable(cell: Cell, unit: NumberFormat) -> str:
     """The detectable difference, or why there is none."""
     if cell.comparison is None:
         return EMPTY
@@ -133,7 +133,7 @@ def _test_heads(cells: Sequence[Cell]) -> list[str]:
     return [*heads, *["Verdict"] * any(cell.verdict for cell in cells)]
 
 
-def _comparison(cell: Cell, unit: Unit, heads: int) -> list[str]:
+def _comparison(cell: Cell, unit: NumberFormat, heads: int) -> list[str]:
     """The difference, and what the test says of it, under so many headings."""
     other = cell.comparison
     if other is None:
@@ -147,7 +147,7 @@ def _comparison(cell: Cell, unit: Unit, heads: int) -> list[str]:
     return shown + [NONE] * (1 + heads - len(shown))
 
 
-def with_seeds(cells: Sequence[Cell], unit: Unit) -> tuple[dict[Cell, str], str]:
+def with_seeds(cells: Sequence[Cell], unit: NumberFormat) -> tuple[dict[Cell, str], str]:
     """:func:`spread` of the cells with their stars, and a sentence on the number of units.
 
     If the numbers of units differ, each cell shows its own.
@@ -193,7 +193,7 @@ def crossed(
     )  # fmt: skip
 
 
-def with_differences(made: Iterable[Table], unit: Unit) -> list[Table]:
+def with_differences(made: Iterable[Table], unit: NumberFormat) -> list[Table]:
     """The tables; each of :func:`crossed` with comparisons is followed by that of its differences.
 
     ``unit`` is that of their numbers.
@@ -207,7 +207,7 @@ def with_differences(made: Iterable[Table], unit: Unit) -> list[Table]:
     return tables
 
 
-def _differences(table: Table, cells: Sequence[Cell], unit: Unit) -> Table:
+def _differences(table: Table, cells: Sequence[Cell], unit: NumberFormat) -> Table:
     """Difference, interval and p value of each cell that is compared."""
     texts = {
         (cell.row, cell.column): f"{unit.spread(cell.comparison.difference, '+')} "

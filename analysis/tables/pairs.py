@@ -11,7 +11,7 @@ from dataclasses import replace
 import pandas as pd
 
 from .. import AnalysisError
-from ..formats import PERCENT, Unit
+from ..formats import PERCENT, NumberFormat
 from ..labels import LABEL, computed, labels, text, title_of
 from ..paired import SIGNIFICANT, T, Test
 from ..runs import Group, check_columns, expanded, group, order
@@ -34,7 +34,7 @@ MEASURES: Mapping[str, str] = {
     "simulated_seconds_to_target": "simulated seconds",
 }
 """Columns of summary.csv and their units."""
-ONE = Unit(digits=1)
+ONE = NumberFormat(digits=1)
 
 
 def accuracies(

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from .. import AnalysisError, series, stats
-from ..formats import Unit
+from ..formats import NumberFormat
 from ..runs import Group
 from ..units import COLUMNS
 from ..words import say
@@ -63,7 +63,7 @@ def table(groups: Sequence[Group]) -> Table:
         values["never"][label] = 100 * (frame["rounds"] == 0).groupby(level=levels).mean()
         values["gini"][label] = of.agg(lambda rounds: gini(rounds.to_numpy()))
     shown = stats.cells(values)
-    texts, seeds = with_seeds(shown, Unit(digits=2))
+    texts, seeds = with_seeds(shown, NumberFormat(digits=2))
     return crossed(
         "participation", say("participation.title"), say("participation.table") + seeds,
         texts, crossed_heads(shown, MEASURES),

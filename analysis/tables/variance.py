@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 
-from ..formats import NONE, Unit
+from ..formats import NONE, NumberFormat
 from ..labels import title_of
 from ..stats import Cell, Estimate
 from ..words import say, sentences
@@ -18,7 +18,7 @@ COLUMNS = (
 """Columns of the data of a table that are also those of its variances."""
 
 
-def with_variances(made: Iterable[Table], unit: Unit) -> list[Table]:
+def with_variances(made: Iterable[Table], unit: NumberFormat) -> list[Table]:
     """The tables; each whose unit is the partition is followed by that of its variances.
 
     ``unit`` is that of their numbers.
@@ -31,7 +31,7 @@ def with_variances(made: Iterable[Table], unit: Unit) -> list[Table]:
     return tables
 
 
-def variances(table: Table, unit: Unit) -> Table:
+def variances(table: Table, unit: NumberFormat) -> Table:
     """The variances of both levels behind a table, and those of the differences if it has any."""
     cells = table.cells
     compared = any(cell.comparison for cell in cells)
@@ -59,7 +59,7 @@ def variances(table: Table, unit: Unit) -> Table:
     )  # fmt: skip
 
 
-def _shown(estimate: Estimate | None, unit: Unit) -> list[str]:
+def _shown(estimate: Estimate | None, unit: NumberFormat) -> list[str]:
     """Both standard deviations, and the share of partitions in the variance in per cent."""
     if estimate is None:
         return [EMPTY] * 3

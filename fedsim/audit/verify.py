@@ -43,7 +43,7 @@ from fedsim.storage import digests, final_models, status, tensors
 from fedsim.storage.checkpoint import ServerState, read_record
 from fedsim.storage.run_dir import RunWriter, cell
 from fedsim.training.driver import write_split
-from fedsim.training.export import export_models, personal_slots
+from fedsim.training.final_models import export_models, personal_slots
 from fedsim.training.finetune import final_scores
 from fedsim.training.rows import RoundLog
 from fedsim.training.summary import summarise

@@ -80,7 +80,7 @@ def partition(
     from fedsim.display.tables import show
     from fedsim.engine.blocks import named
     from fedsim.training import loading
-    from fedsim.training.attacks import malicious_clients
+    from fedsim.training.malicious import malicious_clients
 
     settings = configuration(preset, config, flags)
     check_output(out, plot)

@@ -25,11 +25,11 @@ from torch.utils._pytree import tree_map
 from fedsim.client.batched import Padding
 from fedsim.client.context import LocalEnv, Phase
 from fedsim.client.criterion import MarginControl
+from fedsim.client.graphs import Fixed, Steps
 from fedsim.client.optimizer import rate, sgd
 from fedsim.client.plan import BatchPlan, num_steps
 from fedsim.client.rule import LocalRule, Uplink
 from fedsim.client.stack import Stack, obstacle
-from fedsim.client.steps import Fixed, Steps
 from fedsim.client.trainer import enter
 from fedsim.core.errors import ContractError
 from fedsim.core.rng import TorchStreams, seed_for

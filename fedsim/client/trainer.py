@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from fedsim.client.context import PARTS, LocalEnv, Phase, labels
+from fedsim.client.graphs import Steps
 from fedsim.client.optimizer import Optimizer
 from fedsim.client.order import carried_batches
 from fedsim.client.private import STEPS, PrivateGradients, poisson_batches
 from fedsim.client.rule import LocalRule
-from fedsim.client.steps import Steps
 from fedsim.core.rng import torch_generator
 from fedsim.core.types import ClientUpdate
 

@@ -21,8 +21,8 @@ from fedsim.algorithms.base import Work
 from fedsim.attacks.backdoor import marked
 from fedsim.client import LocalEnv, dropout
 from fedsim.client.block import Stack, train_block
+from fedsim.client.graphs import Steps
 from fedsim.client.order import steps_before, with_steps
-from fedsim.client.steps import Steps
 from fedsim.client.trainer import Losses, trained
 from fedsim.client.transform import own_entries, without_entries
 from fedsim.core import reuse

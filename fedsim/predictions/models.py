@@ -24,7 +24,7 @@ from fedsim.storage.client_states import ClientStates
 from fedsim.storage.final_models import START_WEIGHTS, ClientTensors, Description
 from fedsim.storage.run_dir import RunStore, client_number
 from fedsim.training.assemble import algorithm_of
-from fedsim.training.export import network, personal_slots
+from fedsim.training.final_models import network, personal_slots
 
 
 def finished_run(run: Path, settings: Settings | None = None) -> RunConfig:

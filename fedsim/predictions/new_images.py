@@ -30,7 +30,7 @@ from fedsim.predictions.models import finished_run, load_model
 from fedsim.storage.final_models import Description
 from fedsim.storage.run_dir import RunStore, client_number
 from fedsim.training.assemble import algorithm_of
-from fedsim.training.export import personal_slots
+from fedsim.training.final_models import personal_slots
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
 """Files with such names, in capitals or not, are the images of a folder and of those in it."""

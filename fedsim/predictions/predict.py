@@ -40,8 +40,8 @@ from fedsim.training import loading
 from fedsim.training.assemble import assemble, prepare
 from fedsim.training.driver import write_split
 from fedsim.training.evaluate import Candidate, own_model
-from fedsim.training.export import personal_slots
 from fedsim.training.features import with_features
+from fedsim.training.final_models import personal_slots
 from fedsim.training.setup import Setup
 
 ALL = "all"

@@ -51,15 +51,15 @@ from fedsim.systems.clock import BOUNDS, FLOAT_BYTES, TRAITS, Clock, LocalSchedu
 from fedsim.systems.distributions import parse_within
 from fedsim.systems.trace import read_trace
 from fedsim.training import combinations, evaluate, stacking
-from fedsim.training.attacks import (
+from fedsim.training.features import with_features
+from fedsim.training.loading import deal, with_shifts
+from fedsim.training.malicious import (
     attack_of,
     attacked,
     check_attack,
     malicious_clients,
     possible_sizes,
 )
-from fedsim.training.features import with_features
-from fedsim.training.loading import deal, with_shifts
 from fedsim.training.privacy import check_samples, private
 from fedsim.training.setup import Setup, needs_whole_updates
 

@@ -45,7 +45,7 @@ from fedsim.storage.run_dir import (
 from fedsim.training.assemble import check_effects, make_executor, prepare, start_of
 from fedsim.training.callbacks import Callback, Callbacks, RunInfo
 from fedsim.training.early_stopping import EarlyStopping
-from fedsim.training.export import export_models
+from fedsim.training.final_models import export_models
 from fedsim.training.finetune import final_scores
 from fedsim.training.privacy import line_of_samples, warn_of_delta
 from fedsim.training.round import context, model_sha256, run_round

@@ -18,7 +18,7 @@ from fedsim.config.resolve import resolve, with_normalization
 from fedsim.config.run import RunConfig
 from fedsim.core.normalization import Normalization
 from fedsim.models import libraries
-from fedsim.training import export
+from fedsim.training import final_models
 from tests.decomposing import digits
 
 NAME = "torchvision:mobilenet_v3_small"
@@ -87,9 +87,9 @@ def test_a_run_says_it_and_its_models_take_images_so(tmp_path, monkeypatch):
     assert done.exit_code == 0, done.output
     line = "images of 32 x 32 pixels, mean 0.449, standard deviation 0.226 (data.normalization; "
     assert line in done.output
-    written = resolve(export.experiments.read(tmp_path / "r" / "config.yaml").settings)
+    written = resolve(final_models.experiments.read(tmp_path / "r" / "config.yaml").settings)
     assert written.data.normalization == IMAGENET
-    known = export.Description.read(tmp_path / "r")
+    known = final_models.Description.read(tmp_path / "r")
     assert (known.mean, known.std) == (pytest.approx((0.449,)), pytest.approx((0.226,)))
     Image.fromarray(np.zeros((32, 32), np.uint8)).save("black.png")
     done = CliRunner().invoke(main, ["predict", "r", "--images", "black.png", "--out", "p.csv"])

@@ -19,8 +19,8 @@ from fedsim import algorithms
 from fedsim.client import LocalRule, Uplink
 from fedsim.client.block import train_block
 from fedsim.client.criterion import MarginControl
+from fedsim.client.graphs import Steps
 from fedsim.client.rule import UNCAPTURABLE
-from fedsim.client.steps import Steps
 from fedsim.client.trainer import train_local
 from fedsim.core.layout import FlatModel, freeze
 from fedsim.core.rng import torch_scope
@@ -324,7 +324,7 @@ def test_what_is_known_not_to_be_recorded(rule, private, why):
 
 
 def test_a_state_of_numbers_that_differ_fills_no_memory(monkeypatch):
-    monkeypatch.setattr("fedsim.client.steps.MOST", 1)
+    monkeypatch.setattr("fedsim.client.graphs.MOST", 1)
     sent, steps = trained(Net, LocalRule())
     assert sent == trained(Net, LocalRule(), steps=False)[0]
     assert len(steps._recorded) == 1
