@@ -16,9 +16,8 @@ mean cross-entropies without regularisers; where every token has a label, losses
 means over the tokens that count. All tables but `timings.csv` and `errors.csv` are the same, byte
 for byte, whenever one configuration runs on one kind of device.
 
-A text that begins with `=`, `+`, `-`, `@` or a tab, and is no number, stands after an apostrophe,
-so that no spreadsheet runs it as a formula; a carriage return is a blank. `RunStore.read`,
-`fedsim report` and `data.partition_file` take the apostrophe away again.
+Texts stand as they are, a carriage return as a blank. A spreadsheet runs a name that begins with
+`=` as a formula: open tables with names from data of others as text.
 
 `summary.csv` has one row: settings, final, best and last-10 accuracy, totals, and then
 

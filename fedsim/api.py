@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from fedsim.studies.results import StudyStore, SweepStore
     from fedsim.training.callbacks import Callback
 
+SMALLEST, LARGEST = 1e-150, 1e150
+"""Of the largest entry of updates: their squares are neither 0 nor infinite in float64."""
+
 
 def run(
     config: RunConfig,
@@ -312,6 +315,12 @@ def _rows(updates: Sequence[ArrayLike] | Array) -> list[Array]:
     bad = [i for i, r in enumerate(rows) if not np.isfinite(r).all()]
     if bad:
         raise ContractError(f"updates {bad} contain NaN or infinity")
+    largest = max(float(np.abs(r).max(initial=0.0)) for r in rows)
+    if largest and not SMALLEST <= largest <= LARGEST:
+        raise ContractError(
+            f"the largest entry of the updates is {largest:g}; rules square them, which needs it "
+            f"between {SMALLEST:g} and {LARGEST:g}: scale the updates"
+        )
     return rows
 
 

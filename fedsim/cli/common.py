@@ -253,22 +253,23 @@ def error_text(error: Exception) -> str:
 
 
 @contextmanager
-def repeatable(ctx: click.Context, contents: str, folder: Path) -> Iterator[None]:
+def repeatable(ctx: click.Context, place: Callable[[], tuple[str, Path] | None]) -> Iterator[None]:
     """Runs the block of a command that continues when it is given again.
 
     An interruption, from the first import on, ends the command and says so.
 
     Args:
         ctx: of the command.
-        contents: of the folder, such as ``"the runs are"``.
-        folder: of the command; it may not exist yet.
+        place: gives what the folder of the command holds, such as ``"the runs are"``, and the
+            folder, which may not exist yet; None as long as it is not known.
     """
     try:
         with handled():
             yield
     except KeyboardInterrupt as interrupt:
-        place = f"{contents} in {folder}, " if folder.exists() else ""
-        echo(f"interrupted; {place}the same command continues", err=True)
+        contents, folder = place() or ("", None)
+        there = f"{contents} in {folder}, " if folder is not None and folder.exists() else ""
+        echo(f"interrupted; {there}the same command continues", err=True)
         show_notes(interrupt)
         ctx.exit(exit_status(interrupt))
 

@@ -95,8 +95,10 @@ def show_estimate(
     if took:
         seconds = imports + estimate.makespan(took, at_once)
         total |= {"time": duration(seconds), "disk": megabytes(disk)}
-        gpus = 0 if addresses - {None} else num_gpus()  # those of a cluster are not counted
-        if gpus or gpu_price is not None:
+        gpus = num_gpus()
+        if addresses - {None}:
+            total["GPU hours"] = "not known: those of a cluster are not counted"
+        elif gpus or gpu_price is not None:
             hours = seconds / 3600 * gpus
             cost = "" if gpu_price is None else f", {hours * gpu_price:.2f} in all"
             total["GPU hours"] = f"{hours:.2f} ({counted(gpus, 'GPU')}){cost}"

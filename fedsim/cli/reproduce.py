@@ -117,7 +117,7 @@ def reproduce(
     folder = folder_of(out, "reproduce", f"{table.name}-{chosen.name}")
     echo(f"{table.title} ({table.source})")
     echo(f"{chosen.name} job: {counted(chosen.runs, 'run')} of the preset {chosen.preset}")
-    with repeatable(ctx, "the runs are", folder):
+    with repeatable(ctx, lambda: ("the runs are", folder)):
         make_importable(chosen.experiment.settings, flags)
         if not dry_run:
             _run(ctx, table, chosen, flags, folder, parallel)

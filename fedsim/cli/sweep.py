@@ -208,14 +208,15 @@ def _do(
     ``budget`` are the options of the search, None where they are not given.
     """
     check_dry_run(dry_run, measure, gpu_price)
-    folder = _folder(out, kind or "sweep", experiment)
-    contents = "the search is" if kind == "tune" else "the runs are"
-    with repeatable(ctx, contents, folder):
+    place: tuple[str, Path] | None = None
+    with repeatable(ctx, lambda: place):
         from fedsim.studies import execute
         from fedsim.studies import plan as plans
 
         loaded = _load(experiment, kind, searched, budget)
         folder = _folder(out, loaded.kind, experiment)
+        contents = "the search is" if loaded.kind == "tune" else "the runs are"
+        place = contents, folder
         rows = (*loaded.partitions, *loaded.methods)
         make_importable(loaded.settings, *(row.settings for row in rows), flags)
         trackers_of(track)  # refuses one that is not installed before anything starts

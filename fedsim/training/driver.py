@@ -321,7 +321,7 @@ def run(
         config: what to run.
         out: the run directory, new or empty; default ``runs/<dataset>/<algorithm>/<time>-<id>``.
         callbacks: follow the run; one may end it, see :class:`fedsim.Callback`.
-        session: Ray and its warm actors, shared with the runs before and after, or still starting.
+        session: Ray and its warm actors, shared with the runs before and after.
 
     Raises:
         ConfigError, DataError: the run cannot start.
@@ -335,17 +335,17 @@ def run(
     check_effects(setup)
     warn_of_delta(config, [len(setup.partition.train[c]) for c in setup.partition.participants])
     setup, start = start_of(setup)
-    with closing(make_executor(setup, session)) as executor:
+    followers = Callbacks(callbacks)
+    with closing(followers), closing(make_executor(setup, session)) as executor:
         store = RunWriter.create(path)
         with files.lock(path):
             store.write("config.yaml", to_yaml(setup.config))
             checkpoints, _ = _restore(setup, store)
             with checkpoints:
                 position = Position(rounds=0, state=start)
-                loop = _loop(setup, store, executor, checkpoints, position, callbacks, begun)
+                loop = _loop(setup, store, executor, checkpoints, position, followers, begun)
                 del start, position
-                with closing(loop.callbacks):
-                    return loop.run()
+                return loop.run()
 
 
 def resume(
@@ -360,8 +360,8 @@ def resume(
     config = configuration(store.path, overrides)
     if store.finished:
         return RunStore(store.path)
-    begun = time.perf_counter()
-    with files.lock(store.path):
+    begun, followers = time.perf_counter(), Callbacks(callbacks)
+    with closing(followers), files.lock(store.path):
         before = store.read_environment()
         setup, start = start_of(prepare(config))
         before |= check_begun(
@@ -378,12 +378,11 @@ def resume(
             )
             position = Position(rounds=0, state=start)
         with checkpoints, closing(make_executor(setup, session)) as executor:
-            loop = _loop(setup, store, executor, checkpoints, position, callbacks, begun, before)
+            loop = _loop(setup, store, executor, checkpoints, position, followers, begun, before)
             store.remove_unfinished()
             store.truncate_tables(position.tables)
             del start, position
-            with closing(loop.callbacks):
-                return loop.run()
+            return loop.run()
 
 
 def _loop(
@@ -392,7 +391,7 @@ def _loop(
     executor: Executor,
     checkpoints: Checkpoints,
     position: Position,
-    callbacks: Sequence[Callback],
+    callbacks: Callbacks,
     begun: float,
     before: Mapping[str, Any] | None = None,
 ) -> TrainingLoop:
@@ -408,7 +407,7 @@ def _loop(
         store=store,
         checkpoints=checkpoints,
         environment=environment,
-        callbacks=Callbacks(callbacks),
+        callbacks=callbacks,
         begun=begun - position.seconds,
         position=position,
         before=before,

@@ -30,6 +30,18 @@ OBJECT_STORE = 0.3
 """The part of the free memory that Ray keeps for its object store, unless told otherwise."""
 
 
+_connected = _forked = False
+"""Whether this process was ever connected to Ray, and whether its parent was when it was forked."""
+
+
+def _after_fork() -> None:
+    global _forked  # noqa: PLW0603 - of the process
+    _forked = _forked or _connected or ray.is_initialized()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 def connect(engine: EngineConfig) -> Callable[[], None]:
     """Starts Ray on this machine, quietly, or joins the cluster at ``engine.address``.
 
@@ -37,10 +49,18 @@ def connect(engine: EngineConfig) -> Callable[[], None]:
         What ends the connection; nothing to end where this process already had one.
 
     Raises:
-        ConfigError: there is no cluster at the address, no such working_dir, or Ray refuses a
-            setting or does not come up.
+        ConfigError: there is no cluster at the address, no such working_dir, Ray refuses a setting,
+            or this process was forked from one that Ray ran in.
+        FedsimError: Ray does not come up on this machine.
         Interrupted: the process was told to end while Ray started.
     """
+    global _connected  # noqa: PLW0603 - of the process
+    if _forked:
+        raise ConfigError(
+            "engine.kind=ray: this process was forked from one that had connected to Ray, whose "
+            "threads it lacks: start it with multiprocessing.get_context('spawn'), or set "
+            "engine.kind=serial"
+        )
     if ray.is_initialized():
         refused = [key for key in ("address", "working_dir") if getattr(engine, key) is not None]
         if refused:
@@ -52,6 +72,7 @@ def connect(engine: EngineConfig) -> Callable[[], None]:
             raise ConfigError(f"--working-dir {engine.working_dir}: there is no such folder")
         options["runtime_env"] = {"working_dir": engine.working_dir}
     address = engine.address or LOCAL
+    _connected = True
     try:
         with _keep_sigterm_handler():
             if address == LOCAL:
@@ -62,12 +83,19 @@ def connect(engine: EngineConfig) -> Callable[[], None]:
     except FedsimError:
         raise
     except Exception as error:  # a time-out is a plain Exception
-        where, remedy = f"--address {address}: cannot join the cluster", ""
-        if address == LOCAL:
-            where, remedy = "Ray cannot start", "; --engine serial needs no Ray"
         if "AF_UNIX" in str(error):  # the folder of its sockets, below that for temporary files
-            remedy = "; set RAY_TMPDIR to a folder with a shorter name, such as /tmp"
-        raise ConfigError(f"{where} ({one_line(error)}){remedy}") from error
+            raise ConfigError(
+                f"Ray cannot start ({one_line(error)}); set RAY_TMPDIR to a folder with a shorter "
+                "name, such as /tmp"
+            ) from error
+        if address == LOCAL:
+            kind = FedsimError if type(error) is Exception else ConfigError
+            raise kind(
+                f"Ray cannot start ({one_line(error)}); --engine serial needs no Ray"
+            ) from error
+        raise ConfigError(
+            f"--address {address}: cannot join the cluster ({one_line(error)})"
+        ) from error
     return ray.shutdown
 
 

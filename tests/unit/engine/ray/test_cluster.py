@@ -13,7 +13,7 @@ from ray.exceptions import RuntimeEnvSetupError
 import fedsim
 from fedsim.config.run import RunConfig
 from fedsim.config.sections import EngineConfig
-from fedsim.core.errors import ConfigError, Interrupted, one_line
+from fedsim.core.errors import ConfigError, FedsimError, Interrupted, one_line
 from fedsim.engine.ray import cluster as clusters
 from fedsim.engine.ray.cluster import connect
 from tests.commands import clean_environment
@@ -62,6 +62,23 @@ def test_a_user_without_a_home_has_no_secret_of_their_own(monkeypatch):
     assert set(clusters._auth_token()) == {"RAY_AUTH_TOKEN"}
 
 
+FORK = """
+import os, sys, fedsim
+from fedsim.config.sections import EngineConfig
+from fedsim.core.errors import ConfigError
+from fedsim.engine.ray.cluster import connect
+
+connect(EngineConfig(actors=1))()
+if child := os.fork():
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+try:
+    fedsim.run(fedsim.RunConfig(engine={"actors": 1}), sys.argv[1])
+except ConfigError as error:
+    print(error)
+    os._exit(7)
+"""
+
+
 LONG = """
 import sys
 from fedsim.config.sections import EngineConfig
@@ -78,25 +95,33 @@ except ConfigError as error:
 
 @pytest.mark.slow
 @pytest.mark.integration
-@pytest.mark.skipif(os.name == "nt", reason="it has no such sockets")
-def test_a_folder_whose_name_is_too_long_for_sockets(tmp_path):
-    environment = clean_environment() | {"RAY_TMPDIR": str(tmp_path / ("a" * 80))}
+@pytest.mark.parametrize(
+    ("script", "folder", "message"),
+    [
+        (FORK, "", "this process was forked from one that had connected to Ray"),
+        (LONG, "a" * 80, "; set RAY_TMPDIR to a folder with a shorter name, such as /tmp"),
+    ],
+)
+def test_where_ray_cannot_run_one_line_says_so(script, folder, message, tmp_path):
+    more = {"RAY_TMPDIR": str(tmp_path / folder)} if folder else {}
+    command = [sys.executable, "-c", script, str(tmp_path / "run")]
     done = subprocess.run(
-        [sys.executable, "-c", LONG],
-        env=environment,
+        command,
+        env=clean_environment() | more,
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
     )
     assert done.returncode == 7, done.stderr
-    assert "; set RAY_TMPDIR to a folder with a shorter name, such as /tmp" in done.stdout
+    assert message in done.stdout
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
     ("raised", "error", "message"),
     [
-        (Exception("The node timed out\nduring startup"), ConfigError, "timed out during startup"),
+        (Exception("The node timed out\nduring startup"), FedsimError, "timed out during startup"),
         (RuntimeEnvSetupError("Failed to upload working_dir"), ConfigError, "Failed to upload"),
         (SystemExit(15), Interrupted, "15"),
     ],
