@@ -108,12 +108,12 @@ CATALOGUES: Mapping[str, Callable[[], Rows]] = {
 
 def defaults(section: str) -> dict[str, Any]:
     """The defaults of the options of a method or data set; empty for names of the user's."""
-    from fedsim import algorithms
-    from fedsim.core import settings
+    from fedsim.algorithms.catalogue import METHODS
 
-    if section in algorithms.names():
-        return settings.defaults(algorithms.parameters(section))
+    if section in METHODS.names():
+        return METHODS.defaults(section)
     from fedsim import data
+    from fedsim.core import settings
 
     return settings.defaults(data.options(section)) if data.find(section) else {}
 

@@ -1,7 +1,6 @@
 """Files: atomic writes, and the lock of a run directory."""
 
 import errno
-import fcntl
 import hashlib
 import logging
 import os
@@ -237,6 +236,8 @@ def lock_holder(folder: Path) -> LockHolder | None:
 
 def _can_share(descriptor: int) -> bool:
     """Whether an open file is free for a shared lock, which is given back at once."""
+    import fcntl  # which Windows lacks
+
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError as error:

@@ -82,6 +82,13 @@ class Registry:
                 )
         return settings
 
+    def defaults(self, name: str) -> dict[str, Any]:
+        """The settings of a built-in part that have a default, read without importing its file."""
+        build = _source(f"{self.package}.{name}")[1].args
+        keys = (*build.args[len(build.args) - len(build.defaults) :], *build.kwonlyargs)
+        pairs = zip(keys, (*build.defaults, *build.kw_defaults), strict=True)
+        return {key.arg: ast.literal_eval(value) for key, value in pairs if value is not None}
+
     def build(self, name: str, kind: type[T], first: Iterable[Any], values: Mapping[str, Any]) -> T:
         """The part; ``first`` are the arguments that fedsim gives.
 
@@ -123,12 +130,14 @@ class Registry:
     def docstrings(self, name: str) -> tuple[str, str]:
         """The docstrings of a built-in part's file and of its ``build``; imports nothing."""
         self.check_known(name)
-        return _docstrings(f"{self.package}.{name}")
+        file, build = _source(f"{self.package}.{name}")
+        return ast.get_docstring(file) or "", ast.get_docstring(build) or ""
 
 
 @cache
-def _docstrings(module: str) -> tuple[str, str]:
+def _source(module: str) -> tuple[ast.Module, ast.FunctionDef]:
+    """A part's file as it is written, and its ``build``."""
     spec = find_spec(module)
-    tree = ast.parse(Path(spec.origin if spec and spec.origin else "").read_text(encoding="utf-8"))
-    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
-    return ast.get_docstring(tree) or "", ast.get_docstring(functions["build"]) or ""
+    file = ast.parse(Path(spec.origin if spec and spec.origin else "").read_text(encoding="utf-8"))
+    functions = {node.name: node for node in file.body if isinstance(node, ast.FunctionDef)}
+    return file, functions["build"]

@@ -339,7 +339,8 @@ def test_analysis_imports_neither_torch_nor_ray_and_of_fedsim_little() -> None:
         cwd=Path(__file__).resolve().parents[3], env=clean_environment(),
     )  # fmt: skip
     assert done.stdout.split() == [
-        "fedsim.config", "fedsim.core", "fedsim.systems", "fedsim.version",
+        "fedsim.attacks", "fedsim.compressors", "fedsim.config", "fedsim.core", "fedsim.systems",
+        "fedsim.version",
     ], "the declarations of keys and columns"  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from PIL import Image
 import fedsim
 from fedsim import models
 from fedsim.cli import main
+from fedsim.config import experiments
 from fedsim.config.resolve import resolve, with_normalization
 from fedsim.config.run import RunConfig
 from fedsim.core.normalization import Normalization
@@ -87,7 +88,7 @@ def test_a_run_says_it_and_its_models_take_images_so(tmp_path, monkeypatch):
     assert done.exit_code == 0, done.output
     line = "images of 32 x 32 pixels, mean 0.449, standard deviation 0.226 (data.normalization; "
     assert line in done.output
-    written = resolve(final_models.experiments.read(tmp_path / "r" / "config.yaml").settings)
+    written = resolve(experiments.read(tmp_path / "r" / "config.yaml").settings)
     assert written.data.normalization == IMAGENET
     known = final_models.Description.read(tmp_path / "r")
     assert (known.mean, known.std) == (pytest.approx((0.449,)), pytest.approx((0.226,)))
