@@ -23,8 +23,7 @@ from fedsim.core.rows import EPSILONS, METRICS, SCORES, Row, metric_column
 from fedsim.core.terminal import echo, tell
 from fedsim.core.text import counted, decimals, duration
 from fedsim.display.tables import show
-from fedsim.metrics.collapse import final_predictions
-from fedsim.storage.run_dir import RunStore
+from fedsim.storage.run_dir import RunStore, last_predictions
 from fedsim.training.callbacks import Callback, Rows, RunInfo
 
 LINES = 20
@@ -252,7 +251,6 @@ def show_result(path: Path, summary: Mapping[str, object]) -> None:
     lines |= {"rounds": str(rounds), "seconds": f"{seconds:.1f}", "files": str(path)}
     show([{"result": name, "value": value} for name, value in lines.items()])
     store = RunStore(path)
-    has_classes = (path / "classes.csv").is_file()
-    final = final_predictions(store.read("classes")) if has_classes else None
+    final = last_predictions(store)
     if final is not None and final.collapsed:
         echo(final.describe(store.read_environment().get("classes", ())))

@@ -27,6 +27,7 @@ from fedsim.core.reading import parse_json
 from fedsim.core.rows import TABLES, FinalClientRow, PartitionRow, Row, metric_column
 from fedsim.core.terminal import check_text
 from fedsim.core.types import Array
+from fedsim.metrics.collapse import FinalPredictions, final_predictions
 from fedsim.storage import status, tables
 from fedsim.storage.digests import TableDigest
 from fedsim.storage.tables import cell as cell
@@ -353,6 +354,13 @@ def default_path(dataset: str, algorithm: str) -> Path:
     now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     parts = [name.replace(":", ".") for name in (dataset, algorithm)]
     return Path("runs", *parts, f"{now}-{secrets.token_hex(2)}")
+
+
+def last_predictions(store: RunStore) -> FinalPredictions | None:
+    """What the last evaluation in a run's classes.csv says of a collapse, see
+    :func:`fedsim.metrics.collapse.final_predictions`; None without that table, too."""
+    has_classes = (store.path / "classes.csv").is_file()
+    return final_predictions(store.read("classes")) if has_classes else None
 
 
 def client_number(run: Path, num_clients: int, client: int | str, flag: str = "--client") -> int:

@@ -14,9 +14,8 @@ from fedsim.config.sections import SECTIONS, fields
 from fedsim.core.normalization import OF_DATASET
 from fedsim.core.rows import EPSILONS, METRICS, SCORES, WHEN, metric_column
 from fedsim.core.types import F64
-from fedsim.metrics.collapse import final_predictions
 from fedsim.metrics.scores import gini
-from fedsim.storage.run_dir import RunStore
+from fedsim.storage.run_dir import RunStore, last_predictions
 from fedsim.storage.tables import Outcome
 from fedsim.training.setup import Setup
 
@@ -103,8 +102,7 @@ def summarise(setup: Setup, store: RunStore, seconds: float) -> dict[str, Any]:
     accuracies = _accuracies_of_clients(store)
     spread = (None,) * len(CLIENT_COLUMNS) if accuracies is None else _spread(accuracies)
     row |= dict(zip(CLIENT_COLUMNS, spread, strict=True))
-    has_classes = (store.path / "classes.csv").is_file()
-    final = final_predictions(store.read("classes")) if has_classes else None
+    final = last_predictions(store)
     row |= {"collapsed": None if final is None else final.collapsed} | _final_clients(store)
     row |= outcomes(*(metric_column("test", metric) for metric in LAST))
     row |= {name: rounds[name].iloc[-1] for name in EPSILONS if name in rounds}
