@@ -130,7 +130,10 @@ def gather(
     updates = without_diverged(setup, trained.updates, f"round {log.round}", log)
     mixed = setup.config.asynchrony.mixing is not None
     updates = rebased(setup.layout, updates, models, state.params, whole=mixed)
-    updates = [replace(u, staleness=steps_since(u.version, state, ctx)) for u in updates]
+    updates = [
+        u if u.version == ctx.round else replace(u, staleness=steps_since(u.version, state, ctx))
+        for u in updates
+    ]
     columns: Columns | None = executor.columns(updates, models, state.clients)
     if columns is None and updates and setup.server_device is not None:
         ordered = sorted(updates, key=lambda update: update.client_id)
