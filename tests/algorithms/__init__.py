@@ -1,1 +1,0 @@
-"""One test file per method; what each is compared with lies in ``tests/oracles``."""
