@@ -197,7 +197,7 @@ def test_the_published_accuracies_of_fed_heart_disease(seeds, monkeypatch):
 def test_a_study(monkeypatch):
     listed, done, table, _ = follow("tune.md#A study", monkeypatch)
     assert "comparison: 18 runs, 6 rows with training seeds 1, 2, 3" in listed
-    assert listed.partition("\n\n")[0] in (PAGES / "tune.md#A study").read_text()
+    assert listed.partition("\n\n")[0] in chapter("tune.md#A study")
     assert "34 runs" in listed.partition("\n\n")[2]  # the estimate of time, disk and memory
     assert "wrote runs/study/report/report.html" in done
     assert "| FedProx, alpha=0.1 |" in table
