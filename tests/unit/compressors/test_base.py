@@ -503,7 +503,7 @@ def test_rules_that_compression_breaks_are_refused(method, reason):
 
 
 def test_compression_follows_the_transforms_of_the_method():
-    given = config("tests.seams.sign_flip:build", "mlp", compress={"name": "random_k", "k": 9})
+    given = config("tests.seams:sign_flip", "mlp", compress={"name": "random_k", "k": 9})
     _, last = algorithm_of(given).transforms
     assert isinstance(last, Compression)
     assert last.compressor.operator == RandomK(0.1, 9)

@@ -1,4 +1,4 @@
-"""Margin control: every form by hand, against sample-by-sample sums, and by its gradient."""
+"""Margin control, its forms by hand and against an independent computation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from fedsim.client.criterion import MarginControl, margins
 from fedsim.core.errors import ConfigError
-from tests.oracles import losses as oracle
+from tests.oracles import losses
 
 LOGITS = [[2.0, -1.0, 0.5], [0.0, 1.0, 0.0]]
 LABELS = [0, 2]
@@ -93,14 +93,14 @@ def test_published_margins():
 def test_oracle(form, classes, rows):
     logits, labels = batch(rows, classes)
     default = MarginControl(form)(logits, labels)
-    expected = oracle.margin_control(form, logits, labels, 0.03, THRESHOLDS[form])
+    expected = losses.margin_control(form, logits, labels, 0.03, THRESHOLDS[form])
     assert default.shape == ()
     assert default.item() == pytest.approx(expected, rel=1e-12)
     other = MarginControl(form, 0.7, 1.7)(logits, labels)
-    expected = oracle.margin_control(form, logits, labels, 0.7, 1.7)
+    expected = losses.margin_control(form, logits, labels, 0.7, 1.7)
     assert other.item() == pytest.approx(expected, rel=1e-12)
     single = MarginControl(form)(logits.float(), labels)
-    expected = oracle.margin_control(form, logits.float(), labels, 0.03, THRESHOLDS[form])
+    expected = losses.margin_control(form, logits.float(), labels, 0.03, THRESHOLDS[form])
     assert single.item() == pytest.approx(expected, rel=1e-5)
 
 
@@ -151,8 +151,8 @@ def test_damped_margins_are_largest_at_kappa_tau(tau):
         value = torch.tensor(m, dtype=torch.float64)
         return MarginControl("sigma_damp", threshold=tau)(*pair(value)).item()
 
-    best = oracle.KAPPA * tau
-    assert loss(best) == pytest.approx(oracle.softplus(-tau * (oracle.KAPPA - 1)), rel=1e-12)
+    best = losses.KAPPA * tau
+    assert loss(best) == pytest.approx(losses.softplus(-tau * (losses.KAPPA - 1)), rel=1e-12)
     assert loss(best - 0.01) > loss(best) < loss(best + 0.01)
 
 
