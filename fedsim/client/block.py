@@ -118,9 +118,6 @@ def train_block(
 
     Returns:
         The updates in the order of ``envs``, without deltas, and the vectors (B, D) after training.
-
-    Raises:
-        ContractError: the clients are not sorted, or do not fit the width.
     """
     device = envs[0].start.device
     plan = BatchPlan(envs, width)

@@ -99,9 +99,6 @@ class MarginControl:
         weight: lambda of the additive forms.
         threshold: tau, T or u of the forms that have one; None for the form's default
             (2 for ``sigma_damp``, else 1).
-
-    Raises:
-        ConfigError: the form is unknown, the weight negative or the threshold not positive.
     """
 
     form: str = "none"

@@ -54,11 +54,7 @@ class RuleState:
 
     @classmethod
     def unflatten(cls, arrays: Vectors) -> RuleState:
-        """The opposite of :meth:`flatten`; optimisers that keep nothing may be missing at the end.
-
-        Raises:
-            ValueError: a name is not one of those.
-        """
+        """The opposite of :meth:`flatten`; trailing optimisers that keep nothing may be missing."""
         parts: dict[str, dict[str, Array]] = {"probe": {}, "reduce": {}, "exchange": {}}
         optimizers: dict[int, dict[str, Array]] = {}
         receive: dict[str, dict[str, Array]] = {}
@@ -183,11 +179,7 @@ class Checks(Protocol):
     """A reduction or transform that needs a cohort of some size."""
 
     def check(self, m: int, clients: int) -> int:
-        """How many updates it hands on, of m updates that it gets from all clients of a cohort.
-
-        Raises:
-            ConfigError: they are too few.
-        """
+        """How many updates it hands on, of m updates that it gets from all clients of a cohort."""
 
 
 @dataclass(frozen=True)

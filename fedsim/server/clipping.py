@@ -19,11 +19,7 @@ from fedsim.server.cohort import Cohort
 
 @dataclass(frozen=True)
 class ClipNorms:
-    """Scales updates whose norm is above ``norm`` down to it.
-
-    Raises:
-        ConfigError: ``norm`` is not above 0.
-    """
+    """Scales updates whose norm is above ``norm`` down to it."""
 
     norm: float
     name: ClassVar[str] = "clip"

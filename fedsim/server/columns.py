@@ -28,11 +28,7 @@ class Columns(Protocol):
 
     @property
     def rows(self) -> tuple[Array, ...]:
-        """The m vectors (D,).
-
-        Raises:
-            ContractError: they are distributed over nodes.
-        """
+        """The m vectors (D,)."""
 
     def products(self, ranges: Sequence[slice], vector: Array | None = None) -> list[F64]:
         """For each range (m, m + 1): inner products of the updates, and with ``vector`` (D,).

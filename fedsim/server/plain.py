@@ -51,11 +51,7 @@ def is_rule(function: Callable[..., Any], title: str) -> bool:
 
 
 def hyperparameters(function: Callable[..., Any], title: str) -> dict[str, Parameter]:
-    """The hyperparameters of a plain rule; one without a type has that of its default.
-
-    Raises:
-        ConfigError: it is no rule; names file and line, and shows the right form.
-    """
+    """The hyperparameters of a plain rule; one without a type has that of its default."""
     declared = list(signature(function, title, evaluate=True).parameters.values())
     if len(declared) < 2 or any(p.kind not in FIRST for p in declared[:2]):
         raise ConfigError(f"{_refused(function, title)} takes gram and num_samples first: {FORM}")
@@ -117,11 +113,7 @@ class PlainRule:
         return f"{place(self.function)}, in {name}"
 
     def __call__(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> Reduced:
-        """Keeps what the function leaves in its ``state``.
-
-        Raises:
-            ContractError: the function fails, or returns anything but m finite numbers.
-        """
+        """Keeps what the function leaves in its ``state``."""
         layout, n = cohort.layout, cohort.num_samples
         params, statistics = slice(0, layout.num_params), slice(layout.num_params, layout.size)
         kept = {name: array.copy() for name, array in state.items()}

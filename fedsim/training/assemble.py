@@ -73,11 +73,7 @@ def start_of(setup: Setup) -> tuple[Setup, ServerState]:
 
 
 def prepare(config: RunConfig) -> Setup:
-    """Loads the data, splits them, and builds model and method; starts nothing.
-
-    Raises:
-        ConfigError, DataError: something does not fit; the message names key and file.
-    """
+    """Loads the data, splits them, and builds model and method; starts nothing."""
     executors.check(config.engine)
     config = with_normalization(config)
     if config.engine.client_batch not in (1, "auto"):
@@ -96,11 +92,7 @@ def assemble(
     kind: str,
     digests: Data | None = None,
 ) -> Setup:
-    """Builds model and method for data that are loaded; ``digests`` are theirs.
-
-    Raises:
-        ConfigError, DataError: as :func:`prepare`.
-    """
+    """Builds model and method for data that are loaded; ``digests`` are theirs."""
     model, algorithm = _model(config, dataset), algorithm_of(config)
     built, flat, clock = _built(config, model, algorithm, dataset, partition)
     malicious = malicious_clients(config.attack, config.data, partition)
@@ -206,9 +198,6 @@ def _check(setup: Setup) -> None:
 def draw_root(samples: int, dataset: Dataset, seed: int) -> I64:
     """(samples,) indices of validation samples, uniformly without replacement, ascending: the root
     set, on which the server itself trains.
-
-    Raises:
-        ConfigError: the validation part has fewer.
     """
     if len(dataset.val) < samples:
         raise ConfigError(
@@ -222,11 +211,7 @@ def draw_root(samples: int, dataset: Dataset, seed: int) -> I64:
 
 
 def check_effects(setup: Setup) -> None:
-    """Refuses an attack without effect, and buckets of more updates than a round has.
-
-    Raises:
-        ConfigError: there is one; says what to set.
-    """
+    """Refuses an attack without effect, and buckets of more updates than a round has."""
     check_attack(setup)
     most = max(possible_sizes(setup))
     for step in setup.algorithm.server.receive:
@@ -268,11 +253,7 @@ def _schedule_of(config: RunConfig, participants: Sequence[int]) -> Schedule:
 
 
 def algorithm_of(config: RunConfig) -> Algorithm:
-    """The method, of its client part, server part, margin control and compression.
-
-    Raises:
-        ConfigError: they do not go together.
-    """
+    """The method, of its client part, server part, margin control and compression."""
     algorithm = algorithms.compose(
         config.algorithm,
         config.hyperparameters,
@@ -320,10 +301,6 @@ def make_executor(setup: Setup, session: Any = None) -> Executor:
 def clock_of(config: RunConfig, num_clients: int, algorithm: Algorithm, layout: Layout) -> Clock:
     """The clock that section ``clock`` asks for; the algorithm says how often clients pass over
     their data, and what of the model stays with them.
-
-    Raises:
-        ConfigError: a trait is given twice, or there is a deadline but nothing takes time.
-        DataError: the trace cannot be used; names file and row.
     """
     c = config.clock
     shared = [s.stop - s.start for s in layout.slots if not algorithm.personal(s)]

@@ -339,11 +339,7 @@ REFUSED = (
 
 
 def check(setup: Setup) -> None:
-    """Refuses a run that asks for what cannot be combined, before anything starts.
-
-    Raises:
-        ConfigError: it does; says what and why.
-    """
+    """Refuses a run that asks for what cannot be combined, before anything starts."""
     traits = {name: trait for name, trait in TRAITS.items() if trait.holds(setup)}
     for one, other, why in REFUSED:
         if one in traits and other in traits:

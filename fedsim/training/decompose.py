@@ -64,9 +64,6 @@ def decompose(
 
     Returns:
         Bytes of the models that were evaluated.
-
-    Raises:
-        DivergedError: a model's outputs are not finite.
     """
     e = setup.config.evaluation
     owners = set(clients_with(setup.partition, e.own_split))

@@ -35,11 +35,7 @@ class EarlyStopping:
             self.best, self.best_round, self.waited = accuracy, round, 0
 
     def read(self, rounds: Path) -> None:
-        """Takes note of all rounds in a rounds.csv, whose numbers are read without rounding.
-
-        Raises:
-            StoreError: it cannot be read.
-        """
+        """Takes note of all rounds in a rounds.csv, whose numbers are read without rounding."""
         with files.reading(rounds) as path:
             for row in tables.read(path):
                 self.add(int(row["round"]), tables.number(row["val_accuracy"]))

@@ -60,11 +60,7 @@ class Evaluated:
 
 
 def check_parts(config: RunConfig, dataset: Dataset, partition: Partition) -> None:
-    """Refuses what needs a part of the data that there is not.
-
-    Raises:
-        ConfigError: names the key, and the one that would make the part.
-    """
+    """Refuses what needs a part of the data that there is not."""
     e, patience, split = config.evaluation, config.train.patience, config.evaluation.own_split
     if e.decompose_every and not getattr(partition, split):
         raise ConfigError(
@@ -250,11 +246,7 @@ ClientScores = Mapping[Split, Mapping[int, GroupScore]]
 
 
 def client_scores(setup: Setup, executor: Executor, state: ServerState) -> ClientScores:
-    """The scores of the global model, or of the clients' own, on the clients' own data.
-
-    Raises:
-        DivergedError: a model's outputs are not finite.
-    """
+    """The scores of the global model, or of the clients' own, on the clients' own data."""
     return {split: _own_scores(setup, executor, state, split) for split in SPLITS}
 
 

@@ -45,10 +45,6 @@ def with_features(spec: WorkerSpec) -> WorkerSpec:
     head are frozen, and neither augmentation nor network draws random numbers in training.
     Otherwise the spec is returned as it is; where the features are frozen a line for the user says
     why.
-
-    Raises:
-        DataError: the cache folder cannot be written.
-        WorkerError: the network does not take the samples.
     """
     if not spec.frozen or spec.dataset.per_token:
         return spec

@@ -39,10 +39,6 @@ def final_scores(
         executor: of the run.
         state: after the last round.
         log: of the last round; gets rows of clients that fail, where these are dropped.
-
-    Raises:
-        DivergedError: a model's weights or outputs are not finite.
-        WorkerError: a client's work failed.
     """
     epochs, partition = setup.config.evaluation.finetune_epochs, setup.partition
     if not (epochs or partition.held_out):

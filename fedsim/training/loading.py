@@ -21,21 +21,13 @@ from fedsim.data.shifts import shifted
 
 
 def load(config: RunConfig) -> tuple[Dataset, Partition, str]:
-    """The data set with the clients' feature shifts, who owns what of it, the kind of partition.
-
-    Raises:
-        ConfigError, DataError: something does not fit; the message names key and file.
-    """
+    """The data set with the clients' feature shifts, who owns what of it, the kind of partition."""
     dataset, partition, kind = deal(config)
     return with_shifts(config, dataset, partition), partition, kind
 
 
 def deal(config: RunConfig) -> tuple[Dataset, Partition, str]:
-    """What :func:`load` returns, without the clients' feature shifts: samples as they were read.
-
-    Raises:
-        ConfigError, DataError: as :func:`load`.
-    """
+    """What :func:`load` returns, without the clients' feature shifts: samples as they were read."""
     dataset, kind, listed = divided(config)
     partition = _partition(config, dataset, kind, listed)
     # before the shift, which looks at the common parts: nodes that shift themselves know these
@@ -61,9 +53,6 @@ def divided(config: RunConfig) -> tuple[Dataset, str, Partition | None]:
 
     A split file gives the parts, and with them what is fitted to the training samples. Users with
     too few samples are in no part, where each user is to be a client.
-
-    Raises:
-        ConfigError, DataError: as :func:`load`.
     """
     c = config.data
     file = client_file(config)
@@ -90,9 +79,6 @@ def read(
         config: that says which.
         whole: all of its samples are the test part.
         known_words: the vocabulary to read texts with; None: their own one.
-
-    Raises:
-        ConfigError, DataError: as :func:`load`.
     """
     name, arguments = config.data.name, read_arguments(config)
     load = partial(data.load, name, whole=whole, known_words=known_words, **arguments)

@@ -35,9 +35,6 @@ def malicious_clients(attack: AttackConfig, data: DataConfig, partition: Partiti
     """The malicious clients, ascending; without a list of them ``data.seed`` draws them.
 
     None without an attack.
-
-    Raises:
-        ConfigError: a client of the list does not take part, or the fraction is of no client.
     """
     if attack.name is None:
         return []
@@ -59,11 +56,7 @@ def malicious_clients(attack: AttackConfig, data: DataConfig, partition: Partiti
 
 
 def attack_of(config: RunConfig, dataset: Dataset, algorithm: Algorithm) -> Attack:
-    """The attack; one that does nothing without ``attack.name``.
-
-    Raises:
-        ConfigError: a setting that it refuses, or that does not fit the data.
-    """
+    """The attack; one that does nothing without ``attack.name``."""
     if config.attack.name is None:
         return Attack()
     federation = Federation(dataset, algorithm.personal)
@@ -89,11 +82,7 @@ def attacked(
 
 
 def check_attack(setup: Setup) -> None:
-    """Refuses an attack that changes nothing in any round.
-
-    Raises:
-        ConfigError: so it is; says what to set.
-    """
+    """Refuses an attack that changes nothing in any round."""
     section, attack, malicious = setup.config.attack, setup.attack, setup.malicious
     if not malicious:
         return

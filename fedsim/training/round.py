@@ -75,12 +75,7 @@ class Gathered:
 def run_round(
     setup: Setup, executor: Executor, state: ServerState, ctx: RoundContext, log: RoundLog
 ) -> ServerState:
-    """One round: the state after it; its rows go to ``log``.
-
-    Raises:
-        DivergedError: a client diverged and the policy is ``raise``.
-        WorkerError: a client's work failed.
-    """
+    """One round: the state after it; its rows go to ``log``."""
     trained = train(setup, executor, state, ctx, log)
     with log.timed("aggregate"):
         gathered = gather(setup, executor, trained, ctx, log)
@@ -282,10 +277,6 @@ def root_update(setup: Setup, executor: Executor, models: Models, ctx: RoundCont
     do: on plain cross-entropy, without transforms and state, with random numbers of its own. With
     dp.level=example it is trained without clipping and noise: what is protected are the samples of
     clients. It takes neither simulated time nor bytes.
-
-    Raises:
-        DivergedError: it is not finite.
-        WorkerError: the training failed.
     """
     client = setup.partition.participants[0]  # places the work; the key is no round's
     task = ClientTask(client=client, ctx=ctx, work="root", stream=-1 - ctx.round)
@@ -368,11 +359,7 @@ def run_probe(
 def without_diverged(
     setup: Setup, updates: Sequence[ClientUpdate], title: str, log: RoundLog
 ) -> list[ClientUpdate]:
-    """The updates of clients that did not diverge; the others are dropped, or end the run.
-
-    Raises:
-        DivergedError: a client diverged and the policy is ``raise``.
-    """
+    """The updates of clients that did not diverge; the others are dropped, or end the run."""
     good = []
     for update in updates:
         if update.diverged is None:

@@ -59,9 +59,6 @@ def stacking_of(
     """How clients train together; None where they train one by one.
 
     Depends on configuration, data and kind of device alone, since results depend on it.
-
-    Raises:
-        ConfigError: the number is above 1, and these clients cannot be stacked.
     """
     wanted = config.engine.client_batch
     if wanted == 1:
@@ -102,9 +99,6 @@ def check(config: RunConfig, algorithm: Algorithm, origin: str) -> None:
         config: of the run.
         algorithm: its method.
         origin: where ``engine.client_batch`` was given, such as ``--client-batch``.
-
-    Raises:
-        ConfigError: the clients cannot be stacked.
     """
     name = config.model_name
     model: nn.Module = nn.Linear(1, 1)
