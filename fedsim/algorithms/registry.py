@@ -69,15 +69,7 @@ def compose(
 
 
 def chained(name: str, base: Server, servers: Mapping[str, Server]) -> Server:
-    """The server of method ``name`` with the parts of others in the place of its own.
-
-    Args:
-        name: the method.
-        base: its server.
-        servers: the others by their names: pre-aggregations, whose cohort transforms come first;
-            then one that gives the reduction and its optimisers; the following ones give their
-            optimisers. The first may be the method itself.
-    """
+    """The server of method ``name`` with the parts of others in the place of its own."""
     if not servers:
         return base
     first = next(iter(servers))

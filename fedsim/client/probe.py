@@ -45,13 +45,6 @@ def fault(
 
     A training step and an evaluation pass are compared with passes of another such model that has
     seen other values and samples before. The model has its values again in the end.
-
-    Args:
-        flat: the model, on the CPU.
-        fresh: the same model, built anew; its values do not matter.
-        criterion: the classification loss.
-        training: the optimiser and its settings.
-        samples: (n >= 3, ...) model inputs.
     """
     here, some = flat.flat.detach().clone(), samples[:2]
     try:

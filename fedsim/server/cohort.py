@@ -169,10 +169,6 @@ class Cohort:
         """(D,) ``sum_i c_i g_i`` over each range with its own coefficients, in one pass.
 
         In the updates' precision.
-
-        Args:
-            coefficients: (m,) for each range.
-            ranges: disjoint, all coordinates together.
         """
         covered = sum(where.stop - where.start for where in ranges)
         if covered != self.layout.size:

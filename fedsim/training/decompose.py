@@ -61,9 +61,6 @@ def decompose(
     """Adds the round's row of decomposition.csv, and those of loss_matrix.csv where wanted.
 
     No row where no client of the results, sorted by id, owns a sample of the part.
-
-    Returns:
-        Bytes of the models that were evaluated.
     """
     e = setup.config.evaluation
     owners = set(clients_with(setup.partition, e.own_split))

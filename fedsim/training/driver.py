@@ -420,15 +420,7 @@ def fingerprint(setup: Setup) -> Fingerprint:
 
 
 def write_split(setup: Setup, store: RunWriter) -> None:
-    """Who owns what, in partition.csv and split.csv, and the words of texts.
-
-    Args:
-        setup: of the run.
-        store: of the run; files that are there must say the same.
-
-    Raises:
-        DataError: a file that is there says something else.
-    """
+    """Who owns what, in partition.csv and split.csv, and the words of texts."""
     dataset, partition, bad = setup.dataset, setup.partition, setup.malicious
     store.write_partition(partitions.table(dataset, partition, malicious=bad))
     store.write_split(splits.columns(dataset, partition, bad, setup.root.tolist()))

@@ -241,7 +241,7 @@ def batches(candidates: Mapping[Key, Candidate]) -> Iterator[dict[Key, Model]]:
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
-ClientScores = Mapping[Split, Mapping[int, GroupScore]]
+ClientScores = dict[Split, Mapping[int, GroupScore]]
 """By part of the clients' own data, the score of each client that owns any of it."""
 
 

@@ -33,12 +33,6 @@ def final_scores(
 
     Held-out clients are scored on their own test parts, and those without one are excluded; where
     none of them has one, all are scored on their training samples.
-
-    Args:
-        setup: of the run.
-        executor: of the run.
-        state: after the last round.
-        log: of the last round; gets rows of clients that fail, where these are dropped.
     """
     epochs, partition = setup.config.evaluation.finetune_epochs, setup.partition
     if not (epochs or partition.held_out):

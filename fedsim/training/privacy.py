@@ -159,15 +159,7 @@ def check_samples(algorithm: Algorithm, model: ModelSpec, flat: FlatModel) -> No
 def private(
     config: RunConfig, algorithm: Algorithm, layout: Layout, sizes: Sequence[int], cohort_size: int
 ) -> tuple[Algorithm, Budget]:
-    """The method with a private server, and the epsilons of its rounds.
-
-    Args:
-        config: of the run, with ``dp.level=user``.
-        algorithm: the method, which :mod:`fedsim.training.combinations` allows.
-        layout: of the model's vector.
-        sizes: training samples of each client that may train.
-        cohort_size: m.
-    """
+    """The method with a private server, and the epsilons of its rounds."""
     dp, server, clients = config.dp, algorithm.server, len(sizes)
     if dp.max_samples is not None and server.reduction == Average("uniform"):
         raise ConfigError(

@@ -39,10 +39,6 @@ def gpu_need(config: RunConfig, room: float = math.inf) -> int | None:
     """Bytes of GPU memory that an actor needs, without the samples.
 
     None for a model of text or of the user's, and where it cannot be built or traced.
-
-    Args:
-        config: of a run whose clients train on GPUs.
-        room: bytes up to which the updates of a call stay there.
     """
     from fedsim.engine.footprint import need_of
 

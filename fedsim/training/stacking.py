@@ -94,11 +94,6 @@ def check(config: RunConfig, algorithm: Algorithm, origin: str) -> None:
     """Refuses a number above 1 where method or model cannot be stacked, without reading the data.
 
     Of a model of the user's nothing is known; it is checked when the run begins.
-
-    Args:
-        config: of the run.
-        algorithm: its method.
-        origin: where ``engine.client_batch`` was given, such as ``--client-batch``.
     """
     name = config.model_name
     model: nn.Module = nn.Linear(1, 1)
