@@ -60,13 +60,6 @@ class Omniscient(ABC):
         """(m,) whose updates the malicious clients know."""
         return malicious if self.knows == "own" else ~malicious
 
-    def has_effect(self, m: int, malicious: int) -> bool:
-        """Whether it changes an update in a cohort of m, of which so many are malicious.
-
-        A single client that knows itself alone has the mean of what it knows.
-        """
-        return self.knows == "benign" or malicious > 1
-
     @abstractmethod
     def attack(self, cohort: Cohort, malicious: Mask) -> Cohort:
         """The cohort with other malicious updates: some and not all."""

@@ -24,7 +24,8 @@ from fedsim.core.types import RoundContext
 from fedsim.engine.worker import Worker
 from fedsim.schedules.selection import Poisson
 from fedsim.testing.rounds import config, difference, results, rounds, small
-from fedsim.training.assemble import check_effects, prepare
+from fedsim.training.assemble import prepare
+from fedsim.training.malicious import check_effects
 from fedsim.training.privacy import epsilon_of_samples, warn_of_delta
 from fedsim.training.setup import needs_whole_updates
 from fedsim.training.summary import UNDER_ATTACK
@@ -743,24 +744,7 @@ MALICIOUS = {"clients": "0,1"}
             "attack.warmup: 3 given; the attack has 1 round,",
         ),
         ({"name": "alie", "clients": "0,1,2"}, {"train": {"sample_rate": 1}}, None),
-        (
-            {"name": "alie", "clients": "0"},
-            {"train": {"sample_rate": 1}, "data": {"num_clients": 5}},
-            "1 malicious client, in cohorts of 5 of 5 clients, would send what .*attack.scale",
-        ),
-        (
-            {"name": "alie", "clients": "0", "scale": 1.0},
-            {"train": {"sample_rate": 1}, "data": {"num_clients": 5}}, None,
-        ),
         ({"name": "ipm", "fraction": 1.0}, {}, "needs a benign client beside it"),
-        (
-            {"name": "ipm", **MALICIOUS}, {"train": {"sample_rate": 0.125}},
-            "needs a benign client beside it in a round: cohorts of 1 of 8 clients",
-        ),
-        (
-            {"name": "min_max", "knowledge": "own", "clients": "3"}, {},
-            "1 malicious client, in cohorts of 2 of 8 clients, .* attack.knowledge=benign",
-        ),
         (
             {"name": "backdoor", "poisoned": 0.001, **MALICIOUS}, {},
             "changes no training sample of 2 malicious clients",
@@ -778,12 +762,3 @@ def test_an_attack_without_effect_is_refused_before_the_run(tmp_path, attack, se
     with pytest.raises(ConfigError, match=reason):
         ran(tmp_path / "run", model="mlp", attack=attack, **sections)
     assert not (tmp_path / "run").exists()
-
-
-def test_buckets_of_more_updates_than_a_round_has_are_refused():
-    setup = prepare(small("bucketing", "mlp", bucketing={"size": 4}))
-    check_effects(setup)
-    with pytest.raises(
-        ConfigError, match=r"bucketing\.size: 5 given; a round has at most 4 updates"
-    ):
-        check_effects(prepare(small("bucketing", "mlp", bucketing={"size": 5})))
