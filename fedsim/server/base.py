@@ -16,7 +16,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import count
-from typing import Literal, Protocol, runtime_checkable
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -41,11 +41,8 @@ class RuleState:
     receive: Mapping[str, Vectors] = field(default_factory=dict)
 
     def flatten(self) -> dict[str, Array]:
-        """All arrays by their names in a checkpoint.
-
-        These are ``probe.<key>``, ``reduce.<key>`` and ``exchange.<key>``, and for the optimisers
-        ``then.<key>``, ``then2.<key>``, and so on; for transforms ``receive.<name>.<key>``.
-        """
+        """All arrays by their names in a checkpoint: ``probe.<key>``, ``reduce.<key>``,
+        ``exchange.<key>``, ``then.<key>``, ``then2.<key>``, ..., ``receive.<name>.<key>``."""
         parts = {"probe": self.probe, "reduce": self.reduction, "exchange": self.exchange}
         for number, state in enumerate(self.optimizers, start=1):
             parts["then" if number == 1 else f"then{number}"] = state
@@ -160,15 +157,14 @@ def has_trait(part: object, name: str) -> bool:
 
 
 class CohortTransform(Protocol):
-    """Changes the updates of a cohort before they are reduced (FedNova, clipping)."""
+    """Changes the updates of a cohort before they are reduced (FedNova, clipping).
 
-    @property
-    def name(self) -> str:
-        """Of its state in checkpoints; has no point in it."""
+    ``name`` is that of its state in checkpoints and has no point in it; ``needs_own_clients`` says
+    whether it reads what only the clients of its own method send.
+    """
 
-    @property
-    def needs_own_clients(self) -> bool:
-        """Whether it reads what only the clients of its own method send."""
+    name: ClassVar[str]
+    needs_own_clients: ClassVar[bool]
 
     def __call__(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> Received:
         """The cohort that the next part sees; ``state`` is {} in the first round."""
@@ -331,17 +327,16 @@ class Server:
             step, states = self._optimize(step, state.optimizers, cohort, ctx)
             if self.exchange is not None:
                 answer = self.exchange(cohort, state.exchange, ctx)
-        after = replace(
-            state,
-            reduction=reduced.state,
-            optimizers=states,
-            exchange=answer.state,
-            receive=attack | kept,
-        )
         return ServerStep(
             step=step,
             sent=cohort,
-            state=after,
+            state=replace(
+                state,
+                reduction=reduced.state,
+                optimizers=states,
+                exchange=answer.state,
+                receive=attack | kept,
+            ),
             downlink=answer.downlink,
             private=answer.private,
             metrics=_beside(received.metrics, reduced.metrics),
