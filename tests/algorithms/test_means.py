@@ -18,7 +18,7 @@ from fedsim import models as fedsim_models
 from fedsim.algorithms import robfedavg
 from fedsim.algorithms.fedgh import harmonize_orders
 from fedsim.algorithms.matched_mean import MatchedMean, Pair, layers_of, links_of
-from fedsim.core.errors import ConfigError, ContractError, FedsimError
+from fedsim.core.errors import ConfigError, FedsimError
 from fedsim.core.layout import FlatModel, layout_of
 from fedsim.core.rng import torch_generator
 from fedsim.core.types import ClientUpdate, ModelSpec, RoundContext, Training
@@ -31,7 +31,6 @@ from fedsim.schedules.base import Roster
 from fedsim.server.base import RuleState
 from fedsim.systems.clock import Clock
 from fedsim.testing.rounds import config, rounds, small
-from fedsim.training.assemble import prepare
 from tests.algorithms.cases import (
     EXAMPLES,
     LAYOUT,
@@ -689,21 +688,6 @@ def test_a_normalisation_that_the_vector_does_not_show_is_refused():
         algorithms.load("matched_mean").adapt(model)
 
 
-def test_updates_alone_are_not_enough():
-    with pytest.raises(ContractError, match="needs all of their weights"):
-        fedsim.aggregate(np.ones((2, 3)), [1, 1], "matched_mean")
-    with pytest.raises(ContractError, match="global vector"):
-        MatchedMean("samples")(cohort(np.ones((2, 6)), layout=LAYOUT), {}, CTX)
-
-
-@pytest.mark.parametrize(
-    ("name", "server"), [("fedprox", "matched_mean"), ("matched_mean", "fedgh")]
-)
-def test_it_serves_its_own_clients_alone(name, server):
-    with pytest.raises(ConfigError, match="matches the channels"):
-        algorithms.compose(name, {}, server=server)
-
-
 TRAINING = Training(local_epochs=2, batch_size=7, momentum=0.9, weight_decay=0.01)
 
 
@@ -825,15 +809,3 @@ def test_a_round_sees_the_samples_of_its_clients_and_sends_no_model():
         assert r.row["uplink_bytes"] == r.row["downlink_bytes"] == 0
         assert r.row["conflict_ratio"] == 0
         assert len(r.after.clients) == 0
-
-
-def test_a_clock_is_refused():
-    clock = {"samples_per_second": 100.0}
-    wanted = r"^clock.samples_per_second: 100.0 given; algorithm centralized trains on pooled data"
-    with pytest.raises(ConfigError, match=wanted):
-        prepare(config("centralized", clock=clock))
-
-
-def test_it_takes_no_other_server():
-    with pytest.raises(ConfigError, match="cannot serve centralized, which trains on pooled data"):
-        rounds(small("centralized").model_copy(update={"server": "fedld"}))

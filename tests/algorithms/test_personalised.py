@@ -11,20 +11,14 @@ import fedsim
 from fedsim import algorithms, models
 from fedsim.algorithms.fedpac import head_weights, solve_simplex, statistics
 from fedsim.algorithms.pfedla import Mixtures, Shape, ascended, layers_of, mixing_weights
-from fedsim.core.errors import ConfigError, ContractError
+from fedsim.core.errors import ConfigError
 from fedsim.core.layout import layout_of, select
 from fedsim.core.types import ClientUpdate, Layout, ModelSpec, RoundContext, Slot, Training
 from fedsim.engine.base import OUTPUTS
-from fedsim.engine.serial import SerialExecutor
-from fedsim.schedules.base import draw_cohort
 from fedsim.server.base import RuleState
 from fedsim.server.cohort import Cohort
-from fedsim.storage.checkpoint import ServerState
 from fedsim.testing.rounds import NUM_CLIENTS, config, rounds, small
 from fedsim.training.assemble import prepare
-from fedsim.training.round import run_round
-from fedsim.training.rows import RoundLog
-from fedsim.training.setup import Setup
 from tests.algorithms.cases import assert_step, draw, every_cohort, every_input
 from tests.algorithms.training import CLASSES, context, train, worker
 from tests.oracles import losses, rules
@@ -110,41 +104,6 @@ def test_a_model_of_which_nothing_stays_on_the_clients_is_refused(model, selecti
     config = fedsim.RunConfig(algorithm="fedbn", model=model, fedbn={"bn_selection": selection})
     with pytest.raises(ConfigError, match=r"clients keep to themselves .* no such tensor"):
         prepare(config)
-
-
-@pytest.mark.integration
-def test_a_client_that_is_not_sampled_keeps_its_norms():
-    w = worker("fedbn")
-    config = fedsim.RunConfig(algorithm="fedbn", evaluation={"every": 100})
-    setup = Setup(
-        config=config,
-        dataset=w.spec.dataset,
-        partition=w.spec.partition,
-        model=w.spec.model,
-        algorithm=w.spec.algorithm,
-        layout=w.flat.layout,
-        initial=w.flat.vector(),
-        cohort_size=1,
-        alpha=None,
-    )
-    mask = select(w.flat.layout, w.spec.algorithm.personal)
-    executor = SerialExecutor(w.spec)
-    states = [ServerState(params=setup.initial)]
-    cohorts = []
-    for t in range(4):
-        cohorts += draw_cohort(context(t), 1)
-        states.append(run_round(setup, executor, states[-1], context(t), RoundLog(t + 1)))
-        np.testing.assert_array_equal(states[-1].params[mask], setup.initial[mask])
-        for client in range(3):
-            before, after = states[-2].clients.get(client), states[-1].clients.get(client)
-            if client == cohorts[-1]:
-                own = setup.initial[mask] if before is None else before["personal"]
-                assert not np.array_equal(after["personal"], own)
-            else:
-                assert after is before
-    executor.close()
-    assert len(set(cohorts)) > 1
-    assert len(set(cohorts)) < 4
 
 
 def clients(m, seed=0, classes=3, d=4, spread=0.3):
@@ -541,13 +500,6 @@ def test_nothing_is_learnt_from_layers_that_stay_local():
     assert np.abs(found - mixed_all).max() > 1e-3
 
 
-def test_what_is_refused():
-    with pytest.raises(ContractError, match="pfedla"):
-        fedsim.aggregate(np.ones((2, 3)), [1, 1], "pfedla")
-    with pytest.raises(ConfigError, match="cannot serve pfedla, which mixes its clients' models"):
-        algorithms.compose("pfedla", {}, server="fedgh")
-
-
 @pytest.fixture(scope="module")
 def settings():
     """Full batches, so that the order of samples is only a matter of rounding."""
@@ -588,18 +540,3 @@ def test_a_client_trains_only_when_it_is_drawn_and_keeps_its_model():
         }
         assert changed == set(r.clients)
         assert all(r.after.clients[c]["personal"].size == size for c in r.clients)
-
-
-@pytest.mark.integration
-def test_every_client_is_scored_with_its_own_model():
-    *_, last = rounds(small("local"))
-    rows = [r for r in last.tables["evaluations"] if r["split"] == "test"]
-    assert [r["client_id"] for r in rows] == list(range(NUM_CLIENTS))
-    assert np.mean([r["accuracy"] for r in rows]) == pytest.approx(last.row["test_accuracy"])
-
-
-def test_it_takes_no_server_and_serves_no_others():
-    with pytest.raises(ConfigError, match="cannot serve local, which trains every client alone"):
-        rounds(small("local").model_copy(update={"server": "fedadam"}))
-    with pytest.raises(ContractError, match="local trains every client alone"):
-        fedsim.aggregate(np.ones((2, 3)), [1, 1], "local")

@@ -10,7 +10,6 @@ import pytest
 
 import fedsim
 from fedsim.algorithms.fedgh import harmonize_orders
-from fedsim.core.errors import FedsimError
 from tests.algorithms.cases import (
     EXAMPLES,
     PRINTED,
@@ -204,24 +203,6 @@ def test_the_ill_posed_corner_stays_finite_and_in_the_span(sampler, m):
     bound = np.sqrt(m) * (n / n.sum() @ np.linalg.norm(g, axis=1))
     assert np.all(np.isfinite(step))
     assert np.linalg.norm(step) <= bound * (1 + 1e-6)
-
-
-@pytest.mark.parametrize(
-    ("options", "fragment"),
-    [
-        ({"keep": 0.0}, "keep"),
-        ({"keep": 1.5}, "keep"),
-        ({"norm": "l3"}, "l3"),
-        ({"scope": "some"}, "some"),
-        ({"blocks": "layer"}, "layer"),
-        ({"weights": "equal"}, "equal"),
-        ({"orientation": "vote"}, "vote"),
-        ({"blocks": "tensor", "sizes": [2, 2]}, "sizes"),
-    ],
-)
-def test_unusable_options_are_named(options, fragment):
-    with pytest.raises(FedsimError, match=fragment):
-        fedld(np.ones((2, 3)), [1, 1], **options)
 
 
 def test_weight_zero_trains_like_fedavg_bit_for_bit():

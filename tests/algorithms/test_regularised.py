@@ -14,7 +14,7 @@ import torch.nn.functional as functional
 from torch import distributions, nn
 
 import fedsim
-from fedsim import algorithms, models
+from fedsim import algorithms
 from fedsim.algorithms.feddecorr import decorrelation
 from fedsim.algorithms.fediir import head_gradient
 from fedsim.algorithms.fedprox import Proximal
@@ -27,7 +27,7 @@ from fedsim.client.trainer import train_local
 from fedsim.core.errors import ConfigError
 from fedsim.core.layout import FlatModel, select
 from fedsim.core.rng import seed_for
-from fedsim.core.types import ClientUpdate, Layout, ModelSpec, Slot, Training
+from fedsim.core.types import ClientUpdate, Layout, Slot, Training
 from fedsim.engine.worker import Worker, with_deltas
 from fedsim.server.base import RuleState
 from fedsim.server.cohort import Cohort
@@ -502,38 +502,6 @@ def test_the_draws_belong_to_round_and_client():
     assert np.abs(first - train(w, params=start, round=1)[1]).max() > 0
 
 
-@pytest.mark.parametrize("z_dim", [None, 7])
-def test_the_size_of_the_representation(z_dim):
-    w = worker("fedsr", z_dim=z_dim)
-    shapes = {s.name: s.shape for s in w.flat.layout.slots}
-    size = z_dim or 64
-    assert shapes["encoder.weight"] == (2 * size, 64)
-    assert shapes["head.weight"] == (CLASSES, size)
-
-
-def test_the_head_stays_of_its_kind():
-    # LEAF's perceptron has a sigmoid after its head.
-    spec = ModelSpec(
-        name="leaf_synthetic", num_classes=5, in_channels=60, image_size=1, inputs="features"
-    )
-    model = models.build(spec, 0, algorithms.load("fedsr").adapt)
-    assert model.head(100 * torch.ones(1, 60)).abs().max() <= 1
-    assert model.head.out_features == 5
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"l2r_power": 3}, r"fedsr\.l2r_power: 3 given; must be 1 or 2"),
-        ({"deterministic": True, "z_dim": 4}, r"fedsr\.deterministic goes with neither"),
-        ({"deterministic": True, "share_reference": True}, "neither z_dim nor share_reference"),
-    ],
-)
-def test_bad_values_are_named(given, said):
-    with pytest.raises(ConfigError, match=said):
-        algorithms.load("fedsr", given)
-
-
 def batch(b=6, d=4, classes=3, seed=0):
     """Features, head weight, head bias and labels."""
     rng = np.random.default_rng([seed, b])
@@ -676,14 +644,6 @@ def test_a_head_with_another_gradient_is_refused(head):
         model.head = head
     with pytest.raises(ConfigError, match=r"fediir knows the gradient .* of this model is "):
         algorithms.load("fediir").adapt(model)
-
-
-def test_a_sigmoid_after_the_head_is_refused():
-    spec = ModelSpec(
-        name="leaf_synthetic", num_classes=5, in_channels=60, image_size=1, inputs="features"
-    )
-    with pytest.raises(ConfigError, match="SigmoidLinear"):
-        models.build(spec, 0, algorithms.load("fediir").adapt)
 
 
 EPS = [0.01212678125, 0.04850712501]

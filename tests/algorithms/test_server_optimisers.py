@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import yaml
 
 import fedsim
 from fedsim import algorithms
 from fedsim.algorithms import Algorithm, compose
-from fedsim.config.resolve import load_config, to_yaml
-from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError
 from fedsim.core.types import RoundContext
 from fedsim.server import Average, ClipNorms, Server
@@ -339,19 +336,6 @@ def test_the_method_itself_may_stand_in_the_chain(name, server, after):
 def test_what_makes_no_sense_is_refused(name, server, reason):
     with pytest.raises(ConfigError, match=reason):
         algorithms.compose(name, {}, server=server)
-
-
-@pytest.mark.parametrize("given", ["fedgh,fedadam", " fedgh, fedadam", ["fedgh", "fedadam"]])
-def test_a_text_or_a_list_in_the_configuration(given, tmp_path):
-    file = tmp_path / "run.yaml"
-    file.write_text(yaml.safe_dump({"algorithm": "fedprox", "server": given}))
-    found = load_config(file=file)
-    assert found == RunConfig(algorithm="fedprox", server=given)
-    assert found.server == "fedgh,fedadam"
-    assert found.methods == ("fedprox", "fedgh", "fedadam")
-    assert set(found.hyperparameters) == {"fedprox", "fedgh", "fedadam"}
-    file.write_text(to_yaml(found))
-    assert load_config(file=file) == found
 
 
 def test_the_state_by_the_names_of_checkpoints():

@@ -29,7 +29,6 @@ from fedsim.client.private import (
 )
 from fedsim.client.private import obstacle as private_obstacle
 from fedsim.client.trainer import enter, train_local
-from fedsim.core.errors import ContractError
 from fedsim.core.layout import FlatModel
 from fedsim.core.rng import seed_for, seed_torch, torch_generator, torch_scope
 from fedsim.core.types import PrivateSteps, RoundContext, Training
@@ -598,72 +597,6 @@ def test_layers_of_ones_own_are_tried(layer, said):
     assert torch.equal(before, torch.get_rng_state())
 
 
-class KeepsNormFrozen(nn.Module):
-    """A model that itself keeps its first BatchNorm in evaluation mode, as in fine-tuning."""
-
-    def __init__(self):
-        super().__init__()
-        self.features, self.head = cnn().features, cnn().head
-
-    def train(self, mode=True):
-        super().train(mode)
-        self.features[1].eval()
-        return self
-
-    def forward(self, x):
-        return self.head(self.features(x))
-
-
-def test_norms_that_the_model_keeps_frozen_stay_so_in_a_block():
-    federation = Federation(KeepsNormFrozen(), torch.float64)
-    assert [m.num_features for m in federation.flat.norms] == [6]
-    agree(
-        federation.block(federation.envs()),
-        federation.one_by_one(federation.envs()),
-        federation.start,
-        1e-9,
-    )
-
-
-def test_attributes_of_a_block_are_those_of_a_new_model():
-    class Warm(nn.Module):
-        passes = 0
-
-        def forward(self, x):
-            self.passes += 1
-            return x * min(self.passes, 3)
-
-    model = plain_cnn()
-    model.features.append(Warm())
-    federation = Federation(model, torch.float64)
-    first = federation.block(federation.envs())[1]
-    assert torch.equal(federation.block(federation.envs())[1], first)
-    wanted = federation.one_by_one(federation.envs())[1]
-    assert away(first, wanted) < 1e-9
-
-
-class Unequal(LocalRule):
-    stackable = True
-
-    def begin(self, env):
-        return float(env.client_id)
-
-
-def test_a_number_of_one_client_is_not_taken_for_all():
-    federation = Federation("mlp", algorithm=replace(algorithms.load("fedavg"), local=Unequal()))
-    with pytest.raises(ContractError, match="return a tensor"):
-        federation.block(federation.envs())
-
-
-def test_a_block_that_does_not_fit_is_refused():
-    federation = Federation("mlp")
-    envs = federation.envs()
-    with pytest.raises(ContractError, match="not sorted"):
-        federation.block(envs[::-1])
-    with pytest.raises(ContractError, match="do not fit the width 4"):
-        train_block(LocalRule(), envs, federation.stack, 4)
-
-
 def double(n=23, private=None, dropout=0.0, **training):
     torch.manual_seed(0)
     flat = FlatModel(Net(norm=False, dropout=dropout), torch.device("cpu"), torch.float64)
@@ -784,14 +717,6 @@ def test_gradients_of_few_samples_at_a_time_are_the_same(monkeypatch):
     np.testing.assert_allclose(
         parts.flat.flat.detach(), whole.flat.flat.detach(), rtol=1e-10, atol=1e-12
     )
-
-
-def test_a_parameter_that_is_a_number_counts_in_the_norm_of_a_sample():
-    # norms: sqrt(3^2 + 4^2) = 5 and 1; the first is halved to 2.5
-    gradients = [torch.tensor([3.0, 1.0]), torch.tensor([[4.0], [0.0]])]
-    number, row = clipped(gradients, 2.5)
-    torch.testing.assert_close(number, torch.tensor([1.5, 1.0]))
-    torch.testing.assert_close(row, torch.tensor([[2.0], [0.0]]))
 
 
 class Counting(Net):

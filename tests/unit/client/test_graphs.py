@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import random
 from dataclasses import dataclass
@@ -20,11 +19,10 @@ from fedsim import algorithms
 from fedsim.client import LocalRule, Uplink
 from fedsim.client.block import train_block
 from fedsim.client.criterion import MarginControl
-from fedsim.client.dropout import COUNTED, NO_DRAWS, active, count
+from fedsim.client.dropout import count
 from fedsim.client.graphs import Steps
 from fedsim.client.rule import UNCAPTURABLE
 from fedsim.client.trainer import train_local
-from fedsim.core.errors import ContractError
 from fedsim.core.layout import FlatModel, freeze
 from fedsim.core.rng import torch_scope
 from fedsim.core.types import PrivateSteps, Training
@@ -335,15 +333,6 @@ def test_what_is_known_not_to_be_recorded(rule, private, why):
     assert steps.uncaptured == {type(rule).__name__: why}
 
 
-@pytest.mark.integration
-def test_a_state_of_numbers_that_differ_fills_no_memory(monkeypatch):
-    monkeypatch.setattr("fedsim.client.graphs.MOST", 1)
-    sent, steps = trained(Net, LocalRule())
-    assert sent == trained(Net, LocalRule(), steps=False)[0]
-    assert len(steps._recorded) == 1
-    assert steps.uncaptured == {"Net": "there are more than 1 kinds of steps"}
-
-
 CPU = torch.device("cpu")
 DROPOUT_SHAPES = {
     nn.Dropout: [(6, 5), (2, 3, 4)],
@@ -507,30 +496,3 @@ def test_what_checkpointing_repeats_draws_again_what_it_drew(reentrant):
                 gradients.append(x.grad)
     torch.testing.assert_close(gradients[:2], gradients[2:], rtol=0, atol=0)
     assert not torch.equal(gradients[0], gradients[1])
-
-
-def test_checkpointing_of_a_layer_in_several_places_is_refused():
-    model = Checkpointed(reentrant=False, shared=True)
-    draws = count(model, CPU)
-    draws.begin([3])
-    with pytest.raises(ContractError, match="a dropout layer that a pass calls 2 times"):
-        model(torch.randn(8, 5, requires_grad=True)).sum().backward()
-
-
-class Own(nn.Dropout):
-    """Of the user's, who may draw in another way."""
-
-
-def test_which_layers_draw_so():
-    model = nn.Sequential(*(kind(0.1) for kind in COUNTED), nn.AlphaDropout(0.1), Own(0.1))
-    assert active(model)
-    assert not active(model[4:])
-    assert not active(nn.Sequential(nn.Dropout(0.0)))
-    draws = count(model, CPU)
-    assert [type(m) for m in model] == [*COUNTED.values(), nn.AlphaDropout, Own]
-    assert [repr(m) for m in model[:2]] == [repr(nn.Dropout(0.1)), repr(nn.Dropout1d(0.1))]
-    copied = copy.deepcopy(model)
-    assert copied[0].draws is draws, "a copy takes the next numbers"
-    assert count(copied, CPU, 3) is copied[0].draws is not draws
-    assert model[0].draws is draws
-    assert count(nn.Sequential(nn.ReLU()), CPU) is NO_DRAWS

@@ -23,13 +23,11 @@ from fedsim.client.criterion import MarginControl
 from fedsim.client.probe import fault
 from fedsim.client.trainer import train_local
 from fedsim.client.transform import own_entries, without_entries
-from fedsim.core.errors import ConfigError
 from fedsim.core.layout import FlatModel
 from fedsim.core.rng import generator, torch_scope
-from fedsim.core.types import NO_DELTA, ClientUpdate, ModelSpec, Training
+from fedsim.core.types import NO_DELTA, ClientUpdate, Training
 from fedsim.engine.blocks import Stacking
 from fedsim.engine.worker import Worker, with_deltas
-from fedsim.models.registry import checked
 from fedsim.testing.rounds import config
 from fedsim.training.assemble import prepare
 from tests.algorithms.training import context, train, worker
@@ -38,7 +36,6 @@ from tests.unit.client.test_trainer import make_env
 
 CPU = torch.device("cpu")
 WIDTH = 12
-SPEC = ModelSpec(name="my:net", num_classes=3, in_channels=1, image_size=2)
 
 
 class Net(nn.Module):
@@ -311,69 +308,6 @@ def test_other_models_are_left_as_they_were(model):
     assert flat.model.training
     assert torch.equal(torch.get_rng_state(), drawn[0])
     assert random.getstate() == drawn[1]
-
-
-class Complex(Normalised):
-    def more(self):
-        self.w = nn.Parameter(torch.ones(WIDTH, dtype=torch.cfloat))
-
-    def hidden(self, h):
-        return (h * self.w).abs()
-
-
-class Integer(Net):
-    def more(self):
-        self.order = nn.Parameter(torch.arange(WIDTH), requires_grad=False)
-
-    def hidden(self, h):
-        return h[:, self.order]
-
-
-class Chooses(Net):
-    def parameters(self, recurse=True):
-        return self.b.parameters(recurse)
-
-
-class Double(Net):
-    def __init__(self, *sizes):
-        super().__init__(*sizes)
-        self.double()
-
-    def forward(self, x):
-        return super().forward(x.double())
-
-
-class Shared(Temperature):
-    def more(self):
-        self.t = nn.Parameter(torch.ones(WIDTH))
-        self.v = nn.Parameter(self.t.data)
-
-
-class Aliased(Temperature):
-    def more(self):
-        self.t = nn.Parameter(torch.ones(WIDTH))
-        self.first = self.t.data[:6]
-
-
-@pytest.mark.parametrize(
-    ("model", "said"),
-    [
-        (Complex, "the parameter w is complex64"),
-        (Chooses, r"parameters\(\) gives others"),
-        (Integer, "the parameter order is int64"),
-        (Double, r"the parameter a\.weight is float64"),
-        (Shared, "t and v share memory without being one tensor"),
-        (Aliased, "(first and t|t and first) share memory"),
-    ],
-)
-def test_tensors_that_cannot_be_trained_are_refused(model, said):
-    with pytest.raises(ConfigError, match=f"model.name=my:net: .*{said}"):
-        checked(model(), SPEC)
-
-
-def test_the_first_pass_changes_nothing_of_a_model():
-    model = checked(EvaluationCounts(), SPEC)
-    assert model.seen == 0
 
 
 STATE_SEEN = []

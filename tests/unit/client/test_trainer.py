@@ -17,7 +17,6 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import fedsim
-from fedsim import algorithms
 from fedsim.client import LocalEnv, LocalRule, MeanLoss, Phase, Uplink
 from fedsim.client.criterion import MarginControl
 from fedsim.client.optimizer import Optimizer
@@ -589,16 +588,6 @@ def test_rounds_from_a_checkpoint_are_those_of_a_whole_run(shuffle):
 
 
 @pytest.mark.integration
-def test_stacked_clients_have_the_same_batches():
-    alone, block = (
-        rounds(small("fedprox", "mlp", train=ROUNDS, engine={"kind": "serial", "client_batch": k}))
-        for k in (1, 4)
-    )
-    for one, many in zip(alone, block, strict=True):
-        np.testing.assert_allclose(many.after.params, one.after.params, rtol=1e-3, atol=1e-5)
-
-
-@pytest.mark.integration
 def test_a_client_with_less_time_goes_on_where_it_stopped():
     clock = {"work": 0.5, "samples_per_second": 100}
     made = rounds(small("fedavg", "mlp", train=ROUNDS | {"sample_rate": 1.0}, clock=clock))
@@ -663,52 +652,12 @@ def test_the_heads_rate_is_exact_where_nothing_is_scheduled():
     assert [p.flatten()[0] for p in params] == [body, body, head, head]
 
 
-def test_methods_declare_that_their_equations_need_sgd():
-    found = {n for n in algorithms.names() if algorithms.load(n).local.needs_sgd}
-    assert found == NEEDS_SGD
-
-
 @pytest.mark.parametrize("method", sorted(NEEDS_SGD))
 def test_methods_that_need_sgd_refuse_others_by_name(method):
     with pytest.raises(ConfigError, match=rf"adamw given; the equations of {method} hold for SGD"):
         RunConfig(algorithm=method, train={"optimizer": "adamw"})
     with pytest.raises(ConfigError, match=rf"0\.1 given; the equations of {method} hold for one"):
         RunConfig(algorithm=method, train={"lr_head": 0.1})
-
-
-def test_adamw_has_no_momentum():
-    settings = RunConfig(algorithm="fedavg", train={"optimizer": "adamw"})
-    assert settings.train.momentum == 0
-    again = RunConfig(algorithm="fedavg", train=settings.train.model_dump())
-    assert again.train == settings.train
-    with pytest.raises(ConfigError, match=r"0\.9 given; AdamW has no momentum"):
-        RunConfig(algorithm="fedavg", train={"optimizer": "adamw", "momentum": 0.9})
-
-
-@pytest.mark.parametrize(
-    ("method", "changes", "message"),
-    [
-        ("fedpac", {}, r"train\.lr_head cannot be combined with local training in phases"),
-        (
-            "fedavg",
-            {"model": {"name": "cnn", "trainable": "features.*"}},
-            r"train\.lr_head cannot .* a model of which no head is trained",
-        ),
-    ],
-)
-def test_a_rate_of_the_head_without_a_place(method, changes, message):
-    with pytest.raises(ConfigError, match=message):
-        prepare(config(method, train={"lr_head": 0.1}, **changes))
-
-
-@pytest.mark.parametrize("train", [{"optimizer": "adamw"}, {"lr_head": 0.1}])
-def test_blocks_of_clients_refuse_both_by_name(train):
-    (key,) = train
-    engine = {"kind": "serial", "client_batch": 3}
-    with pytest.raises(ConfigError, match=rf"cannot be stacked: train\.{key}"):
-        prepare(config(train=train, engine=engine))
-    engine["client_batch"] = "auto"
-    assert prepare(config(train={"sample_rate": 1.0, **train}, engine=engine)).stacking is None
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-import threadpoolctl
 import torch
 
 import fedsim
@@ -24,7 +23,6 @@ from fedsim.server.cohort import Cohort, gram
 from fedsim.server.columns import LocalColumns, MixedColumns, ScaledColumns, symmetric
 from fedsim.server.device_columns import DeviceColumns
 from fedsim.server.gram import cosines, gradient_diversity, shares, spectrum
-from fedsim.server.linalg import cut, single_threaded_blas
 from tests.algorithms.cases import cohort
 from tests.decomposing import config, rounds
 
@@ -165,18 +163,6 @@ def test_threads_and_order_of_arrival_change_no_bit(small, monkeypatch, m):
     assert len(results) == 1
 
 
-def test_blas_has_one_thread_inside_and_its_own_number_after():
-    def threads():
-        return [
-            p["num_threads"] for p in threadpoolctl.threadpool_info() if p["user_api"] == "blas"
-        ]
-
-    before = threads()
-    with single_threaded_blas():
-        assert set(threads()) <= {1}
-    assert threads() == before
-
-
 def test_squares_beyond_float32_do_not_overflow():
     rows = [np.array([1e30, 1e30], np.float32), np.array([1e30, -1e30], np.float32)]
     np.testing.assert_allclose(gram(rows, slice(0, 2)), [[2e60, 0], [0, 2e60]], rtol=1e-6)
@@ -203,19 +189,6 @@ def test_combine_writes_its_range_alone(small, dtype):
     np.testing.assert_allclose(out[123:4321], expected[123:4321], rtol=0, atol=8 * tolerance)
     assert np.all(out[:123] == 7.0)
     assert np.all(out[4321:] == 7.0)
-
-
-def test_rows_of_a_buffer_are_not_a_power_of_two_apart(monkeypatch):
-    seen, original = [], module._blocks
-
-    def blocks(rows, piece, buffer):
-        seen.append(buffer.strides[0] // buffer.itemsize)
-        return original(rows, piece, buffer)
-
-    monkeypatch.setattr(module, "_blocks", blocks)
-    gram(list(cohort_draw(5, 70_000)), slice(0, 70_000))
-    assert seen
-    assert all(columns % 512 == 8 for columns in seen)
 
 
 def test_combine_sums_in_float64_and_rounds_once():
@@ -277,16 +250,6 @@ def test_several_ranges_give_the_bits_of_one_by_one(small):
     assert one.tobytes() == each.tobytes()
 
 
-def test_pieces_end_at_fixed_columns(small):
-    pieces = cut([slice(4000, 9000), slice(5, 5), slice(8192, 8193)])
-    assert [tuple(p) for p in pieces] == [
-        (0, 4000, 4096),
-        (0, 4096, 8192),
-        (0, 8192, 9000),
-        (2, 8192, 8193),
-    ]
-
-
 def test_a_step_needs_coefficients_for_every_coordinate():
     cohort = Cohort.of(updates(list(cohort_draw(2, 6))), layout(6))
     with pytest.raises(ContractError, match="a step of 6 entries was given coefficients for 5"):
@@ -309,16 +272,6 @@ def test_nothing_is_left_in_the_buffer_from_the_piece_before(small):
     first, second = LocalColumns(rows).products([slice(0, 4096), slice(4096, 5121)])
     assert np.isnan(first).any()
     np.testing.assert_array_equal(np.triu(second[:, :3]), np.triu(np.full((3, 3), 1025.0)))
-
-
-def test_read_only_and_strided_rows_are_left_alone(small):
-    matrix = cohort_draw(4, 3000)
-    matrix.flags.writeable = False
-    before = matrix.copy()
-    rows = [matrix[0], matrix.T[:, 1], matrix[2:, :][0], matrix[3][::-1]]
-    assert_gram(gram(rows, slice(0, 3000)), np.stack(rows))
-    combine(rows, np.arange(4.0), slice(0, 3000), np.empty(3000, np.float32))
-    np.testing.assert_array_equal(matrix, before)
 
 
 @pytest.mark.parametrize(
@@ -517,15 +470,6 @@ def test_the_rows_are_those_of_the_updates():
         shown = [r["share"] for r in done.tables["spectrum"]]
         np.testing.assert_allclose(shown, squares / squares.sum(), rtol=1e-3)
         assert row["top_axis_share"] == shown[0]
-
-
-@pytest.mark.integration
-def test_without_cosines_there_are_no_such_tables(tmp_path):
-    store = fedsim.run(config(evaluation=NEVER), tmp_path / "run")
-    names = {path.stem for path in store.path.glob("*.csv")}
-    assert not names & {"cosines", "spectrum", "decomposition", "loss_matrix"}
-    assert not (store.path / "loss_matrix.npz").exists()
-    assert store.read("rounds")["gradient_diversity"].between(1, 100).all()
 
 
 OF_PAIRS = ("conflict_ratio", "gradient_diversity", "top_axis_share")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from dataclasses import dataclass, replace
 
@@ -145,18 +144,6 @@ def contents(store):
 
 def context(round=0, rounds=10, clients=20, seed=0, lr=0.1):
     return RoundContext(round=round, num_rounds=rounds, num_clients=clients, lr=lr, seed=seed)
-
-
-# cohorts
-@pytest.mark.integration
-def test_a_cohort_is_sorted_and_distinct():
-    for t in range(50):
-        drawn = draw_cohort(context(t), 7)
-        assert drawn == sorted(set(drawn))
-        assert len(drawn) == 7
-        assert all(type(c) is int and 0 <= c < 20 for c in drawn)
-    assert draw_cohort(context(), 20) == list(range(20))
-    assert draw_cohort(context(clients=1), 1) == [0]
 
 
 @pytest.mark.integration
@@ -518,22 +505,6 @@ def test_files_of_a_run(tmp_path):
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("method", ["fedavg", "fedbn", "fedpac", "fedld"])
-def test_the_contract_of_the_run_directory(tmp_path, shared_data, method):
-    path = shared_data.parent / "tools" / "check_contract.py"
-    if not path.is_file():
-        pytest.skip(f"needs {path}, which is not here")
-    spec = importlib.util.spec_from_file_location("check_contract", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    store = fedsim.run(driver_config(method, model={"name": "cnn"}), tmp_path / "plain")
-    assert module.check(store.path, 3, 8, 4, False)[0] == []
-    dropping = failing("loss", cohort_of(driver_config(), 1)[:2], evaluation={"every": 2})
-    store = fedsim.run(dropping, tmp_path / "dropping")
-    assert module.check(store.path, 3, 8, 4, False)[0] == []
-
-
-@pytest.mark.integration
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -607,38 +578,6 @@ def test_a_server_on_a_device_is_the_same_up_to_rounding(server, tmp_path, monke
         # a step is rounded once to float32 on either side
         np.testing.assert_allclose(other[name], tensor, rtol=0, atol=2e-6)
     np.testing.assert_allclose(others["update_norm"], clients["update_norm"], rtol=1e-5)
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize(
-    ("name", "folder", "model"),
-    [
-        ("synthetic", "leaf-synthetic/synthetic_1_1", "leaf_synthetic"),
-        pytest.param("shakespeare", "leaf-shakespeare", "leaf_sent140", marks=pytest.mark.slow),
-    ],
-)
-def test_a_round_over_real_users(name, folder, model, shared_data, tmp_path):
-    config = RunConfig(
-        algorithm="fedgh",
-        data={"name": name, "dir": str(shared_data / folder)},
-        model={"name": model},
-        train={"rounds": 1, "sample_rate": 0.1, "batch_size": 64, "lr": 0.3},
-        engine={"kind": "serial"},
-    )
-    store = fedsim.run(config, tmp_path / "run")
-    (row,) = store.read("rounds").to_dict("records")
-    assert np.isfinite([row["train_loss"], row["test_loss"]]).all()
-    assert 0 < row["test_accuracy"] <= 1
-    assert 0 < row["client_test_accuracy"] <= 1
-    owned = store.read("partition").groupby("name", sort=False)[["train_samples", "test_samples"]]
-    samples = owned.sum()
-    assert list(samples.index) == sorted(samples.index)
-    files = sorted((shared_data / folder).rglob("*.json"))
-    users = [u for f in files for u in json.loads(f.read_text())["user_data"].items()]
-    labels = {user: 0 for user, _ in users}
-    for user, content in users:
-        labels[user] += len(content["y"])
-    assert samples.sum(axis=1).to_dict() == {u: labels[u] for u in samples.index}
 
 
 NAME = "torchvision:mobilenet_v3_small"

@@ -7,23 +7,20 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from sklearn import metrics
 
 import fedsim
 from fedsim.config.run import RunConfig
-from fedsim.core.errors import ConfigError, DivergedError
+from fedsim.core.errors import ConfigError
 from fedsim.core.types import Owned
-from fedsim.engine.base import OUTPUTS, SAMPLES
-from fedsim.engine.serial import SerialExecutor
+from fedsim.engine.base import OUTPUTS
 from fedsim.engine.worker import Worker
 from fedsim.metrics import outputs
 from fedsim.metrics.outputs import token_scores
 from fedsim.metrics.scores import group_score, per_sample, score, score_tokens
 from fedsim.metrics.splits import clients_with, count, counts, drawn, indices
-from fedsim.storage.run_dir import RunWriter
 from fedsim.training import driver as runs
 from fedsim.training.assemble import prepare
 from tests import texts
@@ -120,39 +117,6 @@ def test_the_tables_of_a_round_follow_from_the_predictions(method: str) -> None:
                 assert c["precision"] == pytest.approx(precision, rel=0, abs=1e-12)
 
 
-@pytest.mark.integration
-@pytest.mark.parametrize(("method", "split"), [("fedavg", "own_test"), ("fedbn", "test")])
-def test_the_spread_over_the_clients_is_that_of_evaluations(method, split, tmp_path) -> None:
-    store = fedsim.run(settings(method, clients_every=2), tmp_path / "run", progress=False)
-    table = store.read("evaluations")
-    assert set(table["split"]) >= {"own_test"}
-    last = table[(table["round"] == 2) & (table["split"] == split) & table["client_id"].notna()]
-    accuracies = sorted(last["accuracy"])
-    assert len(accuracies) == 6
-    assert store.summary["client_accuracy_worst"] == accuracies[0]
-    # the 10th percentile of 6 lies half of the way from the first to the second
-    tenth = (accuracies[0] + accuracies[1]) / 2
-    assert store.summary["client_accuracy_p10"] == pytest.approx(tenth, abs=1e-15)
-    assert store.summary["client_accuracy_std"] == pytest.approx(last["accuracy"].std(ddof=0))
-
-
-@pytest.mark.integration
-def test_a_run_that_predicts_one_class_says_so(tmp_path) -> None:
-    """All images are drawn the same, so that every prediction is."""
-    chosen = config(data={"name": f"{__name__}:blank"}, evaluation={"decompose_every": 0,
-                    "loss_matrix": False})  # fmt: skip
-    store = fedsim.run(chosen, tmp_path / "run", progress=False)
-    assert store.summary["collapsed"]
-    assert store.summary["final_test_balanced_accuracy"] == pytest.approx(0.1)
-    assert store.read("confusion").query("round == 2")["prediction"].nunique() == 1
-
-
-def blank(folder):
-    """The small digits without anything to see."""
-    data = digits(folder)
-    return replace(data, x=np.zeros_like(data.x))
-
-
 # Data whose test images belong to clients: each model meets its owner's, and all are pooled
 SITES = 4
 
@@ -162,12 +126,6 @@ def hospitals(folder):
     data = digits(folder)
     site = np.arange(len(data.y)) % 5 % SITES
     return replace(data, site=site, site_names=tuple("abcd"))
-
-
-def validated_hospitals(folder):
-    """The same with a common validation part."""
-    data = hospitals(folder)
-    return replace(data, train=data.train[40:], val=data.train[:40])
 
 
 def owned(method, loader="hospitals", **sections):
@@ -213,19 +171,6 @@ def test_the_test_columns_are_pooled_over_the_clients(method):
             inside = np.isin(positions, group)
             assert groups[name]["num_samples"] == inside.sum()
             assert groups[name]["accuracy"] == np.concatenate(right)[inside].mean()
-
-
-@pytest.mark.integration
-def test_a_common_validation_part_is_scored_beside_the_clients_test_images():
-    settings = owned("fedavg", "validated_hospitals")
-    setup = prepare(settings)
-    assert setup.tests_are_owned
-    for done in rounds(settings):
-        (row,) = done.tables["rounds"]
-        for part, index in (("val", np.arange(40)), ("test", setup.dataset.test)):
-            losses, right = sample_losses(setup, done.after.params, index)
-            assert row[f"{part}_accuracy"] == right.mean()
-            assert row[f"{part}_loss"] == pytest.approx(losses.mean(), abs=1e-6)
 
 
 @pytest.mark.integration
@@ -571,43 +516,6 @@ def test_where_every_client_is_left_out_there_is_no_row(tmp_path, monkeypatch):
     assert not list(store.path.glob("loss_matrix*"))
 
 
-@pytest.mark.integration
-def test_losses_that_are_not_finite_name_the_round(tmp_path, monkeypatch):
-    evaluate = SerialExecutor.evaluate
-
-    def broken(self, jobs, reduction):
-        if reduction == SAMPLES:
-            raise DivergedError("the logits of 1 of 9 evaluated samples are NaN or infinite")
-        return evaluate(self, jobs, reduction)
-
-    monkeypatch.setattr(SerialExecutor, "evaluate", broken)
-    with pytest.raises(DivergedError, match=r"^round 1, evaluation: the logits .* lower train\.lr"):
-        fedsim.run(config(), tmp_path / "run")
-
-
-# the files
-@pytest.mark.integration
-def test_the_loss_matrix_reads_back_as_it_was_written(tmp_path):
-    """Client ids and names alike in one column, rounds of different clients."""
-    store = RunWriter(tmp_path)
-    rows = [
-        {"round": r, "model": model, "owner": owner, "loss": r + i + j / 8}
-        for r, models in ((2, ("0", "7", "after")), (5, ("1", "after:1")))
-        for i, model in enumerate(models)
-        for j, owner in enumerate(("0", "7", "test"))
-    ]
-    store.append("loss_matrix", rows)
-    store.save_loss_matrix()
-    arrays = np.load(tmp_path / "loss_matrix.npz", allow_pickle=False)
-    assert set(arrays.files) == {f"{r}/{a}" for r in (2, 5) for a in ("models", "owners", "losses")}
-    assert arrays["2/models"].tolist() == ["0", "7", "after"]
-    assert arrays["5/models"].tolist() == ["1", "after:1"]
-    assert arrays["5/owners"].tolist() == ["0", "7", "test"]
-    assert arrays["5/losses"].tolist() == [[5.0, 5.125, 5.25], [6.0, 6.125, 6.25]]
-    table = pd.read_csv(tmp_path / "loss_matrix.csv")
-    assert table["loss"].tolist() == [row["loss"] for row in rows]
-
-
 def tokens_drawn(n=5, tokens=4, classes=6, seed=0):
     """Logits (n, T, C) and labels (n, T), the first token of each always counted."""
     rng = np.random.default_rng(seed)
@@ -675,26 +583,6 @@ def test_classes_that_are_never_right():
     assert [c.recall for c in got.classes] == [0.5, 0.0]
     assert (got.loss, got.auc) == (plain.loss, plain.auc)
     assert per_sample(logits, labels, (1,)).correct.tolist() == [True, False, False]
-
-
-# What a model sees
-@pytest.mark.parametrize(
-    ("data", "expected"),
-    [
-        ("phrases", (texts.WORDS, texts.WORDS, texts.TOKENS, "tokens", True)),
-        ("moods", (3, texts.WORDS, texts.TOKENS, "tokens", False)),
-        ("numbers", (3, 4, 1, "features", False)),
-    ],
-)
-def test_the_sizes_of_a_model_are_those_of_its_data(data, expected):
-    m = prepare(texts.config(data)).model
-    assert (m.num_classes, m.in_channels, m.image_size, m.inputs, m.per_token) == expected
-
-
-def test_methods_that_need_features_want_one_label_a_sample():
-    assert prepare(texts.config("moods", "fedpac")).personalised
-    with pytest.raises(ConfigError, match=r"features.* a label for every token"):
-        prepare(texts.config("phrases", "fedpac"))
 
 
 # Runs
@@ -779,14 +667,3 @@ def test_a_cohort_of_whom_nobody_has_test_samples(tmp_path):
         assert np.isnan(row.test_accuracy) == nobody[row.Index]
         assert np.isnan(row.client_test_accuracy) == nobody[row.Index]
     assert set(store.read("decomposition")["round"]) == set(alone.index[~nobody])
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize("data", ["moods", "numbers"])
-def test_texts_and_features_with_one_label_have_all_scores(data, tmp_path):
-    store = fedsim.run(texts.config(data, rounds=6), tmp_path / "run")
-    table = store.read("rounds")
-    assert table["test_balanced_accuracy"].notna().all()
-    assert table["client_test_accuracy"].notna().all()
-    assert store.read("classes")["label"].tolist() == [0, 1, 2] * 6
-    assert table["train_loss"].iloc[-1] < table["train_loss"].iloc[0]

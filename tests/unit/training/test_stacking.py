@@ -22,13 +22,11 @@ from fedsim.algorithms.base import Algorithm
 from fedsim.client import LocalRule, Uplink
 from fedsim.config.resolve import to_yaml
 from fedsim.config.run import RunConfig
-from fedsim.config.sections import EngineConfig
 from fedsim.core.errors import ConfigError, DivergedError, WorkerError
 from fedsim.core.layout import FlatModel
 from fedsim.core.rng import torch_generator
 from fedsim.core.types import ModelSpec, RoundContext, Training
 from fedsim.engine.blocks import Stacking, clients_of
-from fedsim.engine.ray.cluster import memory_of
 from fedsim.engine.worker import Worker
 from fedsim.identity import resume
 from fedsim.models import registry
@@ -61,10 +59,6 @@ def stacking_config(
         engine={"kind": "serial", "client_batch": batch},
         **sections,
     )
-
-
-def stacking_settings(config):
-    return resume.decisive(config)
 
 
 # Blocks
@@ -211,11 +205,6 @@ def test_a_part_of_the_model_is_refused(part):
         prepare(training(part, 4))
 
 
-def test_a_block_takes_five_vectors_of_memory_for_each_client():
-    one, ten = (EngineConfig(client_batch=n, actors=1) for n in (1, 10))
-    assert memory_of(ten, 1000) - memory_of(one, 1000) == 5 * 10 * 1000
-
-
 # What it decides
 def test_it_decides_results():
     wanted = stacking_config(4)
@@ -223,17 +212,6 @@ def test_it_decides_results():
     assert resume.difference(wanted, written) is None
     other = resume.difference(stacking_config(5), written)
     assert other == "engine.client_batch (4, wanted 5)"
-
-
-@pytest.mark.integration
-def test_a_finished_run_of_auto_counts_whatever_number_that_was(tmp_path):
-    wanted = stacking_config("auto")
-    store = fedsim.run(wanted, tmp_path / "run")
-    assert yaml.safe_load((store.path / "config.yaml").read_text())["engine"]["client_batch"] == 10
-    assert resume.is_complete(wanted, store.path)
-    assert resume.is_complete(stacking_config(10), store.path)
-    with pytest.raises(ConfigError, match=r"another engine\.client_batch \(10, wanted 1\)"):
-        resume.is_complete(stacking_config(), store.path)
 
 
 @pytest.mark.integration
@@ -429,19 +407,6 @@ def test_a_file_for_whatever_decides_the_features(folder, monkeypatch):
     monkeypatch.setitem(globals(), "smooth", perceptron(activation=nn.GELU))  # other code
     with_features(spec)
     assert files() == 5
-
-
-def test_a_damaged_file_is_made_anew_and_said_so(folder, caplog):
-    spec = spec_of()
-    first = np.array(with_features(spec).dataset.x)
-    (path,) = folder.iterdir()
-    whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 2])
-    assert np.array_equal(with_features(spec).dataset.x, first)
-    (record,) = [found for found in caplog.records if found.levelname == "WARNING"]
-    assert record.getMessage().startswith(f"{path}: damaged (")
-    assert record.getMessage().endswith("; it is made anew from the frozen network")
-    assert path.read_bytes() == whole
 
 
 # Runs

@@ -106,19 +106,6 @@ def summary(
     return row, store
 
 
-def test_the_published_columns_come_first(tmp_path):
-    row, store = summary(tmp_path, [0.1, 0.3], seed=3)
-    assert list(row)[:15] == COLUMNS
-    table = store.read("summary").iloc[0]
-    wanted = {
-        **{"run_id": "run-7", "algorithm": "fedld", "dataset": "digits", "model": "cnn"},
-        **{"num_clients": 50, "sample_rate": 0.1, "alpha": 0.5, "seed": 3, "rounds": 2},
-        **{"final_test_accuracy": 0.3, "best_test_accuracy": 0.3, "best_round": 2},
-        **{"best_by": "test", "last10_test_accuracy": 0.2, "total_seconds": 1.5},
-    }
-    assert {key: table[key] for key in wanted} == pytest.approx(wanted)
-
-
 def test_best_is_the_earliest_of_equals_on_the_test_part(tmp_path):
     row, _ = summary(tmp_path, [0.1, 0.7, 0.5, 0.7, 0.6])
     assert (row["best_by"], row["best_round"], row["best_test_accuracy"]) == ("test", 2, 0.7)
@@ -162,13 +149,6 @@ def test_hyperparameters_of_the_methods_in_use_are_columns(tmp_path):
         **{"fedprox.mu": 0.3, "fedprox.prox_form": "squared"},
         **{"fedgh.order": "random", "fedgh.weights": "samples"},
     }
-
-
-def test_costs_and_the_target_are_the_last_columns_and_empty_without_either(tmp_path):
-    row, store = summary(tmp_path, [0.1, 0.9])
-    assert list(row)[-len(LAST) :] == LAST
-    assert store.read("summary")[LAST].isna().all(axis=None)
-    assert not any(key.startswith("clock.") for key in row)
 
 
 def test_totals_of_bytes_and_simulated_seconds_and_the_last_mean_over_clients(tmp_path):
@@ -752,17 +732,3 @@ def test_a_run_with_a_clock_that_goes_on_has_the_same_bytes(tmp_path):
     assert simulated_costs_contents(store) == simulated_costs_contents(wanted)
     again = fedsim.run(load_config(file=wanted.path / "config.yaml"), tmp_path / "again")
     assert simulated_costs_contents(again) == simulated_costs_contents(wanted)
-
-
-@pytest.mark.integration
-def test_the_target_in_a_run(tmp_path):
-    changes = {"evaluation": {"target_accuracy": 0.2, "every": 1}, "train": {"lr": 0.1}}
-    store = run(tmp_path / "run", clock={"samples_per_second": 100}, **changes)
-    table, timings = store.read("rounds").set_index("round"), store.read("timings")
-    (row,) = store.read("summary").to_dict("records")
-    first = table.index[table["test_accuracy"] >= 0.2][0]
-    assert (row["target_accuracy"], row["rounds_to_target"]) == (0.2, first)
-    totals = timings[timings["phase"] == "total"].set_index("round")["seconds"]
-    assert row["seconds_to_target"] == pytest.approx(totals.loc[:first].sum())
-    simulated = table["simulated_seconds"].loc[:first].sum()
-    assert row["simulated_seconds_to_target"] == pytest.approx(simulated)
