@@ -29,6 +29,11 @@ class Trait(NamedTuple):
     holds: Callable[[Setup], bool]
 
 
+def _other(key: str, *usual: object) -> Callable[[Setup], bool]:
+    """Whether a setting is other than usual."""
+    return lambda setup: setup.config.value(key) not in usual
+
+
 def _some(setup: Setup, condition: Callable[[Slot], bool], role: str = "") -> bool:
     """Whether a tensor of the model, of a role, is of some kind."""
     return any(condition(slot) for slot in setup.layout.slots if not role or slot.role == role)
@@ -80,35 +85,29 @@ TRAITS = {
         lambda s: s.schedule.asynchronous and s.config.asynchrony.mixing is not None,
     ),
     "own schedule": Trait(
-        "a schedule of your own (train.schedule)",
-        lambda s: s.config.train.schedule != "synchronous",
+        "a schedule of your own (train.schedule)", _other("train.schedule", "synchronous")
     ),
     "selects by data": Trait(
         "train.selection=size, power_of_choice, oort or a list of clients",
-        lambda s: s.config.train.selection not in ("uniform", "round_robin"),
+        _other("train.selection", "uniform", "round_robin"),
     ),
     "selects by loss": Trait(
         "train.selection=power_of_choice or oort",
         lambda s: s.config.train.selection in ("power_of_choice", "oort"),
     ),
     "local steps": Trait(
-        "steps in place of epochs (train.local_steps)",
-        lambda s: s.config.train.local_steps is not None,
+        "steps in place of epochs (train.local_steps)", _other("train.local_steps", None)
     ),
-    "loaders": Trait("train.shuffle=dataloader", lambda s: s.config.train.shuffle == "dataloader"),
-    "lr_head": Trait("train.lr_head", lambda s: s.config.train.lr_head is not None),
+    "loaders": Trait("train.shuffle=dataloader", _other("train.shuffle", "fedsim")),
+    "lr_head": Trait("train.lr_head", _other("train.lr_head", None)),
     "secure": Trait(
-        "secure aggregation (train.secure_aggregation)", lambda s: s.config.train.secure_aggregation
+        "secure aggregation (train.secure_aggregation)", _other("train.secure_aggregation", False)
     ),
-    "user level": Trait(
-        "user-level privacy (dp.level=user)", lambda s: s.config.dp.level == "user"
-    ),
+    "user level": Trait("user-level privacy (dp.level=user)", _other("dp.level", None, "example")),
     "example level": Trait(
-        "privacy of samples (dp.level=example)", lambda s: s.config.dp.level == "example"
+        "privacy of samples (dp.level=example)", _other("dp.level", None, "user")
     ),
-    "decomposes": Trait(
-        "evaluation.decompose_every", lambda s: s.config.evaluation.decompose_every > 0
-    ),
+    "decomposes": Trait("evaluation.decompose_every", _other("evaluation.decompose_every", 0)),
     "personal after": Trait(
         "evaluation.personal=cohort_after", lambda s: _personal(s, "cohort_after")
     ),
@@ -116,13 +115,9 @@ TRAITS = {
         "evaluation.personal=cohort_before or cohort_after",
         lambda s: _personal(s, "cohort_before", "cohort_after"),
     ),
-    "finetunes": Trait(
-        "evaluation.finetune_epochs", lambda s: s.config.evaluation.finetune_epochs > 0
-    ),
+    "finetunes": Trait("evaluation.finetune_epochs", _other("evaluation.finetune_epochs", 0)),
     # of attack and compression
-    "attacked": Trait(
-        "malicious clients (attack.name)", lambda s: s.config.attack.name is not None
-    ),
+    "attacked": Trait("malicious clients (attack.name)", _other("attack.name", None)),
     "attacked updates": Trait(
         "malicious clients (attack.name) that change their updates",
         lambda s: s.attack.changes_updates,
@@ -131,7 +126,7 @@ TRAITS = {
         "attacks that know the benign updates (alie, ipm, mimic, min_max, min_sum)",
         lambda s: s.attack.cohort is not None,
     ),
-    "compresses": Trait("compression (compress.name)", lambda s: s.config.compress.name != "none"),
+    "compresses": Trait("compression (compress.name)", _other("compress.name", "none")),
     "transforms": Trait("transforms of clients' updates", lambda s: bool(s.algorithm.transforms)),
     # of the method
     "probe": Trait("a pass before training (fediir)", lambda s: s.algorithm.probe is not None),

@@ -12,14 +12,8 @@ from fedsim.storage import tables
 
 @dataclass
 class EarlyStopping:
-    """Counts the evaluations since the best one, the earliest on ties.
-
-    It follows from the column ``val_accuracy`` of rounds.csv alone, so that a resumed run stops
-    after the same round as an undisturbed one.
-
-    Args:
-        patience: evaluations without a better accuracy after which it is due; None: never.
-    """
+    """Counts the evaluations since the best one, the earliest on ties, from rounds.csv alone: due
+    after ``patience`` evaluations without a better accuracy; None: never."""
 
     patience: int | None
     best: float = -1.0
