@@ -36,7 +36,7 @@ from fedsim.schedules.asynchronous import Buffered
 from fedsim.schedules.base import Schedule, schedule_of
 from fedsim.schedules.oort import Oort
 from fedsim.schedules.selection import BySize, Fixed, Poisson, PowerOfChoice, RoundRobin, fixed
-from fedsim.server.staleness import StalenessWeights
+from fedsim.server.transforms import StalenessWeights
 from fedsim.storage.checkpoint import ServerState
 from fedsim.systems.clock import BOUNDS, FLOAT_BYTES, TRAITS, Clock, LocalSchedule
 from fedsim.systems.distributions import parse_within

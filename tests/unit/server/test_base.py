@@ -35,7 +35,7 @@ from fedsim.server.privacy import (
     PrivateSum,
     noise_beside_count,
 )
-from fedsim.server.staleness import StalenessWeights
+from fedsim.server.transforms import StalenessWeights
 from fedsim.training.round import rebased
 
 BASE_CTX = RoundContext(round=3, num_rounds=10, num_clients=20, lr=0.1, seed=7)
