@@ -42,11 +42,6 @@ class BlockEnv:
     """The :class:`LocalEnv` of a block, for ``loss`` and ``adjust_grads``.
 
     It has no client's own data or state: ``begin`` returns what these hooks need of them.
-
-    Args:
-        env: of any of the clients.
-        stack: of the model.
-
     ``params`` and :meth:`grads` are stacked, (A, *shape).
     """
 
@@ -116,8 +111,8 @@ def train_block(
             client if that is smaller.
         steps: the worker's, where its steps are recorded and replayed.
 
-    Returns:
-        The updates in the order of ``envs``, without deltas, and the vectors (B, D) after training.
+    Returns the updates in the order of ``envs``, without deltas, and the vectors (B, D) after
+    training.
     """
     device = envs[0].start.device
     plan = BatchPlan(envs, width)

@@ -36,12 +36,7 @@ def poisson_batches(env: LocalEnv, epochs: int, order: torch.Generator) -> Itera
 
 
 class PrivateGradients:
-    """The gradients of a client's steps.
-
-    Args:
-        env: of the client.
-        private: clipping norm and noise.
-    """
+    """The gradients of a client's steps."""
 
     def __init__(self, env: LocalEnv, private: PrivateSteps) -> None:
         self._env, self._private = env, private
@@ -61,12 +56,11 @@ class PrivateGradients:
                     into += gradient.sum(0)
                 total = total + ce.sum()
         expected = min(env.training.batch_size, len(env.x))
+        scale = private.noise_multiplier * private.clip
         for p, gradient in zip(env.params, sums, strict=True):
             if private.noise_multiplier > 0:
                 drawn = torch.randn(p.shape, generator=self._noise, dtype=p.dtype)
-                gradient.add_(
-                    drawn.to(p.device), alpha=private.noise_multiplier * private.clip
-                )  # fmt: skip
+                gradient.add_(drawn.to(p.device), alpha=scale)
             p.grad = gradient.div_(expected)
         return total
 

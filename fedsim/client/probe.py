@@ -205,8 +205,6 @@ def _content(name: str, value: Any, seen: set[int], depth: int) -> Iterator[tupl
         yield name, _digest(value.get_state().numpy())
     elif isinstance(value, np.random.Generator):
         yield name, repr(value.bit_generator.state)
-    elif isinstance(value, np.random.RandomState):
-        yield name, repr(value.get_state())
     elif isinstance(value, random.Random):
         yield name, hash(value.getstate())
     elif isinstance(value, set | frozenset):

@@ -275,7 +275,7 @@ class Server:
     Args:
         reduction: combines the updates into one step.
         optimizers: change that step, one after the other.
-        receive: change the updates before they are reduced, one after the other.
+        receive: change the updates before that, one after the other.
         exchange: answers what the method's clients upload beside their updates.
         sums: the exchange reads nothing but sums over the clients, as of secure aggregation.
         private_sum: the upload whose sum is all that the exchange reads, so that it can be clipped

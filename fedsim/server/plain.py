@@ -37,11 +37,8 @@ NUMBERS: Mapping[type, Any] = {bool: bool, int: int | float, float: float, str: 
 
 
 def is_rule(function: Callable[..., Any], title: str) -> bool:
-    """Whether a function of the user's is a plain rule, rather than the ``build`` of a method.
-
-    A rule's first parameter is an array: it has no default, and no type or that of an array.
-    A ConfigError as of :func:`fedsim.core.imports.signature`.
-    """
+    """Whether a function of the user's is a plain rule, rather than the ``build`` of a method: its
+    first parameter has no default, and no type or that of an array."""
     first = next(iter(signature(function, title).parameters.values()), None)
     if first is None or first.kind not in FIRST or first.default is not Parameter.empty:
         return False
@@ -91,12 +88,7 @@ def place(function: Callable[..., Any]) -> str:
 
 @dataclass(frozen=True)
 class PlainRule:
-    """The rule over the whole model; statistics are averaged by samples.
-
-    Args:
-        function: of the user's, as above.
-        hyperparameters: by name.
-    """
+    """The user's function over the whole model; statistics are averaged by samples."""
 
     function: Callable[..., Any]
     hyperparameters: Mapping[str, Any]
@@ -130,24 +122,19 @@ class PlainRule:
 
     def _checked(self, returned: object, m: int) -> F64:
         """The coefficients (m,)."""
-        problem = None
-        coefficients = np.empty(0)
         try:
             coefficients = np.asarray(returned, dtype=np.float64)
+            problem = "None" if returned is None else f"an array of shape {coefficients.shape}"
+            if coefficients.shape == (m,):
+                if np.isfinite(coefficients).all():
+                    return coefficients
+                problem = "NaN or infinity"
         except (TypeError, ValueError) as error:
-            problem = f"returned {type(returned).__name__} ({one_line(error)})"
-        if problem is None and returned is None:
-            problem = "returned None"
-        elif problem is None and coefficients.shape != (m,):
-            problem = f"returned an array of shape {coefficients.shape}"
-        elif problem is None and not np.isfinite(coefficients).all():
-            problem = "returned NaN or infinity"
-        if problem is not None:
-            raise ContractError(
-                f"{self._where}: {problem}; needed are finite coefficients ({m},), one for each of "
-                f"the {m} updates: {FORM}"
-            )
-        return coefficients
+            problem = f"{type(returned).__name__} ({one_line(error)})"
+        raise ContractError(
+            f"{self._where}: returned {problem}; needed are finite coefficients ({m},), one for "
+            f"each of the {m} updates: {FORM}"
+        )
 
     def _array(self, name: object, value: object) -> Array:
         """An entry of the state, as an array of numbers."""
