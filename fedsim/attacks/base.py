@@ -147,7 +147,6 @@ class AttackedCohort:
     malicious: Malicious
     attack: Omniscient
     name: ClassVar[str] = "attack"
-    needs_own_clients: ClassVar[bool] = False
 
     def __call__(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> Received:
         """Keeps what the attack keeps."""

@@ -149,9 +149,10 @@ class Received:
 def has_trait(part: object, name: str) -> bool:
     """Whether a part of a server declares a trait; one that says nothing has none.
 
-    Of cohort transforms ``by_client``: each client could do it to its own update, which sees no
-    other; ``mixes``: a row is no longer one client's; ``rescales``: the step is multiplied by
-    something that is of the clients. Of server optimisers ``blind``: it reads the step alone.
+    Of cohort transforms ``needs_own_clients``: it reads what only the clients of its own method
+    send; ``by_client``: each client could do it to its own update, which sees no other; ``mixes``:
+    a row is no longer one client's; ``rescales``: the step is multiplied by something that is of
+    the clients. Of server optimisers ``blind``: it reads the step alone.
     """
     return bool(getattr(part, name, False))
 
@@ -159,12 +160,10 @@ def has_trait(part: object, name: str) -> bool:
 class CohortTransform(Protocol):
     """Changes the updates of a cohort before they are reduced (FedNova, clipping).
 
-    ``name`` is that of its state in checkpoints and has no point in it; ``needs_own_clients`` says
-    whether it reads what only the clients of its own method send.
+    ``name`` is that of its state in checkpoints and has no point in it.
     """
 
     name: ClassVar[str]
-    needs_own_clients: ClassVar[bool]
 
     def __call__(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> Received:
         """The cohort that the next part sees; ``state`` is {} in the first round."""
@@ -307,7 +306,7 @@ class Server:
     @property
     def needs_own_clients(self) -> bool:
         """Whether it works with its own method's clients alone."""
-        reads = any(transform.needs_own_clients for transform in self.receive)
+        reads = any(has_trait(transform, "needs_own_clients") for transform in self.receive)
         return bool(self.incompatible_reason or self.exchange or reads)
 
     def check(self, m: int) -> None:

@@ -25,7 +25,6 @@ class ClipNorms:
 
     norm: float
     name: ClassVar[str] = "clip"
-    needs_own_clients: ClassVar[bool] = False
     by_client: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -51,7 +50,6 @@ class NearestNeighbourMixing:
 
     faulty: Faulty
     name: ClassVar[str] = "nnm"
-    needs_own_clients: ClassVar[bool] = False
     mixes: ClassVar[bool] = True
 
     def check(self, m: int, clients: int) -> int:
@@ -71,7 +69,6 @@ class Bucketing:
 
     size: int
     name: ClassVar[str] = "bucketing"
-    needs_own_clients: ClassVar[bool] = False
     mixes: ClassVar[bool] = True
 
     def check(self, m: int, clients: int) -> int:
@@ -133,7 +130,6 @@ class StalenessWeights:
     threshold: float = 4.0
     mixing: float | None = None
     name: ClassVar[str] = "staleness"
-    needs_own_clients: ClassVar[bool] = False
 
     def weights(self, staleness: F64) -> F64:
         """s(d) (m,) in (0, 1] for a staleness d (m,) in server steps, from 0."""
