@@ -34,9 +34,7 @@ class Omniscient(ABC):
     """Changes the updates of malicious clients, some of a cohort and not all.
 
     ``in_span`` says whether what they send are sums of updates; else whole vectors are read.
-
-    Args:
-        knows: the benign updates of the round, or their own ones as they trained them.
+    They know the benign updates of the round, or their own ones as they trained them.
     """
 
     knows: Knowledge = field(default="benign", kw_only=True)
