@@ -95,11 +95,7 @@ class _Weighted:
 
 
 def train_block(
-    rule: LocalRule,
-    envs: Sequence[LocalEnv],
-    stack: Stack,
-    width: int,
-    steps: Steps | None = None,
+    rule: LocalRule, envs: Sequence[LocalEnv], stack: Stack, width: int, steps: Steps | None = None
 ) -> tuple[list[ClientUpdate], Tensor]:
     """Trains the clients as one model; agrees with train_local up to rounding.
 

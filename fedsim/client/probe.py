@@ -35,11 +35,7 @@ LIBRARIES = frozenset(
 
 
 def fault(
-    flat: FlatModel,
-    fresh: FlatModel,
-    criterion: MarginControl,
-    training: Training,
-    samples: Tensor,
+    flat: FlatModel, fresh: FlatModel, criterion: MarginControl, training: Training, samples: Tensor
 ) -> str | None:
     """Why a model cannot be trained as its tensors say; None where it can.
 

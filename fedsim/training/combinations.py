@@ -81,8 +81,7 @@ TRAITS = {
         _weighs_stale,
     ),
     "mixes models": Trait(
-        "async.mixing",
-        lambda s: s.schedule.asynchronous and s.config.asynchrony.mixing is not None,
+        "async.mixing", lambda s: s.schedule.asynchronous and s.config.asynchrony.mixing is not None
     ),
     "own schedule": Trait(
         "a schedule of your own (train.schedule)", _other("train.schedule", "synchronous")
@@ -247,13 +246,8 @@ _PAIRS: dict[str, dict[str, str]] = {
         "not both": "leaves it one of the two at most",
         "labels of tokens": "have no features of a sample with one label",
     },
-    "keeps tensors": {
-        "none to keep": "makes it fedavg by another name; fedbn needs BatchNorm",
-    },
-    "lr_head": {
-        "phases": "has learning rates of its own",
-        "no head": "leaves it without a place",
-    },
+    "keeps tensors": {"none to keep": "makes it fedavg by another name; fedbn needs BatchNorm"},
+    "lr_head": {"phases": "has learning rates of its own", "no head": "leaves it without a place"},
     "asynchronous": dict.fromkeys(
         ("probe", "needs same start", "pools", "decomposes", "personal in cohort"),
         "takes all clients of a round to start from the newest model",
