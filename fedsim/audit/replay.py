@@ -34,7 +34,8 @@ from fedsim.storage.checkpoint import ServerState, layout_hash
 from fedsim.storage.client_states import ClientStates
 from fedsim.storage.run_dir import RunStore, client_number
 from fedsim.training import evaluate
-from fedsim.training.assemble import assemble, check_effects, make_executor, start_of
+from fedsim.training.assemble import assemble, make_executor, start_of
+from fedsim.training.malicious import check_effects
 from fedsim.training.rows import RoundLog
 from fedsim.training.setup import Setup
 

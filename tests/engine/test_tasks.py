@@ -98,8 +98,8 @@ def test_fedbuff_and_fedasync_have_the_bytes_of_one_process(
 
 @pytest.mark.parametrize("seam", ["sign_flip", "power_of_choice"])
 def test_a_seam_has_the_bytes_of_one_process(seam, tmp_path, shared_ray):
-    schedule = {"schedule": f"tests.seams.{seam}:build"} if seam == "power_of_choice" else {}
-    method = "fedavg" if schedule else f"tests.seams.{seam}:build"
+    schedule = {"schedule": f"tests.seams:{seam}"} if seam == "power_of_choice" else {}
+    method = "fedavg" if schedule else f"tests.seams:{seam}"
 
     def run(out, session, **engine):
         given = fedsim.RunConfig(

@@ -20,7 +20,7 @@ from fedsim.core.types import RoundContext
 from fedsim.schedules.asynchronous import Buffered
 from fedsim.schedules.base import Roster
 from fedsim.server import Average, Server
-from fedsim.server.staleness import StalenessWeights
+from fedsim.server.transforms import StalenessWeights
 from fedsim.systems.clock import Clock, LocalSchedule, Series
 from fedsim.testing import check_schedule
 from fedsim.testing.rounds import config, results
