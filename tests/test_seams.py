@@ -1,6 +1,6 @@
 """The proof of the seams: new kinds of work in files of their own (tests/seams), public names only.
 
-Their bytes on Ray, with tasks done early and with killed actors: tests/engine/test_tasks.py.
+Their bytes on Ray, with tasks done early and with killed actors: tests/engine/test_executor.py.
 """
 
 from __future__ import annotations

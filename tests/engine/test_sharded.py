@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
@@ -10,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import ray
 from ray.cluster_utils import Cluster
@@ -23,6 +25,7 @@ from fedsim.attacks.min_max import MinMax
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import WorkerError
 from fedsim.core.types import ClientUpdate, Layout, RoundContext, Slot
+from fedsim.engine.ray.pool import ActorPool
 from fedsim.engine.ray.sharded import (
     Aggregators,
     Held,
@@ -34,12 +37,17 @@ from fedsim.models.vision import SplitModel
 from fedsim.server import ClipNorms
 from fedsim.server.base import RuleState
 from fedsim.server.cohort import Cohort
+from tests.commands import PATIENCE
+from tests.engine import chaos
 from tests.engine.broken import Holder
+from tests.engine.chaos import STATEFUL_ONCE, Orders
 from tests.tasks import tasks
 
 pytestmark = pytest.mark.ray
 
+
 M, SIZE, STATS = 5, 3_300_000, 1001
+
 EMPTY = np.empty(0, np.float32)
 
 
@@ -361,3 +369,81 @@ def test_a_lost_update_of_pooled_data_or_of_an_older_model_is_made_anew(
     assert len(store.read("errors")) == len(lost) == given.train.rounds
     if method == "buffered":
         assert any(version < t for t, (_, version) in enumerate(lost))
+
+
+@pytest.fixture
+def cluster(orders):
+    """A head that trains nothing and two nodes with a core each."""
+    folder = orders.parent
+    head = {"num_cpus": 0, "include_dashboard": False, "temp_dir": f"{folder}/h"}
+    made = Cluster(initialize_head=True, head_node_args=head)
+    for name in ("n1", "n2"):
+        made.add_node(num_cpus=1, temp_dir=f"{folder}/{name}")
+    yield made
+    made.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_ray")
+@pytest.mark.parametrize("method", STATEFUL_ONCE)
+def test_a_node_killed_in_a_round_and_one_that_joins(
+    method, cluster, orders, undisturbed, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("fedsim.engine.ray.executor.REPLAN_INTERVAL", 0.0)
+    pools, joined, used = [], [], []
+    start, take = ActorPool.__init__, ActorPool.take
+
+    def started(self, *args, **options) -> None:
+        start(self, *args, **options)
+        pools.append(self)
+
+    def taken(self, slot):
+        used.append(self._locations[slot].node_id)
+        return take(self, slot)
+
+    def join() -> None:
+        joined.append(cluster.add_node(num_cpus=1, temp_dir=f"{orders.parent}/n3").node_id)
+
+    def until_noticed() -> None:  # else Ray may still place actors on the node that is lost
+        while sum(node["Alive"] for node in ray.nodes()) > 2:
+            time.sleep(0.1)
+
+    def until_up() -> None:  # the actor that this round asked for; else the run is over before it
+        starting = list(pools[0].starting)
+        ray.wait(starting, num_returns=len(starting), timeout=PATIENCE)
+
+    monkeypatch.setattr(ActorPool, "__init__", started)
+    monkeypatch.setattr(ActorPool, "take", taken)
+    plan = {2: ("train", "raylet"), 3: until_noticed, 4: join, 5: until_up}
+    settings = chaos.config(method, address=cluster.address, client_timeout=30)
+    store = fedsim.run(settings, tmp_path / "run", [Orders(orders, plan)])
+    assert chaos.bytes_of(store) == undisturbed(method)
+    errors = store.read("errors")
+    assert pd.unique(errors["round"][errors["client_id"].notna()]).tolist() == [3]
+    assert set(errors["round"]) <= {3, 4}, "an actor may have been on its way to the lost node"
+    assert joined[0] in used, "the node that joined had work"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_ray")
+@pytest.mark.parametrize(
+    ("method", "moment"),
+    [("fedbn", "combine"), pytest.param("fedld", "products", marks=pytest.mark.nightly)],
+)
+def test_a_node_lost_between_training_and_aggregation(method, moment, tmp_path, monkeypatch):
+    asked, ask = [], Aggregators.ask
+    with cluster_of_two(head_cpus=0) as exchange:  # so that the other node trains all clients
+
+        def watched(self, what, args, held):
+            asked.append(what)
+            if asked.count(moment) == 2 and what == moment:
+                exchange()
+            return ask(self, what, args, held)
+
+        monkeypatch.setattr(Aggregators, "ask", watched)
+        store = fedsim.run(config(method), tmp_path / "run")
+    assert bytes_of(store) == in_one_process(method)
+    errors = store.read("errors")
+    assert (errors["round"] == 2).all()
+    again = errors[errors["error"].str.contains("object was")]
+    assert again["client_id"].nunique() == 4
