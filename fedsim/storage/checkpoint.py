@@ -4,19 +4,12 @@
 with the arrays and their hashes: ``round-000012.safetensors`` with the global vector and the
 server's state, and the segments ``clients-*.safetensors`` with the states of the clients, of which
 each checkpoint adds one with those that changed. A model of an earlier round from which tasks of
-later rounds start is a file of its own, ``version-*.safetensors``, that checkpoints share.
+later rounds start is a file of its own, ``version-*.safetensors``. Damage to what a checkpoint
+alone has leaves the previous one usable; segments and versions are shared.
 
-Damage to what a checkpoint alone has (record, vector and server state, the segment that it adds)
-leaves the previous checkpoint usable. Older segments are shared: damage to one of them may leave no
-checkpoint intact. The run is then not resumed, and nothing is changed: to start again by itself
-would cost all rounds so far, and the user may still have the damaged file elsewhere.
-
-Files are written by one background thread, one checkpoint at a time: all that it writes are values
-that nobody changes. A round waits for the disk only after the last one, and where the one before is
-still being written, with client states that exceed their memory. The thread rests after each
-checkpoint, so that it takes at most a part ``SHARE`` of the time: where a round takes milliseconds,
-it would otherwise never stop writing. A checkpoint that is due meanwhile follows the first round
-that ends afterwards.
+One background thread writes, one checkpoint at a time, values that nobody changes. It rests after
+each, so that it takes at most a part ``SHARE`` of the time; a checkpoint that is due meanwhile
+follows the first round that ends afterwards.
 """
 
 from __future__ import annotations
@@ -124,11 +117,12 @@ def decode_record(text: bytes) -> dict[str, Any]:
     """The content of a record; a ValueError where it is damaged."""
     try:
         record = parse_json(text)
-        content, digest = record["checkpoint"], record["sha256"]
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError("it is damaged") from error
-    if not isinstance(content, dict) or files.sha256_of(_canonical(content)) != digest:
-        raise ValueError("its checksum is wrong")
+        content: dict[str, Any] = record["checkpoint"]
+        intact = files.sha256_of(_canonical(content)) == record["sha256"]
+    except (KeyError, TypeError, ValueError):
+        intact = False
+    if not intact:
+        raise ValueError("it is damaged")
     return content
 
 
@@ -138,8 +132,8 @@ def _canonical(value: object) -> str:
 
 def files_of(record: str, content: Mapping[str, Any]) -> frozenset[str]:
     """The names of all files of a checkpoint."""
-    versions = content.get("versions", {})
-    return frozenset({record, *content["arrays"], *content["segments"], *versions})
+    shared = content["segments"], content.get("versions", {})
+    return frozenset({record, *content["arrays"]}).union(*shared)
 
 
 class Checkpoints(AbstractContextManager["Checkpoints"]):
@@ -187,34 +181,25 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         return self._thread.busy or time.monotonic() < self._rested
 
     def store_client_states(self, state: ServerState) -> ServerState:
-        """The same state with its client states in the store.
-
-        The values before it must not be used any more, but for that of :meth:`storing`.
-        """
+        """The same state with its client states in the store; of the values before it only that
+        of :meth:`storing` may still be used."""
         self.client_states.put(state.clients.changed)
         return replace(state, clients=ClientStates(self.client_states))
 
     def storing(self, state: ServerState) -> ServerState:
-        """The same state for the next round, while a thread has the store take its client states.
-
-        The changes of that round are apart from those of this one.
-        """
+        """The same state for the next round, while a thread has the store take its client states."""
         changed = ClientStates(self.client_states, state.clients.changed)
         return replace(state, clients=ClientStates(changed))
 
     def spill(self, rounds: int) -> None:
-        """Writes client states to files, and drops them from memory, until the budget is kept."""
+        """Writes the client states that wait in memory where they exceed the budget."""
         store = self.client_states
-        if store.evict():
-            return
-        self.wait()
-        if store.evict():
-            return
-        store.new_segment(f"clients-{rounds:06d}.safetensors")
-        segments = store.segments()
-        self._write_segments(segments)
-        store.evict()
-        self._prune(segments)
+        if store.unsaved_bytes > store.budget:
+            self.wait()
+            store.new_segment(f"clients-{rounds:06d}.safetensors")
+            segments = store.segments()
+            self._write_segments(segments)
+            self._prune(segments)
 
     def size(self, state: ServerState) -> int:
         """Bytes of the arrays that a checkpoint of the state adds."""

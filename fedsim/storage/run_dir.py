@@ -29,7 +29,7 @@ from fedsim.core.terminal import check_text
 from fedsim.core.types import Array
 from fedsim.metrics.collapse import FinalPredictions, final_predictions
 from fedsim.storage import status, tables
-from fedsim.storage.digests import TableDigest
+from fedsim.storage.tables import TableDigest
 from fedsim.storage.tables import cell as cell
 from fedsim.storage.tables import csv_text as csv_text
 
@@ -228,7 +228,7 @@ class RunWriter(RunStore):
     def append(self, table: str, rows: Iterable[Row]) -> None:
         """Appends rows to a table; the first call also writes the header.
 
-        The digest of a table with results is continued, see :mod:`fedsim.storage.digests`.
+        The digest of a table with results is continued, see :class:`TableDigest`.
 
         Optional columns are there where the first rows have a value in them.
 

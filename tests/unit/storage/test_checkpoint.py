@@ -27,7 +27,7 @@ from fedsim.storage.checkpoint import (
     decode_record,
     encode_record,
 )
-from fedsim.storage.client_states import ClientStates, ClientStateStore, num_bytes, owned
+from fedsim.storage.client_states import ClientStates, ClientStateStore, owned
 from fedsim.storage.restore import restore
 
 ARRAYS = {
@@ -148,7 +148,7 @@ def test_a_record_is_damaged_by_any_flipped_bit():
     text = encode_record({"round": 3, "seconds": 0.1, "settings": {"a": None, "b": "x"}})
     assert decode_record(text) == {"round": 3, "seconds": 0.1, "settings": {"a": None, "b": "x"}}
     for i in range(len(text) - 1):  # the last one is a line end
-        with pytest.raises(ValueError, match=r"it is damaged|its checksum is wrong"):
+        with pytest.raises(ValueError, match="it is damaged"):
             decode_record(text[:i] + bytes([text[i] ^ 1]) + text[i + 1 :])
 
 
@@ -385,41 +385,23 @@ def test_what_could_not_be_written_is_written_when_there_is_space(tmp_path):
     found.__exit__()
 
 
-# what cannot be read
-
-
-def damaged(run, **changes):
-    """The newest record of a run with other content, but a right checksum."""
-    record = max((run / "checkpoints").glob("*.json"))
-    record.write_bytes(encode_record(decode_record(record.read_bytes()) | changes))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"arrays": {"../rounds.csv": ""}}, r"names '\.\./rounds\.csv', which is no file of a che"),
-        ({"segments": {"../clients-000001.safetensors": {"sha256": "", "clients": []}}}, "no file"),
-        ({"tables": {"../rounds.csv": 0}}, "which is no table of a run"),
-        ({"tables": {"notes.csv": 0}}, "which is no table of a run"),
-        ({"tables": {"rounds.csv": 3}}, r"rounds\.csv: cannot be read \(No such file"),
-    ],
-)
-def test_a_record_names_only_files_of_the_run(changes, message, tmp_path):
+def test_a_record_names_only_files_of_its_folder(tmp_path):
     with checkpoints(tmp_path) as target:
         advance(target, 1)
         target.wait()
-    damaged(tmp_path, **changes)
-    with pytest.raises(StoreError, match=rf"^none of 1 checkpoints of .*{message}"):
-        back(tmp_path)
+    record = max((tmp_path / "checkpoints").glob("*.json"))
+    content = decode_record(record.read_bytes())
+    for changes in (
+        {"arrays": {"../rounds.csv": ""}},
+        {"segments": {"../clients-000001.safetensors": {"sha256": "", "clients": []}}},
+    ):
+        record.write_bytes(encode_record(content | changes))
+        with pytest.raises(StoreError, match=r"^none of 1 checkpoints of .*no file of a checkp"):
+            back(tmp_path)
 
 
 def own(number, size=10):
     return {"w": np.full(size, number, np.float64)}
-
-
-def in_memory(store):
-    """Bytes of the states in memory."""
-    return sum(map(num_bytes, store._memory.values()))
 
 
 def live(store):
@@ -478,44 +460,6 @@ def test_new_states_are_taken_all_or_none(tmp_path, monkeypatch):
     assert {name: repr(value) for name, value in vars(store).items()} == before
 
 
-def test_those_changed_longest_ago_leave_memory_first(tmp_path):
-    store = ClientStateStore(tmp_path, 240)  # three states of 80 bytes
-    store.put({c: own(c) for c in range(3)})
-    assert store.evict()
-    store.put({0: own(10)})
-    store.put({3: own(3)})
-    assert not store.evict()  # nothing is in a file yet
-    assert in_memory(store) == 320
-    write(store, "a")
-    assert store.evict()
-    assert in_memory(store) == 240
-    (tmp_path / "a").rename(tmp_path / "gone")
-    assert [store[c]["w"][0] for c in (0, 2, 3)] == [10, 2, 3]
-    with pytest.raises(StoreError, match="cannot be read"):
-        store[1]
-    (tmp_path / "gone").rename(tmp_path / "a")
-    assert store[1]["w"].tolist() == [1.0] * 10
-    assert in_memory(store) == 240  # reading brings nothing back
-    assert set(store) == {0, 1, 2, 3}
-
-
-def test_memory_is_bounded_for_many_clients(tmp_path):
-    rng = np.random.default_rng(0)
-    store, newest = ClientStateStore(tmp_path, 100 * 80), {}
-    for number in range(60):
-        cohort = rng.choice(1000, 40, replace=False).tolist()
-        changes = {c: own(1000 * number + c) for c in cohort}
-        newest |= changes
-        store.put(changes)
-        if not store.evict():
-            write(store, f"s{number}")
-        assert store.evict()
-        assert in_memory(store) <= 100 * 80
-    assert len(store) == len(newest) > 800
-    for client, state in newest.items():
-        np.testing.assert_array_equal(store[client]["w"], state["w"])
-
-
 def test_no_more_old_states_are_moved_than_new_ones_are_written(tmp_path):
     store = ClientStateStore(tmp_path, 0)
     store.put({c: own(c) for c in range(100)})
@@ -530,42 +474,27 @@ def test_no_more_old_states_are_moved_than_new_ones_are_written(tmp_path):
     assert [store[c]["w"][0] for c in (60, 98, 99, 139)] == [60, 98, -99, 139]
 
 
-def test_of_written_files_the_newest_states_come_into_memory(tmp_path):
+def test_states_are_read_from_their_files(tmp_path):
     store = ClientStateStore(tmp_path, 0)
-    for number in range(3):
-        store.put({c: own(c) for c in range(4 * number, 4 * number + 4)})
-        write(store, str(number))
-    other = ClientStateStore(tmp_path, 6 * 80)
-    other.load([(segment, sorted(clients)) for segment, clients in store.segments().items()])
-    assert in_memory(other) == 6 * 80
-    assert other.evict()
-    (tmp_path / "0").unlink()
-    (tmp_path / "2").unlink()
-    assert [other[c]["w"][0] for c in (4, 5, 6, 7, 8, 11)] == [4, 5, 6, 7, 8, 11]
-    other.put({0: own(0)})
-    other.evict()
-    (tmp_path / "1").unlink()
-    assert other[7]["w"][0] == 7
-    with pytest.raises(StoreError):
-        other[6]  # of those in memory the one changed longest ago
-
-
-def test_a_file_is_searched_for_its_clients_once(tmp_path, monkeypatch):
-    store = ClientStateStore(tmp_path, 0)
-    states = {c: {"w": np.full((2, 3), c, np.float32), "n": np.array([c, -c])} for c in range(50)}
+    states = {c: {"w": np.full((2, 3), c, np.float32), "n": np.array([c, -c])} for c in range(9)}
     states[7] |= {"empty": np.zeros((0, 4)), "one": np.array(2.5)}
-    store.put(states)
+    store.put({8: own(1), 3: own(2)})
     write(store, "a")
-    store.evict()
-    looked, entries = [], tensors.entries
-    monkeypatch.setattr(tensors, "entries", lambda path: looked.append(path) or entries(path))
-    for client in (7, 0, 49):
-        found = store[client]
-        assert {k: (a.dtype, a.shape, a.tolist()) for k, a in found.items()} == {
-            k: (a.dtype, a.shape, a.tolist()) for k, a in states[client].items()
-        }
-    assert looked == [tmp_path / "a"]
-    found["w"][0] = 9  # a method may write to what it is given
+    store.put(states)
+    write(store, "b")
+    store.put({3: own(3)})
+    write(store, "c")
+    states[3] = own(3)
+    other = ClientStateStore(tmp_path, 0)
+    other.load([(segment, sorted(clients)) for segment, clients in store.segments().items()])
+    for each in (store, other):
+        assert (each.unsaved_bytes, set(each)) == (0, set(states))
+        for client, state in states.items():
+            found = each[client]
+            assert found.keys() == state.keys()
+            assert all(same(found[key], array) for key, array in state.items())
+            found[next(iter(found))][...] = 0  # a method may write to what it is given
+        assert each[7]["one"] == 2.5
 
 
 @pytest.mark.parametrize("left", [0, 5, 40, -8])
@@ -573,7 +502,6 @@ def test_a_file_of_states_that_is_cut_is_named(left, tmp_path):
     store = ClientStateStore(tmp_path, 0)
     store.put({1: own(1)})
     write(store, "a")
-    store.evict()
     (tmp_path / "a").write_bytes((tmp_path / "a").read_bytes()[:left])
     with pytest.raises(StoreError, match=rf"{tmp_path / 'a'}: cannot be read"):
         store[1]
