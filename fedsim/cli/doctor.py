@@ -7,7 +7,6 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -113,6 +112,7 @@ def doctor(
         alone = "one process for all clients" if settings.engine.kind == "serial" else "its own"
         rows = [("placement", f"{alone} (--engine {settings.engine.kind})")]
     else:
+        from fedsim.engine.devices import total_memory
         from fedsim.engine.ray.cluster import connect, machines, plan_for
 
         if settings.engine.address is not None and assumed is None:
@@ -129,7 +129,9 @@ def doctor(
             raise ConfigError(f"{error}; {hint}") from None
         rows = plan_rows(plan)
         if plan.share.gpus:
-            rows += gpu_rows(settings, plan.share.gpus, assumed)
+            total = total_memory() if assumed is None else int(assumed.memory * 10**9)
+            share = min(plan.share.gpus, 1.0) * (total or 0) / 2**30
+            rows += [("GPU memory", f"{share:.1f} GiB for an actor")] if total else []
     echo()
     show([{"": name, "plan": value} for name, value in rows])
 
@@ -177,31 +179,6 @@ def plan_rows(plan: Placement) -> list[tuple[str, str]]:
         ),
         *((f"on {node.name}", counted(n, "actor")) for node, n in used),
     ]
-
-
-def gpu_rows(
-    settings: RunConfig, gpus: float, assumed: Assumed | None = None
-) -> Iterator[tuple[str, str]]:
-    """Name and value: what of a GPU an actor has, and what training a client takes of it.
-
-    Raises:
-        ConfigError: it does not fit.
-    """
-    from fedsim.engine import devices, footprint, transfer
-    from fedsim.training.sizes import gpu_need
-
-    total = devices.total_memory() if assumed is None else int(assumed.memory * 10**9)
-    if total:
-        yield "GPU memory", f"{min(gpus, 1.0) * total / 2**30:.1f} GiB for an actor"
-    room = transfer.room(total, gpus) if total else math.inf
-    need = gpu_need(settings, room)
-    if need is None:
-        yield "GPU memory needed", "not known for this model"
-        return
-    if total:
-        footprint.check(need, total, gpus)
-    samples = f" where they take at most {room / 2**30:.1f} GiB" if total else ""
-    yield "GPU memory needed", f"about {need / 2**30:.1f} GiB for an actor, and samples{samples}"
 
 
 def size(settings: RunConfig) -> tuple[int, int, int]:

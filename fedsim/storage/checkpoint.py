@@ -187,7 +187,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         return replace(state, clients=ClientStates(self.client_states))
 
     def storing(self, state: ServerState) -> ServerState:
-        """The same state for the next round, while a thread has the store take its client states."""
+        """The same state for the next round, while a thread stores its client states."""
         changed = ClientStates(self.client_states, state.clients.changed)
         return replace(state, clients=ClientStates(changed))
 

@@ -83,19 +83,11 @@ def connect(engine: EngineConfig) -> Callable[[], None]:
     except FedsimError:
         raise
     except Exception as error:  # a time-out is a plain Exception
-        if "AF_UNIX" in str(error):  # the folder of its sockets, below that for temporary files
-            raise ConfigError(
-                f"Ray cannot start ({one_line(error)}); set RAY_TMPDIR to a folder with a shorter "
-                "name, such as /tmp"
-            ) from error
-        if address == LOCAL:
-            kind = FedsimError if type(error) is Exception else ConfigError
-            raise kind(
-                f"Ray cannot start ({one_line(error)}); --engine serial needs no Ray"
-            ) from error
-        raise ConfigError(
-            f"--address {address}: cannot join the cluster ({one_line(error)})"
-        ) from error
+        if address != LOCAL:
+            said = f"--address {address}: cannot join the cluster ({one_line(error)})"
+            raise ConfigError(said) from error
+        kind = FedsimError if type(error) is Exception else ConfigError
+        raise kind(f"Ray cannot start ({one_line(error)}); --engine serial needs no Ray") from error
     return ray.shutdown
 
 
@@ -185,6 +177,11 @@ def _check_reachable(address: str) -> None:
             f"--address {address}: nothing answers there ({error}); "
             f"--address {LOCAL} starts Ray on this machine"
         ) from error
+
+
+def alive_nodes() -> list[str]:
+    """Ray's ids of all nodes of the cluster."""
+    return sorted(node["NodeID"] for node in ray.nodes() if node["Alive"])
 
 
 def machines() -> list[Node]:

@@ -8,7 +8,7 @@ object or node takes with it is done again elsewhere, with the same bits.
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, cast
 
@@ -93,8 +93,7 @@ class RayExecutor:
     @property
     def description(self) -> str:
         """One line for the user."""
-        gpus = self._plan.gpu_types
-        return f"ray, {self._plan}" + (f" ({gpus})" if gpus else "")
+        return f"ray, {self._plan}"
 
     @property
     def environment(self) -> Mapping[str, object]:
@@ -114,16 +113,14 @@ class RayExecutor:
 
     def broadcast(self, models: Models) -> None:
         """See :class:`~fedsim.engine.base.Executor`; one object each, for any number of actors."""
-        with self._session.head.guard():
-            self._dispatcher.sent.keep([part for sent in models.values() for part in sent])
+        self._dispatcher.sent.keep([part for sent in models.values() for part in sent])
 
     def run(
         self, tasks: Sequence[ClientTask], models: Models, states: Mapping[int, Vectors]
     ) -> list[ClientUpdate]:
         """See :class:`~fedsim.engine.base.Executor`."""
-        with self._session.head.guard():
-            self._replan()
-            return self._run(self._spec.blocks(tasks), models, states)
+        self._replan()
+        return self._run(self._spec.blocks(tasks), models, states)
 
     def prefetch(
         self, rounds: Sequence[Sequence[ClientTask]], models: Models, states: Mapping[int, Vectors]
@@ -160,12 +157,11 @@ class RayExecutor:
     ) -> Columns | None:
         """See :class:`~fedsim.engine.base.Executor`."""
 
-        def again(incidents: Sequence[Incident]) -> list[ClientUpdate]:
-            self._pool.incidents += incidents
-            lost = {i.client_id for i in incidents if i.client_id is not None}
-            blocks = dict.fromkeys(held[client].block for client in sorted(lost))
+        def again(incident: Incident) -> list[ClientUpdate]:
+            self._pool.incidents.append(incident)
+            blocks = dict.fromkeys(where.block for where in held.values())
             updates = self._run(list(blocks), models, states)
-            return [update for update in updates if update.client_id in lost]
+            return [update for update in updates if update.client_id in held]
 
         held = held_of(updates)
         if not held:
@@ -230,9 +226,8 @@ class RayExecutor:
             ]
             calls.append(EvaluationCall(position=position, tasks=tuple(tasks)))
         try:
-            with self._session.head.guard():
-                run = self._dispatcher.run(calls, "")
-                answers = {cast(EvaluationCall, call).position: answer for call, answer in run}
+            run = self._dispatcher.run(calls, "")
+            answers = {cast(EvaluationCall, call).position: answer for call, answer in run}
         finally:
             self._dispatcher.sent.trim()
         collected: list[list[Any]] = [[] for _ in jobs]
@@ -252,13 +247,6 @@ class RayExecutor:
             return measure.join(parts)
         return measure.compute(concatenated(parts), self._spec, part, indices(self._spec, part))
 
-    def watch(self, tell: Callable[[str], None]) -> None:
-        """Has it told, from another thread, if the Ray that was started here dies.
-
-        Ray may end this process at any moment then.
-        """
-        self._session.head.watch(tell)
-
     def incidents(self) -> list[Incident]:
         """See :class:`~fedsim.engine.base.Executor`."""
         incidents, self._pool.incidents = self._pool.incidents, []
@@ -266,11 +254,9 @@ class RayExecutor:
 
     def close(self) -> None:
         """Gives the actors back, and ends the session if it is the executor's own."""
-        self._session.head.watch(None)
         try:
-            if not self._session.head.reason:
-                self._pool.close()
-                self._aggregators.close()
+            self._pool.close()
+            self._aggregators.close()
         finally:
             if not self._shares_session:
                 self._session.close()
