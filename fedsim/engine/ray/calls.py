@@ -32,7 +32,6 @@ class TaskCall:
         states: of all clients that have one; only those of its own clients are sent.
         sizes: training samples by client.
         ranges: what the deltas are cut into, to be left on the nodes; none if they are fetched.
-        home: the slot that waits for this call, None for any.
         attempt: from 1.
     """
 
@@ -41,7 +40,6 @@ class TaskCall:
     states: Mapping[int, Vectors]
     sizes: Mapping[int, float]
     ranges: tuple[slice, ...] = ()
-    home: int | None = None
     attempt: int = 1
 
     @property
@@ -78,7 +76,7 @@ class TaskCall:
     def again(self, lost: bool) -> list[TaskCall]:
         """One call per block, so that a block that cannot be trained holds up no other."""
         attempt = self.attempt + lost
-        return [replace(self, blocks=(b,), home=None, attempt=attempt) for b in self.blocks]
+        return [replace(self, blocks=(b,), attempt=attempt) for b in self.blocks]
 
     def size(self, block: Block = (), /) -> float:
         """Training samples of a block, or of all together."""
@@ -108,7 +106,6 @@ class EvaluationCall:
     position: int
     tasks: tuple[Evaluation, ...]
     attempt: int = 1
-    home: int | None = None
     blocks: tuple[Block, ...] = ()
     clients: tuple[int, ...] = ()
     kind: str = "evaluate"

@@ -79,10 +79,6 @@ class Placement:
         """Whether each client has an actor of its own; otherwise they take turns."""
         return self.actors == self.num_clients
 
-    def home(self, client: int) -> int | None:
-        """The slot that is a client's own, where each has one."""
-        return client if self.per_client else None
-
     def __str__(self) -> str:
         relation = "one for each of" if self.per_client else "shared by"
         relation = "for" if self.num_clients == 1 else relation
