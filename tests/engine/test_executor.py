@@ -149,7 +149,7 @@ def test_an_actor_without_the_gpu_that_ray_promised_is_refused(ray_folder, tmp_p
         ray.shutdown()
 
 
-def config_tasks(method: str = "fedavg", *, rounds: int = 8, norm: str = "batch", **engine: object):
+def buffered(method: str = "fedavg", *, rounds: int = 8, norm: str = "batch", **engine: object):
     """A buffered run of the small network with the hooks of :mod:`tests.engine.chaos`."""
     return fedsim.RunConfig(
         algorithm=method,
@@ -165,7 +165,7 @@ def config_tasks(method: str = "fedavg", *, rounds: int = 8, norm: str = "batch"
 def wanted(tmp_path_factory: pytest.TempPathFactory):
     """The bytes of a run in one process."""
     out = tmp_path_factory.mktemp("serial") / "run"
-    return results(fedsim.run(config_tasks(kind="serial"), out, progress=False))
+    return results(fedsim.run(buffered(kind="serial"), out, progress=False))
 
 
 @pytest.mark.slow
@@ -184,10 +184,10 @@ def test_work_done_early_has_the_same_bytes(tmp_path, shared_ray, monkeypatch, c
         lambda own, block: taken.append(early(own, block)) or taken[-1],
     )
     monkeypatch.setattr(dispatch.Dispatcher, "_hand_out", early_first)
-    given = config_tasks(client_batch=client_batch)
+    given = buffered(client_batch=client_batch)
     store = fedsim.run(given, tmp_path / "ray", (), shared_ray, progress=False)
     assert sum(call is not None for call in taken) > 5
-    serial = config_tasks(client_batch=client_batch, kind="serial")
+    serial = buffered(client_batch=client_batch, kind="serial")
     assert results(store) == results(fedsim.run(serial, tmp_path / "serial", progress=False))
 
 
@@ -199,7 +199,7 @@ def test_lost_work_of_any_version_is_done_again(moment, tmp_path, shared_ray, wa
             if round in (2, 4):
                 chaos.order(orders, moment, "SIGKILL")
 
-    store = fedsim.run(config_tasks(), tmp_path / "run", [Kill()], shared_ray, progress=False)
+    store = fedsim.run(buffered(), tmp_path / "run", [Kill()], shared_ray, progress=False)
     assert results(store) == wanted
     assert len(store.read("errors"))
 
@@ -207,109 +207,9 @@ def test_lost_work_of_any_version_is_done_again(moment, tmp_path, shared_ray, wa
 @pytest.mark.slow
 def test_it_resumes_on_ray(tmp_path, shared_ray, wanted):
     with pytest.raises(Stop):
-        fedsim.run(config_tasks(), tmp_path / "run", [Stopper(3)], shared_ray, progress=False)
+        fedsim.run(buffered(), tmp_path / "run", [Stopper(3)], shared_ray, progress=False)
     store = fedsim.resume(tmp_path / "run", session=shared_ray, progress=False)
     assert results(store) == wanted
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("actors", [1, 2])
-@pytest.mark.parametrize(("buffer", "mixing"), [(2, None), (1, 0.6)])
-def test_fedbuff_and_fedasync_have_the_bytes_of_one_process(
-    buffer, mixing, actors, tmp_path, shared_ray
-):
-    def run(out, session, **engine):
-        given = fedsim.RunConfig(
-            algorithm="fedavg",
-            data={"num_clients": 12},
-            train={"rounds": 6},
-            clock=BUFFERED["clock"] | {"mode": "async"},
-            async_={"buffer": buffer, "concurrency": 5, "mixing": mixing},
-            engine=engine,
-        )
-        return results(fedsim.run(given, tmp_path / out, (), session, progress=False))
-
-    assert run("ray", shared_ray, **SHARE, actors=actors) == run("serial", None, kind="serial")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seam", ["sign_flip", "power_of_choice"])
-def test_a_seam_has_the_bytes_of_one_process(seam, tmp_path, shared_ray):
-    schedule = {"schedule": f"tests.seams.{seam}:build"} if seam == "power_of_choice" else {}
-    method = "fedavg" if schedule else f"tests.seams.{seam}:build"
-
-    def run(out, session, **engine):
-        given = fedsim.RunConfig(
-            algorithm=method,
-            data={"num_clients": 8},
-            train={"rounds": 4, "sample_rate": 0.5} | schedule,
-            engine=engine,
-        )
-        return results(fedsim.run(given, tmp_path / out, (), session, progress=False))
-
-    assert run("ray", shared_ray, **SHARE) == run("serial", None, kind="serial")
-
-
-TABLES = (
-    *("decomposition.csv", "loss_matrix.csv", "loss_matrix.npz", "cosines.csv", "spectrum.csv"),
-    *("evaluations.csv", "rounds.csv", "clients.csv", "classes.csv", "model.safetensors"),
-)
-
-
-def config_samples(method, evaluation=None, **engine):
-    return RunConfig(
-        algorithm=method,
-        data={"num_clients": 8, "min_samples": 4} | OWN,
-        train={"rounds": 3, "sample_rate": 0.5},
-        evaluation={
-            "batch_size": 64,
-            "decompose_every": 2,
-            "decompose_scope": "population",
-            "loss_matrix": True,
-            "cosines": True,
-            "clients_every": 1,
-        }
-        | (evaluation or {}),
-        engine=engine,
-    )
-
-
-def run(settings, out: Path, session=None) -> dict[str, bytes]:
-    store = fedsim.run(settings, out, session=session)
-    return {name: (store.path / name).read_bytes() for name in TABLES}
-
-
-ENGINES = {
-    name: {"actors": actors} | SHARE
-    for name, actors in (("one", 1), ("two", 2), ("own", "per-client"))
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["fedpac", "fedld"])
-def test_serial_and_ray_with_one_two_and_per_client_actors(method, shared_ray, tmp_path):
-    reference = run(config_samples(method, kind="serial"), tmp_path / "serial")
-    for name, engine in ENGINES.items():
-        got = run(config_samples(method, **engine), tmp_path / name, shared_ray)
-        for file, content in reference.items():
-            assert got[file] == content, f"{file} differs between serial and {name}"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "evaluation",
-    [
-        {"decompose_split": "common_test", "batch_size": 7},
-        {"decompose_split": "test", "decompose_scope": "cohort", "batch_size": 1000},
-        {"decompose_split": "train", "decompose_max_samples": 5},
-    ],
-)
-def test_other_parts_and_batches(evaluation, shared_ray, tmp_path):
-    reference = run(config_samples("fedpac", evaluation, kind="serial"), tmp_path / "serial")
-    assert (
-        run(config_samples("fedpac", evaluation, **ENGINES["two"]), tmp_path / "two", shared_ray)
-        == reference
-    )
 
 
 @pytest.mark.slow
@@ -328,9 +228,13 @@ def test_each_model_is_put_once_for_all_actors(shared_ray, tmp_path, monkeypatch
 
     monkeypatch.setattr(ray, "put", counting)
     monkeypatch.setattr(EvaluationCall, "begin", watched)
-    evaluation = {"decompose_every": 1, "clients_every": 0, "batch_size": 16}
-    engine = {"actors": 3} | SHARE
-    fedsim.run(config_samples("fedavg", evaluation, **engine), tmp_path / "run", session=shared_ray)
+    settings = RunConfig(
+        data={"num_clients": 8, "min_samples": 4} | OWN,
+        train={"rounds": 3, "sample_rate": 0.5},
+        evaluation={"decompose_every": 1, "decompose_scope": "population", "batch_size": 16},
+        engine={"actors": 3} | SHARE,
+    )
+    fedsim.run(settings, tmp_path / "run", session=shared_ray)
     vectors = [value for value in puts if hasattr(value, "nbytes")]
     assert len(vectors) == 1 + 3 * (1 + 4), "the start, and each round's four and their mean"
     assert len({id(value) for value in vectors}) == len(vectors)
