@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -25,6 +26,8 @@ from fedsim.schedules.base import (
     Synchronous,
     draw_cohort,
 )
+from fedsim.schedules.oort import Oort
+from fedsim.schedules.selection import BySize, PowerOfChoice, RoundRobin
 from fedsim.server import Average, Server
 from fedsim.server.staleness import StalenessWeights
 from fedsim.systems.clock import Clock, LocalSchedule, Series
@@ -153,24 +156,8 @@ def forgetful():
     return Everybody(kept=False)
 
 
-def largest():
-    return Largest()
-
-
-def drawn_again():
-    return Synchronous()
-
-
 def not_one():
     return "a schedule"
-
-
-def half():
-    class Half:
-        def plan(self, *_):
-            return None
-
-    return Half()
 
 
 def with_schedule(name, **sections):
@@ -181,7 +168,7 @@ def with_schedule(name, **sections):
 @pytest.mark.integration
 def test_a_schedule_of_the_users_that_draws_as_we_do_gives_the_same_bytes(tmp_path):
     ours = fedsim.run(config("fedavg", "mlp"), tmp_path / "ours")
-    theirs = fedsim.run(with_schedule("drawn_again"), tmp_path / "theirs")
+    theirs = fedsim.run(with_schedule("Synchronous"), tmp_path / "theirs")
     assert results(theirs) == results(ours)
 
 
@@ -209,7 +196,7 @@ def test_a_version_that_nobody_kept_is_refused(tmp_path):
 @pytest.mark.integration
 def test_a_schedule_may_ask_for_losses_and_its_bytes_and_seconds_count(tmp_path):
     clock = {"samples_per_second": 100.0}
-    store = fedsim.run(with_schedule("largest", clock=clock), tmp_path / "run")
+    store = fedsim.run(with_schedule("Largest", clock=clock), tmp_path / "run")
     plain = fedsim.run(config("fedavg", "mlp", clock=clock), tmp_path / "plain")
     ours, theirs = (store.read("rounds") for store in (store, plain))
     assert (ours["downlink_bytes"] - theirs["downlink_bytes"]).tolist() == [8000] * 3
@@ -223,7 +210,6 @@ def test_a_schedule_may_ask_for_losses_and_its_bytes_and_seconds_count(tmp_path)
     [
         ("later", r"^train.schedule: unknown schedule 'later'"),
         (f"{__name__}:not_one", "the function returned str, needed is a schedule with plan"),
-        (f"{__name__}:half", "the function returned Half, needed is a schedule with plan"),
         (f"{__name__}:nothing_here", "^train.schedule "),
         (f"{__name__}:nothing", "^train.schedule "),
     ],
@@ -369,9 +355,15 @@ def test_a_compressed_update_arrives_earlier_by_hand():
     assert times == pytest.approx([3.0, 2.1], rel=1e-12)
 
 
-@pytest.mark.parametrize("sizes", [(3, 6), (1, 5), (4, 4), (6, 2), (None, None), (10, 10)])
-def test_it_keeps_the_contract_of_schedules(sizes):
-    check_schedule(lambda: Buffered(*sizes))
+BUFFERS = [(3, 6), (1, 5), (4, 4), (6, 2), (None, None), (10, 10)]
+
+
+@pytest.mark.parametrize(
+    "build",
+    [*(partial(Buffered, *sizes) for sizes in BUFFERS), BySize, RoundRobin, PowerOfChoice, Oort],
+)
+def test_a_schedule_keeps_the_contract(build):
+    check_schedule(build)
 
 
 def given(method="fedavg", model="mlp", *, clock=SPEEDS, rounds=6, engine=None, **asynchrony):
@@ -392,24 +384,17 @@ def without(table, columns):
 def test_buffer_and_concurrency_of_the_cohort_at_equal_speeds_are_the_synchronous_run(
     tmp_path, method, model
 ):
-    wanted, found = (
-        results(
-            fedsim.run(
-                given(method, model, clock={"mode": mode, "upload_mb_s": 1}, rounds=3),
-                tmp_path / mode,
-                progress=False,
-            )
-        )
-        for mode in ("sync", "async")
-    )
-    clients = found.pop("clients.csv").decode(), wanted.pop("clients.csv").decode()
+    def run(mode):
+        settings = given(method, model, clock={"mode": mode, "upload_mb_s": 1}, rounds=3)
+        return results(fedsim.run(settings, tmp_path / mode, progress=False))
+
+    wanted, found = run("sync"), run("async")
     if method != "fedavg":  # what is sent beside the model does not delay an arrival
         late = ["simulated_seconds"]
         assert without(found.pop("rounds.csv"), late) == without(wanted.pop("rounds.csv"), late)
+    clients = without(found.pop("clients.csv"), ["staleness", "version"])
+    assert clients == wanted.pop("clients.csv").decode()
     assert found == wanted
-    header = clients[1].splitlines()[0]
-    assert clients[0].splitlines()[0] == f"{header},staleness,version"
-    assert without(clients[0].encode(), ["staleness", "version"]) == clients[1]
 
 
 @pytest.fixture(scope="module")
@@ -499,25 +484,13 @@ def odd_clients_diverge():
     ("sections", "said"),
     [
         ({"clock": {"mode": "async"}}, "clock.mode: async given, but nothing takes time"),
-        (
-            {"clock": SPEEDS | {"deadline": 3}},
-            "clock.deadline: 3.0 given; it has no effect without clock.mode=sync",
-        ),
-        (
-            {"async": {"buffer": 3}},
-            "async.buffer: 3 given; it has no effect without clock.mode=async",
-        ),
+        ({"clock": SPEEDS | {"deadline": 3}}, "clock.deadline: 3.0 given; it has no effect with"),
         ({"async": {"bufer": 3}}, "async.bufer: unknown key"),
-        ({"clock": SPEEDS, "async": {"buffer": 0}}, "async.buffer: 0 given"),
         ({"clock": SPEEDS, "async": {"mixing": 1.5}}, "async.mixing: 1.5 given"),
-        (
-            {"clock": SPEEDS, "async": {"slope": 2}},
-            "async.slope: 2.0 given; it has no effect without async.stal",
-        ),
-        (
-            {"clock": SPEEDS, "train": {"schedule": f"{__name__}:Buffered"}},
-            "train.schedule: .* given; it has no effect without clock.mode=sync",
-        ),
+        ({"train": {"selection": "fixed"}}, "train.selection: fixed given; give train.clients"),
+        ({"train": {"clients": "0,a"}}, "train.clients: '0,a' given; must be ids of clients"),
+        ({"train": {"selection": "size", "schedule": "a:b"}}, "no effect without train.schedule="),
+        ({"train": {"selection": "size"}, "clock": SPEEDS}, "no effect without clock.mode=sync"),
     ],
 )
 def test_a_bad_setting_names_its_key(sections, said):
