@@ -232,12 +232,10 @@ def plan_for(
     by all of a machine.
 
     Raises:
-        ConfigError: it does not fit, or the GPUs are of several types and that is not allowed.
+        ConfigError: it does not fit.
     """
     share, memory = share_of(engine, nodes), memory_of(engine, model_bytes, frozen_bytes)
-    plan = plan_placement(nodes, share, memory, num_clients, engine.actors)
-    check_types(engine, nodes, share)
-    return plan
+    return plan_placement(nodes, share, memory, num_clients, engine.actors)
 
 
 def share_of(engine: EngineConfig, nodes: Sequence[Node]) -> Share:
@@ -254,13 +252,6 @@ def memory_of(engine: EngineConfig, model_bytes: int, frozen_bytes: int = 0) -> 
     if engine.memory_per_client is not None:
         return math.ceil(engine.memory_per_client * GIB)
     return PROCESS + model_copies(engine.client_batch) * model_bytes + frozen_bytes
-
-
-def check_types(engine: EngineConfig, nodes: Sequence[Node], share: Share) -> None:
-    """Refuses GPUs of several types by a ConfigError, unless that is allowed."""
-    types = {n.accelerator for n in nodes if n.gpus >= 1}
-    if share.gpus and len(types) > 1 and not engine.allow_mixed_devices:
-        refuse_mixed(types)
 
 
 def refuse_mixed(kinds: Iterable[str]) -> NoReturn:

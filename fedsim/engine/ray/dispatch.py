@@ -159,8 +159,8 @@ class Dispatcher:
             yield call, answer
         while wanted:
             early = deque(call for call in self._early.values() if not self._is_begun(call))
-            work = len(waiting) + len(early) + len(self._running)
-            self._pool.start(min(self._most(), work), self._spec)
+            unfinished = len(waiting) + len(early) + len(self._running)
+            self._pool.start(min(self._most(), unfinished), self._spec)
             self._hand_out(waiting)
             self._hand_out(early)
             if not self._running:

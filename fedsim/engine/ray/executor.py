@@ -153,10 +153,7 @@ class RayExecutor:
         return shared_out(updates, list(chain.from_iterable(blocks)), self._sizes)
 
     def columns(
-        self,
-        updates: Sequence[ClientUpdate],
-        models: Models,
-        states: Mapping[int, Vectors],
+        self, updates: Sequence[ClientUpdate], models: Models, states: Mapping[int, Vectors]
     ) -> Columns | None:
         """See :class:`~fedsim.engine.base.Executor`."""
 
@@ -166,15 +163,10 @@ class RayExecutor:
             updates = self._run(list(blocks), models, states)
             return [update for update in updates if update.client_id in held]
 
-        held = held_of(updates)
+        held, retries = held_of(updates), self._engine.max_retries
         if not held:
             return None
-        return Sharded(
-            aggregators=self._aggregators,
-            held=held,
-            again=again,
-            max_retries=self._engine.max_retries,
-        )
+        return Sharded(aggregators=self._aggregators, held=held, again=again, max_retries=retries)
 
     def _calls(
         self, blocks: Sequence[Block], models: Models, states: Mapping[int, Vectors]
@@ -190,25 +182,17 @@ class RayExecutor:
     def _call(
         self, blocks: tuple[Block, ...], models: Models, states: Mapping[int, Vectors]
     ) -> TaskCall:
-        first = blocks[0][0]
-        work = self._spec.works[first.work]
-        # fine-tuning takes longer than a round's training, from which timeouts are learnt
-        longer = max(1.0, work.training.local_epochs / self._spec.training.local_epochs)
-        clients = [client for block in blocks for client in clients_of(block)]
+        aggregated = self._spec.works[blocks[0][0].work].aggregated
+        ranges = self._aggregators.ranges if aggregated else ()
         return TaskCall(
-            blocks=blocks,
-            models=models,
-            states=states,
-            sizes={client: self._sizes[client] * longer for client in clients},
-            ranges=self._aggregators.ranges if work.aggregated else (),
+            blocks=blocks, models=models, states=states, sizes=self._sizes, ranges=ranges
         )
 
     def evaluate(self, jobs: Sequence[EvaluationTask], measure: Measure[T]) -> list[T]:
         """See :class:`~fedsim.engine.base.Executor`.
 
-        The batches of all jobs are dealt out in order, one call per actor, and a model goes only to
-        actors that have a part of it. A job that is cut, where the measure needs it whole, comes
-        back as outputs.
+        The batches of all jobs are dealt out in order, one call per actor. A job that is cut, where
+        the measure needs it whole, comes back as outputs.
         """
         if not jobs:
             return []
@@ -217,16 +201,11 @@ class RayExecutor:
         partial = OUTPUTS if measure.join is None else measure
         calls = []
         for position, runs in enumerate(dealt):
-            tasks = [
-                Evaluation(
-                    model=jobs[job][0],
-                    part=jobs[job][1],
-                    measure=measure if batches == (0, sizes[job]) else partial,
-                    batches=batches,
-                )
+            tasks = tuple(
+                Evaluation(*jobs[job], measure if batches == (0, sizes[job]) else partial, batches)
                 for job, batches in runs
-            ]
-            calls.append(EvaluationCall(position=position, tasks=tuple(tasks)))
+            )
+            calls.append(EvaluationCall(position=position, tasks=tasks))
         try:
             run = self._dispatcher.run(calls, "")
             answers = {cast(EvaluationCall, call).position: answer for call, answer in run}
@@ -264,8 +243,8 @@ class RayExecutor:
                 self._session.close()
 
     def _replan(self) -> None:
-        """Looks for machines that joined or left; where the new ones cannot hold the clients as
-        asked for, the plan stays."""
+        """Looks for machines that joined or left; where they cannot hold the clients, the plan
+        stays."""
         if time.monotonic() - self._planned < REPLAN_INTERVAL:
             return
         self._planned = time.monotonic()

@@ -34,7 +34,6 @@ from fedsim.core.types import GIB
 from fedsim.engine.ray import shared
 from fedsim.engine.ray.cluster import (
     LOCAL,
-    check_types,
     connect,
     joining,
     local_node,
@@ -132,8 +131,6 @@ def plan_runs(
         ConfigError: no run fits, or fewer than ``parallel``; the message says how many do.
     """
     shares = [share_of(need.engine, nodes) for need in needs]
-    for need, each in zip(needs, shares, strict=True):
-        check_types(need.engine, nodes, each)
     share = Share(max(each.cpus for each in shares), max(each.gpus for each in shares))
     memory = max(memory_of(n.engine, n.model_bytes, n.frozen_bytes) for n in needs)
     driver = max(need.driver for need in needs)

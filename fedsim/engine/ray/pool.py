@@ -203,14 +203,7 @@ class Session:
 
     def _answering(self, calls: Mapping[Any, Any]) -> list[Any]:
         """The actors whose answer comes; the others are ended."""
-        refs = list(calls.values())
-        options = {"num_returns": len(refs), "timeout": ANSWER_TIMEOUT}
-        answered = set(ray.wait(refs, **options)[0]) if refs else set()
-        alive = []
-        for actor in (actor for actor, ref in calls.items() if ref in answered):
-            with contextlib.suppress(RayError):  # it died while it was idle, so no work is lost
-                ray.get(calls[actor])
-                alive.append(actor)
+        alive = list(answers(calls))
         self.end(set(calls) - set(alive))
         return alive
 
@@ -231,6 +224,18 @@ class Session:
         """Ends actors, whatever they do."""
         for actor in actors:
             ray.kill(actor)
+
+
+def answers(calls: Mapping[Any, Any]) -> dict[Any, Any]:
+    """What the calls gave that idle actors answered in time, by the same key."""
+    options = {"num_returns": len(calls), "timeout": ANSWER_TIMEOUT}
+    ready = set(ray.wait(list(calls.values()), **options)[0]) if calls else set()
+    values = {}
+    for key, ref in calls.items():
+        if ref in ready:
+            with contextlib.suppress(RayError):  # it died while it was idle, so no work is lost
+                values[key] = ray.get(ref)
+    return values
 
 
 class ActorPool:
@@ -265,12 +270,8 @@ class ActorPool:
 
     def findings(self) -> list[devices.Findings]:
         """What showed in the work of the actors that answer."""
-        refs = [self._handles[slot].findings.remote() for slot in sorted(self.idle)]
-        collected = []
-        for ref in ray.wait(refs, num_returns=len(refs), timeout=ANSWER_TIMEOUT)[0] if refs else ():
-            with contextlib.suppress(RayError):  # it died while it was idle
-                collected.append(ray.get(ref))
-        return collected
+        asked = {slot: self._handles[slot].findings.remote() for slot in sorted(self.idle)}
+        return list(answers(asked).values())
 
     @property
     def nodes(self) -> list[str]:

@@ -148,13 +148,13 @@ def train(*clients, attempt=1):
         blocks=tuple(tuple(tasks((c,) if isinstance(c, int) else c, CTX)) for c in clients),
         models={},
         states={},
-        sizes=dict.fromkeys(range(8), 10),
+        sizes=[10] * 8,
         attempt=attempt,
     )
 
 
 def evaluation(attempt=1):
-    task = Evaluation(model=(None, {}), part="test", measure=SCORES, batches=(0, 4))
+    task = Evaluation((None, {}), "test", SCORES, (0, 4))
     return EvaluationCall(position=0, tasks=(task,), attempt=attempt)
 
 
@@ -566,7 +566,7 @@ def test_a_call_sends_each_vector_once():
         ((vectors[1], {}), part, (0, 2)),
         ((vectors[0], own), "test", (1, 3)),
     )
-    asked = tuple(Evaluation(model=m, part=p, measure=SAMPLES, batches=b) for m, p, b in jobs)
+    asked = tuple(Evaluation(m, p, SAMPLES, b) for m, p, b in jobs)
     sent, actor = [], Recorder()
 
     def send(value):

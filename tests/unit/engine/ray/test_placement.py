@@ -201,16 +201,6 @@ def test_the_plan_of_a_configuration():
     assert plan_for(EngineConfig(memory_per_client=50), nodes, 6, GIB).actors == 2
 
 
-def test_several_types_of_gpus_are_refused_unless_allowed():
-    nodes = [Node(8, 2, "a", "A100"), Node(8, 2, "b", "H200")]
-    with pytest.raises(
-        ConfigError, match=r"mixes devices \(A100, H200\).*allow_mixed_devices=true"
-    ):
-        plan_for(EngineConfig(), nodes, 4)
-    assert plan_for(EngineConfig(allow_mixed_devices=True), nodes, 4).share == Share(1.0, 1.0)
-    assert plan_for(EngineConfig(gpus_per_client=0), nodes, 4).actors == 4
-
-
 def test_a_machine_as_ray_describes_it():
     resources = {"CPU": 8.0, "GPU": 2.0, "accelerator_type:H200": 1.0, "memory": 5e9, "node:x": 1.0}
     assert node_of(resources, "x") == Node(8.0, 2.0, "x", "H200", 5e9)
