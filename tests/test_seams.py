@@ -1,6 +1,6 @@
 """New kinds of work as their users write them (tests/seams.py, the tutorials' method).
 
-Their bytes on Ray, with tasks done early and with killed actors: tests/engine/test_tasks.py.
+Their bytes on Ray, with tasks done early and with killed actors: tests/engine/test_executor.py.
 """
 
 from __future__ import annotations

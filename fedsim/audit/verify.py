@@ -39,7 +39,7 @@ from fedsim.core.files import CLIENTS, MODEL, VOCABULARY
 from fedsim.core.imports import refused
 from fedsim.core.reading import check_tree
 from fedsim.identity.provenance import functions_in
-from fedsim.storage import digests, final_models, status, tensors
+from fedsim.storage import final_models, status, tables, tensors
 from fedsim.storage.checkpoint import ServerState, read_record
 from fedsim.storage.run_dir import RunWriter, cell
 from fedsim.training.driver import write_split
@@ -205,7 +205,8 @@ def _compare(result: Verification, rerun: Rerun, scratch: Path) -> None:
         if table in COMPARED and (run / f"{table}.csv").exists()  # else see _missing
     }
     names = f"is not what the checkpoint of round {number} names"
-    result.differences += [Difference(path.name, names) for path in digests.changed(run, there)]
+    changed = tables.changed_tables(run, there)
+    result.differences += [Difference(path.name, names) for path in changed]
     began, settings = record.get("settings", {}), rerun.fingerprint.settings
     for key in sorted(began.keys() & settings.keys()):
         if began[key] != settings[key]:

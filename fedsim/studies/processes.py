@@ -129,13 +129,7 @@ class Processes:
         self._made[slot].at_work = True
 
     def events(self, tell: Callable[[int, Event], None]) -> None:
-        """Waits a fraction of a second for events.
-
-        Raises:
-            EngineLostError: Ray on this machine died.
-        """
-        if self._ray is not None:
-            self._ray.head.check()
+        """Waits a fraction of a second for events."""
         wait([made.pipe for made in self._made.values()], POLL)
         for slot, made in list(self._made.items()):
             events, ended = made.receive()
@@ -169,7 +163,6 @@ class Processes:
     def close(self, at_once: bool = False) -> None:
         """Ends the processes: active runs stop with a checkpoint, or are killed (``at_once``)."""
         made, self._made = list(self._made.values()), {}
-        at_once = at_once or bool(self._ray and self._ray.head.reason)
         for each in made:
             each.pipe.close()  # all at once: they end side by side
         for each in made:

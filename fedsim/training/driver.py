@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shlex
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -84,9 +83,6 @@ class TrainingLoop:
         with status.failure_written(store.path):
             self._write_environment()
             self.callbacks.start(self._info())
-            watch = getattr(self.executor, "watch", None)  # of those whose processes may die
-            if watch is not None:
-                watch(self._engine_lost)
             with handled() as interrupts, self.writing:
                 self._rounds(interrupts)
                 self._score_clients()
@@ -117,10 +113,6 @@ class TrainingLoop:
             raise
         if rows:
             self.store.write_final_clients(rows)
-
-    def _engine_lost(self, reason: str) -> None:
-        """Says it at once, from the engine's thread: the process may end at any moment."""
-        logger.error("%s; resume with: fedsim resume %s", reason, shlex.quote(str(self.store.path)))
 
     def _rounds(self, interrupts: Interrupts) -> None:
         """Does what is left; every way out leaves a checkpoint of what is complete."""

@@ -30,18 +30,16 @@ class TaskCall:
         blocks: of tasks; each is done, and retried, as a whole.
         models: by version at least those that the tasks start from.
         states: of all clients that have one; only those of its own clients are sent.
-        sizes: training samples by client.
+        sizes: training samples of all clients.
         ranges: what the deltas are cut into, to be left on the nodes; none if they are fetched.
-        home: the slot that waits for this call, None for any.
         attempt: from 1.
     """
 
     blocks: tuple[Block, ...]
     models: Models
     states: Mapping[int, Vectors]
-    sizes: Mapping[int, float]
+    sizes: Sequence[int]
     ranges: tuple[slice, ...] = ()
-    home: int | None = None
     attempt: int = 1
 
     @property
@@ -78,7 +76,7 @@ class TaskCall:
     def again(self, lost: bool) -> list[TaskCall]:
         """One call per block, so that a block that cannot be trained holds up no other."""
         attempt = self.attempt + lost
-        return [replace(self, blocks=(b,), home=None, attempt=attempt) for b in self.blocks]
+        return [replace(self, blocks=(b,), attempt=attempt) for b in self.blocks]
 
     def size(self, block: Block = (), /) -> float:
         """Training samples of a block, or of all together."""
@@ -88,7 +86,7 @@ class TaskCall:
         return named(self.clients)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Evaluation:
     """A model's evaluation on some batches of a part; see :meth:`Worker.evaluate`."""
 
@@ -108,7 +106,6 @@ class EvaluationCall:
     position: int
     tasks: tuple[Evaluation, ...]
     attempt: int = 1
-    home: int | None = None
     blocks: tuple[Block, ...] = ()
     clients: tuple[int, ...] = ()
     kind: str = "evaluate"

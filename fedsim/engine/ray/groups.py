@@ -9,7 +9,6 @@ message.
 from __future__ import annotations
 
 import contextlib
-import logging
 import socket
 import time
 from bisect import bisect_left
@@ -35,7 +34,6 @@ from fedsim.core.types import GIB
 from fedsim.engine.ray import shared
 from fedsim.engine.ray.cluster import (
     LOCAL,
-    check_types,
     connect,
     joining,
     local_node,
@@ -43,10 +41,8 @@ from fedsim.engine.ray.cluster import (
     node_of,
     share_of,
 )
-from fedsim.engine.ray.head import Head, own_processes
 from fedsim.engine.ray.placement import Node, Share, listed, pack, plan_placement
 
-logger = logging.getLogger("fedsim")
 DRIVERS_PER_CORE = 4
 """The most runs at once with ``auto``, for each core of the machine that has their processes."""
 ANSWER_TIMEOUT = 2.0
@@ -135,8 +131,6 @@ def plan_runs(
         ConfigError: no run fits, or fewer than ``parallel``; the message says how many do.
     """
     shares = [share_of(need.engine, nodes) for need in needs]
-    for need, each in zip(needs, shares, strict=True):
-        check_types(need.engine, nodes, each)
     share = Share(max(each.cpus for each in shares), max(each.gpus for each in shares))
     memory = max(memory_of(n.engine, n.model_bytes, n.frozen_bytes) for n in needs)
     driver = max(need.driver for need in needs)
@@ -176,14 +170,12 @@ class SharedRay:
         reservation: of each of them.
         joining: what their processes need to join it.
         register: knows the data of other runs, see :mod:`fedsim.engine.ray.shared`.
-        head: watches Ray's processes, where it was started here.
     """
 
     count: int
     reservation: Reservation
     joining: Mapping[str, Any]
     register: Any
-    head: Head
 
 
 @contextmanager
@@ -204,18 +196,14 @@ def shared_ray(
         nodes, here = reachable()
         plan_runs(needs, nodes, runs, parallel, here)
     disconnect = connect(engine)
-    head = Head(own_processes())
-    head.watch(lambda reason: logger.error("%s; the same command goes on", reason))
     register = None
     try:
         nodes, here = reachable()
         count, reservation = plan_runs(needs, nodes, runs, parallel, here)
         register = shared.start_register()
-        yield SharedRay(count, reservation, joining(), register, head)
+        yield SharedRay(count, reservation, joining(), register)
     finally:
-        head.close()
-        if not head.reason:
-            shared.end_register(register)
+        shared.end_register(register)
         disconnect()
 
 

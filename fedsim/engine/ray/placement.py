@@ -79,22 +79,11 @@ class Placement:
         """Whether each client has an actor of its own; otherwise they take turns."""
         return self.actors == self.num_clients
 
-    def home(self, client: int) -> int | None:
-        """The slot that is a client's own, where each has one."""
-        return client if self.per_client else None
-
     def __str__(self) -> str:
         relation = "one for each of" if self.per_client else "shared by"
         relation = "for" if self.num_clients == 1 else relation
         clients = counted(self.num_clients, "client")
         return f"{counted(self.actors, 'actor')} {relation} {clients}, {self.share} each"
-
-    @property
-    def gpu_types(self) -> str:
-        """The types of the GPUs that the actors hold, as far as Ray names them."""
-        used = (node for node, n in zip(self.nodes, self.per_node, strict=True) if n)
-        types = {node.accelerator for node in used} - {""}
-        return ", ".join(sorted(types)) if self.share.gpus else ""
 
     def record(self) -> dict[str, object]:
         """For env.json."""
@@ -184,15 +173,10 @@ def _refusal(nodes: Sequence[Node], share: Share, memory: int, wanted: int) -> s
     """Why ``wanted`` actors do not fit, and what could be asked for instead."""
     fitting, by_cores = (sum(pack(nodes, share, m, wanted)) for m in (memory, 0))
     text = (
-        f"{counted(wanted, 'actor')} of {share} do{'es' * (wanted == 1)} not fit, {fitting} "
-        f"do ({listed(nodes)})"
+        f"{counted(wanted, 'actor')} of {share} do{'es' * (wanted == 1)} not fit, {fitting} do "
+        f"({listed(nodes)})"
     )
     if by_cores < wanted:
         gpus = " or --gpus-per-client" * bool(share.gpus)
-        text += f"; a smaller --cpus-per-client{gpus} may"
-    if fitting < by_cores:
-        text += (
-            f"; there is memory for {fitting} of {memory / GIB:.2f} GiB, see "
-            "engine.memory_per_client"
-        )
-    return text
+        return f"{text}; a smaller --cpus-per-client{gpus} may"
+    return f"{text}; an actor needs {memory / GIB:.2f} GiB, see engine.memory_per_client"

@@ -381,7 +381,7 @@ def reseal(record: Path, **changes) -> None:
         ({"layout": "other"}, "the model has other tensors"),
         (
             {"settings": {}},
-            r"the run began without the key algorithm: an earlier development version of fedsim",
+            r"the run began without the key algorithm: another version of fedsim",
         ),
         ({"device": "NVIDIA H200"}, "device cpu instead of NVIDIA H200 as in the rounds before"),
     ],
