@@ -32,6 +32,7 @@ class TaskCall:
         states: of all clients that have one; only those of its own clients are sent.
         sizes: training samples of all clients.
         ranges: what the deltas are cut into, to be left on the nodes; none if they are fetched.
+        home: the slot that waits for this call, None for any.
         attempt: from 1.
     """
 
@@ -40,6 +41,7 @@ class TaskCall:
     states: Mapping[int, Vectors]
     sizes: Sequence[int]
     ranges: tuple[slice, ...] = ()
+    home: int | None = None
     attempt: int = 1
 
     @property
@@ -76,7 +78,7 @@ class TaskCall:
     def again(self, lost: bool) -> list[TaskCall]:
         """One call per block, so that a block that cannot be trained holds up no other."""
         attempt = self.attempt + lost
-        return [replace(self, blocks=(b,), attempt=attempt) for b in self.blocks]
+        return [replace(self, blocks=(b,), home=None, attempt=attempt) for b in self.blocks]
 
     def size(self, block: Block = (), /) -> float:
         """Training samples of a block, or of all together."""
@@ -106,6 +108,7 @@ class EvaluationCall:
     position: int
     tasks: tuple[Evaluation, ...]
     attempt: int = 1
+    home: int | None = None
     blocks: tuple[Block, ...] = ()
     clients: tuple[int, ...] = ()
     kind: str = "evaluate"

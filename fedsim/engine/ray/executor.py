@@ -1,14 +1,14 @@
 """The executor on Ray: hands clients' work to actors and collects what they return.
 
-Any idle actor takes the next call. Each version of the global vector is put once; data and model
-recipe once per run, so that each node holds one copy in shared memory. Client work is a pure
-function, so what a lost actor, object or node takes with it is done again elsewhere, with the same
-bits.
+With as many slots as clients, client i lives in slot i; otherwise any idle actor takes the next
+call. Each version of the global vector is put once; data and model recipe once per run, so that
+each node holds one copy in shared memory. Client work is a pure function, so what a lost actor,
+object or node takes with it is done again elsewhere, with the same bits.
 """
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, cast
 
@@ -21,7 +21,7 @@ from fedsim.core.types import ClientTask, ClientUpdate, Part, Vectors
 from fedsim.engine.base import OUTPUTS, EvaluationTask, Incident, Measure, Models, T
 from fedsim.engine.blocks import Block, clients_of, num_calls, shared_out
 from fedsim.engine.devices import record
-from fedsim.engine.ray.calls import Evaluation, EvaluationCall, TaskCall, balanced, deal
+from fedsim.engine.ray.calls import Call, Evaluation, EvaluationCall, TaskCall, balanced, deal
 from fedsim.engine.ray.cluster import machines, plan_for
 from fedsim.engine.ray.dispatch import Dispatcher
 from fedsim.engine.ray.placement import Node, Placement
@@ -74,10 +74,7 @@ class RayExecutor:
             self._session, max_retries=engine.max_retries, allow_mixed=engine.allow_mixed_devices
         )
         self._dispatcher = Dispatcher(
-            self._pool,
-            engine,
-            most=lambda: self._plan.actors,
-            spec=lambda: self._session.send(spec),
+            self._pool, engine, wanted=self._wanted, spec=lambda: self._session.send(spec)
         )
         self._aggregators = Aggregators(())
         try:
@@ -96,7 +93,8 @@ class RayExecutor:
     @property
     def description(self) -> str:
         """One line for the user."""
-        return f"ray, {self._plan}"
+        gpus = self._plan.gpu_types
+        return f"ray, {self._plan}" + (f" ({gpus})" if gpus else "")
 
     @property
     def environment(self) -> Mapping[str, object]:
@@ -185,7 +183,12 @@ class RayExecutor:
         aggregated = self._spec.works[blocks[0][0].work].aggregated
         ranges = self._aggregators.ranges if aggregated else ()
         return TaskCall(
-            blocks=blocks, models=models, states=states, sizes=self._sizes, ranges=ranges
+            blocks=blocks,
+            models=models,
+            states=states,
+            sizes=self._sizes,
+            ranges=ranges,
+            home=self._plan.home(blocks[0][0].client),
         )
 
     def evaluate(self, jobs: Sequence[EvaluationTask], measure: Measure[T]) -> list[T]:
@@ -241,6 +244,14 @@ class RayExecutor:
         finally:
             if not self._shares_session:
                 self._session.close()
+
+    def _wanted(self, waiting: Iterable[Call], at_work: int) -> set[int]:
+        homes = {call.home for call in waiting if call.home is not None}
+        anywhere = sum(call.home is None for call in waiting)
+        taken = homes | self._pool.slots
+        more = min(self._plan.actors, at_work + anywhere) - len(taken)
+        free = [slot for slot in range(self._plan.actors) if slot not in taken]
+        return homes | set(free[: max(0, more)])
 
     def _replan(self) -> None:
         """Looks for machines that joined or left; where they cannot hold the clients, the plan

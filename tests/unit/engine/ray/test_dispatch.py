@@ -125,7 +125,7 @@ class Actors:
 def a_pool(fake, slots=2, up=True, max_retries=1):
     actors = Actors()
     made = ActorPool(actors, max_retries=max_retries, allow_mixed=False)
-    made.start(slots, "spec")
+    made.start(range(slots), "spec")
     if up:
         for ref, slot in list(made.starting.items()):
             fake.values[ref] = Kind("cpu"), f"node{slot}"
@@ -136,7 +136,7 @@ def a_pool(fake, slots=2, up=True, max_retries=1):
 def dispatcher(fake, **engine):
     made, actors = a_pool(fake)
     return (
-        Dispatcher(made, EngineConfig(**engine), most=lambda: 0, spec=lambda: "spec"),
+        Dispatcher(made, EngineConfig(**engine), wanted=lambda *_: {}, spec=lambda: "spec"),
         made,
         actors,
     )
@@ -410,12 +410,12 @@ def test_a_slot_whose_actor_dies_again_and_again_is_given_up(fake):
         fake.values[ref] = ActorDiedError()
         made.came_up(ref)
         assert made.incidents[-1].attempt == attempt
-        made.start(1, "spec")
+        made.start([0], "spec")
     assert (len(actors.made), made.starting) == (2, {})
     with pytest.raises(WorkerError, match=r"^no client actor comes up: its process died"):
         made.check()
     made.reset_failures()
-    made.start(1, "spec")
+    made.start([0], "spec")
     assert len(actors.made) == 3
 
 
