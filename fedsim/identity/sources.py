@@ -34,7 +34,8 @@ def sha256_of_files(module: str) -> dict[str, str]:
     there.
 
     Raises:
-        ConfigError: a file cannot be read, or has changed since Python imported it.
+        ConfigError: a file has changed since Python imported it.
+        OSError: one cannot be read.
     """
     top = module.partition(".")[0]
     root = next((r for r in _roots(top) if top not in OWN and any(_files(r, module))), None)
@@ -45,7 +46,7 @@ def sha256_of_files(module: str) -> dict[str, str]:
     while waiting:
         path = waiting.pop()
         if str(path) not in digests:
-            text = _read(root / path)
+            text = (root / path).read_bytes().replace(b"\r\n", b"\n")
             digests[str(path)] = sha256_of(text)
             _check_as_imported(root / path, path, digests[str(path)])
             waiting += [file for name in _imported(text, path) for file in _files(root, name)]
@@ -90,9 +91,7 @@ def _roots(top: str) -> list[Path]:
 def _is_installed(folder: Path) -> bool:
     """Whether a folder is one of installed packages, or of Python's own library."""
     library = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
-    return not {*INSTALLED}.isdisjoint(folder.parts) or not library.isdisjoint(
-        (folder, *folder.parents)
-    )
+    return bool({*INSTALLED} & {*folder.parts} or library & {folder, *folder.parents})
 
 
 def _files(root: Path, module: str) -> Iterator[PurePosixPath]:
@@ -106,16 +105,6 @@ def _files(root: Path, module: str) -> Iterator[PurePosixPath]:
             if os.path.isfile(root / file):
                 yield file
                 break
-
-
-def _read(file: Path) -> bytes:
-    try:
-        return file.read_bytes().replace(b"\r\n", b"\n")
-    except OSError as error:
-        raise ConfigError(
-            f"{file}: cannot be read ({error.strerror or error}), though it is part of the code "
-            "of the run"
-        ) from error
 
 
 def _imported(text: bytes, file: PurePosixPath) -> Iterator[str]:
