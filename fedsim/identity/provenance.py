@@ -11,6 +11,7 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from operator import attrgetter
 from pathlib import Path
 
 from fedsim import data
@@ -84,28 +85,26 @@ def shortened(content: object) -> str:
     return f"sha256:{sha256_of(json.dumps(content))[:SHOWN]}"
 
 
-def functions_of(config: RunConfig) -> dict[str, tuple[str, ...]]:
-    """By role the user's functions, as ``module:function``, that a configuration names."""
-    named = {
-        "method": (config.algorithm,),
-        "server": chain(config.server),
-        "model": (config.model_name,),
-        "dataset": (config.data.name,),
-        "partition": (config.data.partition or "",),
-        "executor": (config.engine.kind,),
-        "schedule": (config.train.schedule,),
-        "attack": (config.attack.name or "",),
-        "compressor": (config.compress.name,),
-    }
-    return {role: tuple(name for name in names if ":" in name) for role, names in named.items()}
+FUNCTIONS: Mapping[str, str] = {
+    "method": "algorithm",
+    "server": "server",
+    "model": "model.name",
+    "dataset": "data.name",
+    "partition": "data.partition",
+    "executor": "engine.kind",
+    "schedule": "train.schedule",
+    "attack": "attack.name",
+    "compressor": "compress.name",
+}
+"""By role the key that may name a function of the user's; of the server several, after commas."""
 
 
 def functions_in(settings: Settings) -> list[str]:
-    """``KEY NAME`` of each function that is not of fedsim and that settings name; runs nothing."""
-    keys = ("algorithm", "server", "model.name", "data.name", "data.partition", "train.schedule")
+    """``KEY NAME`` of each function that is not of fedsim and that settings name, but for the
+    executor, which no verification uses; runs nothing."""
     named = []
-    for key in (*keys, "attack.name", "compress.name"):
-        value = settings[key].value if key in settings else None
+    for key in FUNCTIONS.values():
+        value = settings[key].value if key in settings and key != "engine.kind" else None
         for name in value if isinstance(value, list) else str(value).split(","):
             library, colon, _ = str(name).strip().partition(":")
             if colon and not (key == "model.name" and library in LIBRARIES):
@@ -118,10 +117,12 @@ def code_of(config: RunConfig) -> dict[str, Code]:
     """By role the sources of the user's functions that a configuration names.
 
     Raises:
-        ConfigError: a source file cannot be read, or has changed since Python imported it.
+        ConfigError: a source file has changed since Python imported it.
     """
     sources = {}
-    for role, functions in functions_of(config).items():
+    for role, key in FUNCTIONS.items():
+        names = chain(attrgetter(key)(config) or "")
+        functions = [name for name in names if ":" in name]
         files = [sha256_of_files(module_of(name, f"{role} {name!r}")) for name in functions]
         merged = {path: digest for each in files for path, digest in each.items()}
         if merged:

@@ -59,13 +59,12 @@ def _check_as_imported(file: Path, path: PurePosixPath, digest: str) -> None:
     Beside a notebook, Python goes on with the code that it imported, while the processes of Ray and
     of a sweep import the file as it is now: a run would be made of both.
     """
-    parts = path.parent.parts if path.name == "__init__.py" else path.with_suffix("").parts
-    name = ".".join(parts)
+    name = ".".join(path.with_suffix("").parts).removesuffix(".__init__")
     spec = getattr(sys.modules.get(name), "__spec__", None)  # a reload makes a new one
     if spec is None or spec.origin != str(file):
         return
-    imported_spec, imported = _imported_as.get(name, (None, digest))
-    if imported_spec is not spec:
+    seen, imported = _imported_as.setdefault(name, (spec, digest))
+    if seen is not spec:
         _imported_as[name] = spec, digest
     elif imported != digest:
         raise ConfigError(

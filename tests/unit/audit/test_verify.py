@@ -21,7 +21,6 @@ from click.testing import CliRunner
 from safetensors.numpy import load_file, save_file
 
 import fedsim
-from fedsim import algorithms
 from fedsim.audit.tables import Comparison, Difference, is_close, recorded
 from fedsim.audit.verify import NotPossible, runs_of, verify
 from fedsim.cli import main
@@ -105,16 +104,6 @@ def test_an_honest_run(honest):
     assert verify(honest, rounds=2, seed=5).drawn == found.drawn
 
 
-@pytest.mark.slow
-def test_a_round_begins_at_the_nearest_checkpoint(honest):
-    assert verify(honest, rounds="all").executed == [(1, ROUNDS)]
-    drawn = {seed: verify(honest, rounds=1, seed=seed) for seed in range(4)}
-    for found in drawn.values():
-        (number,) = found.drawn
-        begin = (number - 1) // 2 * 2  # of the rounds 2, 4 and 6 there are checkpoints
-        assert found.executed == [(begin + 1, number)]
-
-
 def test_a_run_that_leaves_no_model(tmp_path):
     run = fedsim.run(small("fedbn", engine={"save_model": False}), tmp_path / "run").path
     assert not [*run.glob("*.safetensors")]
@@ -123,13 +112,6 @@ def test_a_run_that_leaves_no_model(tmp_path):
     assert found.models == ROUNDS  # by the digests of models.csv
     with pytest.raises(StoreError, match=r"model\.safetensors: .*engine\.save_model=false"):
         fedsim.predict(run)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", algorithms.names())
-def test_every_method(name, tmp_path):
-    run = fedsim.run(small(name, engine={"client_batch": "auto"}), tmp_path / "run").path
-    assert verify(run, rounds="all").verified
 
 
 @pytest.mark.slow
@@ -409,7 +391,6 @@ def elsewhere(run):
 @pytest.mark.parametrize(
     ("changes", "others"),
     [
-        ({}, ""),
         ({"device": "cpu"}, ""),
         ({"device": "NVIDIA H200"}, "device cpu instead of NVIDIA H200"),
         ({"device": {"name": "cpu", "precision": "tf32"}}, "precision float32 instead of tf32"),
