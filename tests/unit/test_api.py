@@ -1,12 +1,29 @@
-"""fedsim.aggregate: shapes, types, and every documented refusal."""
+"""What users import: the public names, aggregate, types; and what is installed."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import fedsim
+from analysis.cli import main as analysis_main
+from fedsim import algorithms
+from fedsim.cli import main
+from fedsim.cli.report import COMMANDS, descriptions
 from fedsim.core.errors import ConfigError, ContractError, FedsimError
+from tests.commands import clean_environment
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+# api
+
 
 METHODS = ("fedavg", "fedprox", "fedbn", "fedgh", "fedld", "fedld_released", "fedgh_released")
 G = np.random.default_rng(0).normal(size=(4, 30))
@@ -156,3 +173,115 @@ def test_public_names_are_completed():
 def test_methods_have_their_printed_names():
     config = fedsim.RunConfig(algorithm="FedProx", server="FedGH, FedLD (released)")
     assert (config.algorithm, config.server) == ("fedprox", "fedgh,fedld_released")
+
+
+# package
+
+
+SETUP = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+
+
+def test_every_package_is_installed() -> None:
+    for package, folder in (("fedsim", ROOT / "fedsim"), ("fedsim_analysis", ROOT / "analysis")):
+        folders = {path.parent.relative_to(folder) for path in folder.rglob("*.py")}
+        found = sorted(".".join((package, *path.parts)) for path in folders)
+        assert found == sorted(p for p in SETUP["packages"] if p.partition(".")[0] == package)
+    assert SETUP["package-dir"] == {"fedsim_analysis": "analysis"}
+
+
+def test_every_file_of_data_is_installed() -> None:
+    for package, folder in (("fedsim", ROOT / "fedsim"), ("fedsim_analysis", ROOT / "analysis")):
+        patterns = SETUP["package-data"][package]
+        installed = {path for pattern in patterns for path in folder.glob(pattern)}
+        files = {path for path in folder.rglob("*.*") if path.suffix not in (".py", ".pyc")}
+        assert files == installed
+
+
+def test_fedsim_has_all_commands_of_analysis_and_its_words() -> None:
+    known = {command.name: command for command in COMMANDS}
+    assert known.keys() == analysis_main.commands.keys()
+    for name, command in known.items():
+        own = analysis_main.commands[name].help
+        assert own.partition("\n")[0] == command.help
+
+
+def test_help_lists_the_commands_without_importing_them() -> None:
+    code = (
+        "import sys; from fedsim.cli import main; main(['--help'], standalone_mode=False); "
+        "sys.exit(any(m in sys.modules for m in ('pandas', 'matplotlib', 'torch', 'scipy')))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env=clean_environment(),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "\n  report " in done.stdout
+
+
+def test_a_command_has_its_own_help_and_refusals(tmp_path: Path) -> None:
+    text = CliRunner().invoke(main, ["table", "--help"])
+    assert text.output.startswith("Usage: main table [OPTIONS] [DIR]...")
+    assert "--baseline METHOD" in text.output
+    absent = CliRunner().invoke(main, ["table", str(tmp_path)])
+    assert absent.exit_code == 2
+    assert absent.stderr == f"error: {tmp_path}: no run directory (a folder with rounds.csv) here\n"
+
+
+def test_the_report_says_what_methods_and_settings_are() -> None:
+    found = descriptions()
+    assert found["fedprox.mu"] == "weight of the proximal term, >= 0."
+    assert found["synthetic.beta"].startswith("standard deviation of the means")
+    assert set(algorithms.names()) <= found.keys()
+    assert algorithms.describe("fedprox") == f"FedProx: {found['fedprox']}"
+    assert {"dataset", "alpha", "train.lr", "margin"} <= found.keys()
+
+
+# typing
+
+
+SETTINGS = """
+[mypy]
+strict = true
+[mypy-fedsim.*]
+follow_imports = silent
+[mypy-torch.*,torchvision.*,ray.*,pandas.*,scipy.*,rich.*]
+follow_imports = skip
+ignore_missing_imports = true
+"""
+SCRIPT = """
+import fedsim
+
+fedsim.RunConfig()
+fedsim.RunConfig(algorithm="fedld", train={"rounds": 20})
+fedsim.RunConfig(algorithm="fedprox", seed=1, fedprox={"mu": 0.1})
+train = fedsim.TrainConfig(rounds=3, lr=0.1)
+config = fedsim.RunConfig(data=fedsim.DataConfig(name="digits"), train=train)
+config.train.rounds + 1
+"""
+WRONG = """
+fedsim.RunConfig(algorithm=3)
+fedsim.RunConfig(algoritm="fedld")
+fedsim.TrainConfig(rounds="many")
+"""
+
+
+@pytest.mark.slow
+def test_plain_dictionaries_are_accepted_and_mistakes_are_found(tmp_path: Path) -> None:
+    (tmp_path / "settings.ini").write_text(SETTINGS)
+    (tmp_path / "right.py").write_text(SCRIPT)
+    (tmp_path / "wrong.py").write_text(SCRIPT + WRONG)
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--config-file=settings.ini", "right.py", "wrong.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env=clean_environment(MYPYPATH=str(ROOT)),
+    )
+    found = [line for line in done.stdout.splitlines() if "error:" in line]
+    first = len(SCRIPT.splitlines()) + 2
+    assert [line.partition(": ")[0] for line in found] == [
+        f"wrong.py:{first + number}" for number in range(3)
+    ], done.stdout + done.stderr

@@ -1,3 +1,5 @@
+"""fedsim run, doctor, partition and list, and errors of all commands."""
+
 from __future__ import annotations
 
 import json
@@ -11,20 +13,29 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from PIL import Image
 
 from analysis.cli import main as analysis_main
+from fedsim import api
 from fedsim.cli import main
 from fedsim.cli.common import configuration
-from fedsim.cli.doctor import doctor, size
+from fedsim.cli.doctor import Assumed, GpusType, doctor, size
 from fedsim.cli.options import SWITCHES
 from fedsim.cli.report import COMMANDS
 from fedsim.cli.run import run
 from fedsim.config.run import RunConfig
+from fedsim.core import machine
+from fedsim.core.analysis import analysis
+from fedsim.engine.ray import cluster
 from tests.commands import clean_environment
 
 pytestmark = pytest.mark.integration
-
 ROOT = Path(__file__).resolve().parents[3]
+
+
+# run
+
+
 QUICK = ["--engine", "serial", "--rounds", "2", "--clients", "5", "--sample-rate", "0.4"]
 ALONE = ["--parallel", "1"]
 
@@ -457,3 +468,221 @@ def test_doctor_knows_the_size_of_a_model_without_the_data(
         asked = {name: context.params[name] for name in ("preset", "config", "flags")}
         settings = configuration(**asked)
     assert size(settings) == (50, *(4 * count for count in parameters))
+
+
+# common
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows removes no folder in use")
+@pytest.mark.parametrize("command", [["run", "--out", "x"], ["runs"], ["show", "x"], ["doctor"]])
+def test_a_working_folder_that_was_removed_is_said(command, tmp_path: Path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    done = CliRunner().invoke(main, command)
+    assert done.exit_code == 2
+    assert done.stderr.startswith("error: the working folder was removed meanwhile: change to one")
+    assert CliRunner().invoke(main, ["--version"]).exit_code == 0
+
+
+# doctor
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("8", Assumed(1, 8, 0)),
+        ("2x8", Assumed(2, 8, 0)),
+        ("2x8:80GB", Assumed(2, 8, 80)),
+        ("1x4:24 GiB", Assumed(1, 4, 24)),
+    ],
+)
+def test_assumed_machines(text: str, wanted: Assumed) -> None:
+    assert GpusType().convert(text, None, None) == wanted
+
+
+def test_a_plan_for_gpus_that_are_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "num_gpus", lambda: 0)
+    monkeypatch.setattr(machine, "num_gpus", lambda: 0)
+    command = ["doctor", "--engine", "ray", "--gpus-per-client", "0.5"]
+    refused = CliRunner().invoke(main, command)
+    assert refused.exit_code == 2
+    assert "--assume-gpus 1x8:80GB plans for GPUs that are not here" in refused.stderr
+    done = CliRunner().invoke(main, [*command, "--assume-gpus", "2x8:80GB"])
+    assert done.exit_code == 0, done.output
+    words = " ".join(done.stdout.split())
+    assert "32 actors shared by 50 clients, 1 CPU and 0.5 GPU each" in words
+    assert "machine 1 16 actors on machine 2 16 actors" in words.replace(
+        "on machine 1", "machine 1"
+    )
+    assert "GPU memory 37.3 GiB for an actor" in words
+    assert (
+        "GPU memory needed about 0.8 GiB for an actor, and samples where they take at most 9.3 GiB"
+        in words
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "needed"),
+    [([], "1.3"), (["--client-batch", "auto"], "2.9"), (["--client-batch", "50"], "2.9")],
+)
+def test_a_block_takes_the_memory_of_its_clients(given: list[str], needed: str) -> None:
+    command = ["doctor", "--preset", "pfl_cifar10", "--gpus-per-client", "0.0625", *given]
+    done = CliRunner().invoke(main, [*command, "--assume-gpus", "1x1:80GB"])
+    assert f"GPU memory needed  about {needed} GiB for an actor" in done.stdout
+
+
+def test_a_dry_run_says_what_an_actor_takes_and_refuses_what_does_not_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    command = ["run", "--dry-run", "--no-measure", "--preset", "pfl_cifar10"]
+    command += ["--engine", "ray", "--gpus-per-client", "0.0625"]
+    done = CliRunner().invoke(main, command)
+    assert "about 1.3 GiB for an actor, and samples" in done.stdout
+    monkeypatch.setattr("fedsim.engine.devices.total_memory", lambda: 16 * 10**9)
+    refused = CliRunner().invoke(main, command)
+    assert refused.exit_code == 2
+    assert "--gpus-per-client 0.1 would fit" in refused.stderr
+
+
+@pytest.mark.parametrize(("memory", "fraction"), [("16GB", "0.1"), ("80GB", "0.1")])
+def test_a_fraction_that_does_not_hold_the_training_is_refused(memory: str, fraction: str) -> None:
+    command = ["doctor", "--preset", "table3", "--gpus-per-client", fraction, "--assume-gpus"]
+    refused = CliRunner().invoke(main, [*command, f"1x8:{memory}"])
+    assert refused.exit_code == 2
+    share, named = refused.stderr.split(" of GPU memory, and ")
+    assert f"--gpus-per-client {fraction}: training one client takes an estimated" in share
+    fitting = re.search(r"--gpus-per-client ([\d.]+) would fit", named)
+    assert fitting is not None
+    command[4] = fitting[1]
+    assert CliRunner().invoke(main, [*command, f"1x8:{memory}"]).exit_code == 0
+
+
+# partition
+
+
+def partition(*args: str) -> Result:
+    return CliRunner().invoke(main, ["partition", *args])
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+def test_the_picture_is_drawn_and_not_drawn_over(tmp_path: Path) -> None:
+    args = ["--clients", "12", "--feature-shift", "noise", "--plot", "p.png"]
+    done = partition(*args)
+    assert done.exit_code == 0, done.output
+    assert done.stdout.splitlines()[-1] == "picture: p.png"
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+    again = partition(*args)
+    assert (again.exit_code, again.stderr) == (2, "error: --plot p.png: is already there\n")
+
+
+def test_the_clients_of_a_run_are_drawn(tmp_path: Path) -> None:
+    (tmp_path / "partition.csv").write_text("client_id,label,train_samples\n0,0,4\n1,1,2\n")
+    done = partition("partition.csv", "--plot", "p.svg")
+    assert (done.exit_code, done.stdout) == (0, "picture: p.svg\n")
+    assert "2 clients, 6 training samples" in (tmp_path / "p.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["RUN", "--plot", "p.png", "--alpha", "1"], "RUN: goes with --plot FILE, and with no"),
+        ([".", "--plot", "p.png"], "partition.csv: there is no such file"),
+        (["--plot", "p.jpg"], "--plot p.jpg: the name must end in .png, .pdf, .svg"),
+        (["--plot", "no/p.png"], "--plot no/p.png: there is no directory no"),
+        (["--feature-shift", "bluur"], "--feature-shift: 'bluur' given; must be 'none', 'blur'"),
+        (["--feature-shift", "colour"], "digits has 1"),
+        (["--feature-strength", "0"], "--feature-strength: '0' given; must be greater than 0"),
+        (["--set", "data.shift_test=dirty"], "data.shift_test: 'dirty' given; must be 'mixed'"),
+        (["--set", "data.client_test_fraction=1"], "data.client_test_fraction: '1' given"),
+        (
+            ["--set", "data.client_test_fraction=0.98"],
+            "(76: data.min_samples 2 and the clients' own held-out parts)",
+        ),
+    ],
+)
+def test_bad_values_are_refused_in_one_line(args: list[str], message: str) -> None:
+    done = partition(*args)
+    assert (done.exit_code, done.stderr.count("\n"), done.stdout) == (2, 1, "")
+    assert message in done.stderr
+
+
+def pictures(root: Path) -> Path:
+    (root / "images").mkdir(parents=True)
+    lines = ["filename,label,site"]
+    for i in range(60):
+        Image.new("RGB", (6, 6), (4 * i, 0, 0)).save(root / "images" / f"{i}.png")
+        label = "diabetic retinopathy" if i % 2 else "normal"
+        lines.append(f"{i}.png,{label},{('clinic a', 'b')[i // 2 % 2]}")
+    (root / "labels.csv").write_text("\n".join(lines) + "\n")
+    return root
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+def test_classes_and_sites_go_by_their_names(tmp_path: Path, monkeypatch) -> None:
+    drawn = []
+    figure = analysis("figures.partition").figure
+    monkeypatch.setattr(
+        analysis("figures.partition"),
+        "figure",
+        lambda *args: drawn.append(figure(*args)) or drawn[-1],
+    )
+    args = ["-d", "folder", "--data-dir", str(pictures(tmp_path / "d")), "--sample-rate", "1"]
+    args += ["--set", "data.image_size=6"]
+    done = partition(*args, "--out", "p")
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    assert lines[1] == "2 sites: b 24, clinic a 24"
+    head = lines[2].replace("0 diabetic reti...", "D").replace("1 normal", "N")
+    assert head.split() == ["client", "name", "D", "N", "samples"]
+    assert [line.split()[1:-3] for line in lines[3:5]] == [["b"], ["clinic", "a"]]
+    texts = [t.get_text() for t in drawn[0].axes[1].get_yticklabels()]
+    assert texts == ["diabetic retino\u2026", "normal"]
+    made = api.run(
+        RunConfig(
+            algorithm="fedavg",
+            model={"name": "logistic"},
+            data={"name": "folder", "dir": str(tmp_path / "d"), "image_size": 6},
+            train={"rounds": 1, "sample_rate": 1.0},
+            engine={"kind": "serial"},
+        ),
+        tmp_path / "run",
+    )
+    written = json.loads((made.path / "env.json").read_text())
+    assert written["classes"] == ["diabetic retinopathy", "normal"]
+    assert written["sites"] == ["b", "clinic a"]
+
+
+@pytest.fixture
+def hospitals(tmp_path: Path) -> Path:
+    """40 images of two classes at two sites, a typing error, and a patient's name at both."""
+    folder = tmp_path / "hospitals"
+    folder.mkdir()
+    rows = []
+    for i in range(40):
+        Image.new("L", (8, 8), 6 * i).save(folder / f"{i}.png")
+        rows.append(f"{i}.png;{'well' if i % 2 else 'ill'};{'AB'[i // 20]};p{i % 39}")
+    rows[6] = "6.png;illl;A;p6"
+    (folder / "labels.csv").write_text("\n".join(["filename;label;site;patient", *rows]))
+    return folder
+
+
+def test_remarks_on_labels_and_patients_are_lines(hospitals: Path) -> None:
+    args = ["-d", "folder", "--data-dir", "hospitals", "--set", "data.image_size=8"]
+    done = partition(*args)
+    assert done.exit_code == 0, done.output
+    said = "labels that may be typing errors: 'illl' (1 image in row 8) like 'ill' (19)"
+    lines = done.stdout.splitlines()
+    assert lines[1].endswith(
+        " 1 patient name occurs at several sites (p0): a different patient at each"
+    )
+    assert lines[2] == said
+    refused = partition(*args, "--strict-labels")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert refused.stderr == (
+        f"error: hospitals/labels.csv: {said}; correct the table, or leave out --strict-labels\n"
+    )
+    off = partition(*args, "--strict-labels", "--set", "folder.strict_labels=true")
+    assert "folder.strict_labels is also given by --strict-labels" in off.stderr

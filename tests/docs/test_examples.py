@@ -1,13 +1,16 @@
-"""Recipes for data sets of others, run as their pages write them on small copies of the layouts."""
+"""The code of tutorials and recipes runs, as their pages write it."""
 
 from __future__ import annotations
 
 import csv
+import os
 import re
 import runpy
 import shlex
+import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -19,11 +22,82 @@ from fedsim.cli import main
 from fedsim.config import presets
 from fedsim.config.experiments import Setting
 from fedsim.studies import sweep
+from tests.commands import clean_environment
+from tests.sampling import marked_beside
 
 pytestmark = pytest.mark.integration
+ROOT = Path(__file__).resolve().parents[2]
 
-PAGES = Path(__file__).resolve().parents[2] / "docs" / "how-to"
+
+# tutorials
+
+
+PAGES = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+LONG = ROOT / "docs" / "tutorials" / "attack-and-defend.md"
+"""Two sweeps: minutes."""
 FENCE = re.compile(r"^```(\w+)(?: title=\"(.+?)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+COMMANDS = {"fedsim": "fedsim", "python": ""}
+
+
+class Block(NamedTuple):
+    """A block of a page: a file where it has a title, else commands or code to run."""
+
+    language: str
+    title: str
+    text: str
+
+
+def blocks(page: Path) -> list[Block]:
+    return [Block(*found) for found in FENCE.findall(page.read_text())]
+
+
+@pytest.fixture
+def environment(tmp_path):
+    """An empty folder of work, and ``fedsim`` and ``python`` of this checkout on the path."""
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    for name, module in (("fedsim", "-m fedsim"), ("python", "")):
+        script = commands / name
+        script.write_text(f'#!/bin/sh\nexec "{sys.executable}" {module} "$@"\n')
+        script.chmod(0o755)
+    (tmp_path / "work" / "launch").symlink_to(ROOT / "launch")
+    return clean_environment(
+        PATH=f"{commands}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+        FEDSIM_CACHE=str(tmp_path / "cache"),
+        MPLBACKEND="agg",
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "page",
+    marked_beside({*PAGES} - {LONG}, PAGES, pytest.mark.nightly),
+    ids=lambda page: page.stem,
+)
+def test_the_blocks_of_a_tutorial_run_in_order(page, tmp_path, environment):
+    ran = 0
+    for block in blocks(page):
+        if block.title:
+            (tmp_path / "work" / block.title).write_text(block.text)
+        elif block.language in ("bash", "python"):
+            shell = ["bash", "-euo", "pipefail"] if block.language == "bash" else [sys.executable]
+            done = subprocess.run(
+                [*shell, "-c", block.text],
+                cwd=tmp_path / "work",
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert done.returncode == 0, f"{block.text}\n{done.stdout}\n{done.stderr}"
+            ran += 1
+    assert ran >= 2
+
+
+# recipes
+
+
+HOW_TO = ROOT / "docs" / "how-to"
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +110,7 @@ def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def follow(page: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Writes the files of a page and runs its commands in order; what they print."""
     printed = []
-    for language, title, text in FENCE.findall((PAGES / page).read_text()):
+    for language, title, text in FENCE.findall((HOW_TO / page).read_text()):
         if title:
             Path(title).write_text(text)
         for line in text.replace("\\\n", " ").splitlines() if language == "bash" else ():
@@ -161,7 +235,7 @@ def test_the_published_accuracies_of_fed_heart_disease(seeds, monkeypatch):
     if not HEART.is_dir():
         pytest.skip(f"needs the four hospitals' files and FLamby's results in {HEART}")
     hearts(real=True)
-    text = dict((t, text) for _, t, text in FENCE.findall((PAGES / "flamby-heart.md").read_text()))
+    text = dict((t, text) for _, t, text in FENCE.findall((HOW_TO / "flamby-heart.md").read_text()))
     Path("flamby_heart.py").write_text(text["flamby_heart.py"])
     runpy.run_path("flamby_heart.py")
     published = {
@@ -187,7 +261,7 @@ def test_the_published_accuracies_of_fed_heart_disease(seeds, monkeypatch):
 def test_a_study(monkeypatch):
     listed, done, table, _ = follow("study.md", monkeypatch)
     assert "comparison: 18 runs, 6 rows with training seeds 1, 2, 3" in listed
-    assert listed.partition("\n\n")[0] in (PAGES / "study.md").read_text()
+    assert listed.partition("\n\n")[0] in (HOW_TO / "study.md").read_text()
     assert "34 runs" in listed.partition("\n\n")[2]  # the estimate of time, disk and memory
     assert "wrote runs/study/report/report.html" in done
     assert "| FedProx, alpha=0.1 |" in table
