@@ -14,7 +14,6 @@ import numpy as np
 from fedsim.audit.tables import Difference, is_rounded
 from fedsim.audit.verify import NotPossible
 from fedsim.core.errors import ConfigError, FedsimError, one_line
-from fedsim.core.reading import check_tree
 from fedsim.storage import directories, status
 from fedsim.storage.status import RunStatus
 
@@ -146,7 +145,6 @@ def drawn(folder: Path, *, sample: int = SAMPLE, seed: int | None = None) -> Dra
         raise ConfigError(f"{folder}: there is no such run or sweep")
     seed = secrets.randbelow(2**31) if seed is None else seed
     try:
-        check_tree(folder)
         runs = [each for each in directories.find(folder) if isinstance(each, RunStatus)]
     except FedsimError as error:
         raise NotPossible(str(error)) from error

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import click
 
 from fedsim.cli.common import check_new_file, configuration
-from fedsim.cli.names import folders
 from fedsim.cli.options import (
     SettingsCommand,
     files_option,
@@ -41,8 +40,7 @@ MAX_PIXELS = 128
 """Larger images are shown at this size."""
 
 
-@click.command(cls=SettingsCommand, shown=lambda key: key.startswith(("data.", "folder.")))
-@click.argument("run", metavar="[RUN]", required=False, shell_complete=folders)
+@click.command(cls=SettingsCommand, shown=lambda key: key.startswith("data."))
 @preset_options
 @set_any_option
 @out_option(help="Write partition.csv, split.csv and partition.png there.")
@@ -53,7 +51,6 @@ MAX_PIXELS = 128
 )
 @verbose_option
 def partition(
-    run: str | None,
     preset: str | None,
     config: str | None,
     out: str | None,
@@ -64,18 +61,13 @@ def partition(
 
     Prints the training samples of each client by class. --out DIR also writes the table, a figure,
     and split.csv, which '--set data.partition_file=DIR/split.csv --partition files' reads. --plot
-    FILE draws example images as well, with the clients' feature shift; of a RUN, a directory with a
-    partition.csv, it draws the samples by class and client alone.
+    FILE draws example images as well, with the clients' feature shift.
 
     \b
       fedsim partition --alpha 0.1
       fedsim partition -d retinamnist --data-dir data/ --clients 20 --out split/
       fedsim partition -d FILE.py:function --plot shares.png
-      fedsim partition runs/digits/fedld/RUN --plot clients.png
     """
-    if run is not None:
-        plot_run(Path(run), plot, alone=not (preset or config or out or flags))
-        return
     from fedsim.data import holdout, patients
     from fedsim.display.tables import show
     from fedsim.engine.blocks import named
@@ -91,18 +83,17 @@ def partition(
     title = f"{dataset.name}, {kind}: {samples} of {dataset.num_classes} classes on {clients}"
     echo(title)
     group = patients.grouping(dataset, kind, settings.data.group)
-    if said := patients.grouping_line(dataset, split, group):
-        echo(said)
-    for remark in dataset.remarks:
-        echo(remark)
-    if sites := site_line(dataset):
-        echo(sites)
-    if excluded := holdout.num_left_out(dataset):
-        echo(f"left out: {excluded} users with fewer than data.min_samples training samples")
-    if split.held_out:
-        echo(f"held out from training: {named(split.held_out)}")
-    if malicious:
-        echo(f"malicious: {named(malicious)}")
+    excluded = holdout.num_left_out(dataset)
+    lines = (
+        patients.grouping_line(dataset, split, group),
+        *dataset.remarks,
+        site_line(dataset),
+        excluded and f"left out: {excluded} users with fewer than data.min_samples samples",
+        split.held_out and f"held out from training: {named(split.held_out)}",
+        malicious and f"malicious: {named(malicious)}",
+    )
+    for line in filter(None, lines):
+        echo(str(line))
     show(class_table(dataset, split))
     if out:
         write_split(dataset, split, Path(out), malicious)
@@ -115,14 +106,11 @@ def partition(
 
 
 def check_output(out: str | None, plot: str | None) -> None:
-    """Raises a ConfigError for files that cannot be written, would be overwritten, or lie in a
-    run directory."""
+    """Refuses files that cannot be written, would be overwritten, or lie in a run directory."""
     from fedsim.storage.run_dir import check_outside_runs
 
     if out:
         check_outside_runs(Path(out))
-        if Path(out).exists() and not Path(out).is_dir():
-            raise ConfigError(f"--out {out}: is not a directory")
         for name in FILES:
             if Path(out, name).exists():
                 raise ConfigError(f"--out {out}: {name} is already there")
@@ -194,23 +182,6 @@ def write_split(dataset: Dataset, split: Partition, folder: Path, malicious: Seq
         (unfinished / "partition.csv").write_bytes(csv_text(frame).encode())
         (unfinished / "split.csv").write_bytes(csv_text(samples).encode())
         figure.savefig(unfinished / "partition.png", dpi=150, bbox_inches="tight")
-
-
-def plot_run(run: Path, plot: str | None, *, alone: bool) -> None:
-    """Draws the samples by class and client of a run, given as it or its partition.csv.
-
-    Raises:
-        click.UsageError: no file for it, or not ``alone``: there are settings, or an --out.
-    """
-    if plot is None or not alone:
-        raise click.UsageError("RUN: goes with --plot FILE, and with no setting or --out")
-    check_output(None, plot)
-    files = analysis("files")
-    frame, names = files.read_partition(run), files.class_names(run if run.is_dir() else run.parent)
-    analysis("figures.style").save(
-        analysis("figures.partition").figure(frame, names or ()), Path(plot)
-    )
-    echo(f"picture: {plot}")
 
 
 def save_picture(dataset: Dataset, split: Partition, title: str, note: str, file: Path) -> None:

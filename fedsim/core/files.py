@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from filelock import FileLock, Timeout
 
-from fedsim.core.errors import ConfigError, HeldError, StoreError
+from fedsim.core.errors import HeldError, StoreError
 from fedsim.core.types import Array
 
 logger = logging.getLogger("fedsim")
@@ -54,30 +54,19 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
     ``folder`` is made where it is missing; other files in it stay.
 
     Raises:
-        StoreError: a file cannot be written. Then none is moved, and no folder made here stays.
+        StoreError: a file cannot be written; what was there before is still there.
     """
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
-    try:
-        with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=folder) as name:
-                unfinished = Path(name)
-                yield unfinished
-                for path in sorted(unfinished.rglob("*")):
-                    target = folder / path.relative_to(unfinished)
-                    if not path.is_dir():
-                        sync(path)
-                    elif not target.exists():
-                        target.mkdir()
-                        made.insert(0, target)
-                for path in sorted(unfinished.rglob("*")):
-                    if not path.is_dir():
-                        path.replace(folder / path.relative_to(unfinished))
-    except BaseException:
-        for path in made:
-            with suppress(OSError):  # files were moved into it before another could not be
-                path.rmdir()
-        raise
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=folder) as name:
+            yield Path(name)
+            for path in sorted(Path(name).rglob("*")):
+                target = folder / path.relative_to(name)
+                if path.is_dir():
+                    target.mkdir(exist_ok=True)
+                else:
+                    sync(path)
+                    path.replace(target)
 
 
 def write(path: Path, data: bytes) -> None:
@@ -87,20 +76,8 @@ def write(path: Path, data: bytes) -> None:
 
 
 def cache_dir() -> Path:
-    """The folder for packed and downloaded data sets, and what else can be made anew.
-
-    Raises:
-        ConfigError: none is set, and the user has no home folder.
-    """
-    if folder := os.environ.get("FEDSIM_CACHE"):
-        return Path(folder)
-    try:
-        return Path.home() / ".cache" / "fedsim"
-    except RuntimeError:
-        raise ConfigError(
-            "FEDSIM_CACHE: not set, and this user has no home folder (HOME is not set, passwd has "
-            "no entry): set it to a folder for packed and downloaded data"
-        ) from None
+    """The folder for packed and downloaded data sets, and what else can be made anew."""
+    return Path(os.environ.get("FEDSIM_CACHE") or Path.home() / ".cache" / "fedsim")
 
 
 def sha256_of(*parts: str | bytes | Array) -> str:
@@ -187,9 +164,8 @@ def lock(folder: Path) -> Iterator[None]:
     try:
         held.acquire()
     except Timeout:
-        raise HeldError(
-            f"{folder}: another live run holds this directory ({_read_holder(path)})"
-        ) from None
+        holder = path.read_text(encoding="utf-8").strip() or "it does not say which"
+        raise HeldError(f"{folder}: another live run holds this directory ({holder})") from None
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise StoreError(f"{path}: cannot be written ({error.strerror or error})") from error
@@ -249,12 +225,6 @@ def _can_share(descriptor: int) -> bool:
 def _write_holder(descriptor: int) -> None:
     os.ftruncate(descriptor, 0)
     os.write(descriptor, f"pid {os.getpid()} on {platform.node()}\n".encode())
-
-
-def _read_holder(path: Path) -> str:
-    with suppress(OSError, UnicodeDecodeError):
-        return path.read_text(encoding="utf-8").strip() or "it does not say which"
-    return "it does not say which"
 
 
 def run_around(path: Path) -> Path | None:

@@ -26,13 +26,7 @@ from fedsim.testing.rounds import rounds
 
 @dataclass
 class Reader:
-    """The reader that is checked.
-
-    Args:
-        name: of ``fedsim list datasets``, or ``module:function``.
-        folder: ``data.dir``.
-        options: its own.
-    """
+    """The reader that is checked: its name or ``module:function``, ``data.dir``, its options."""
 
     name: str
     folder: Path | None
@@ -78,13 +72,10 @@ def check_reader(
 
 def options(reader: Reader) -> None:
     """Its options are typed and unknown ones are refused."""
-    declared = data.options(reader.name)
-    keywords = [
-        p for p in signature(reader_of(reader.name)).parameters.values() if p.kind is p.KEYWORD_ONLY
-    ]
-    untyped = [p.name for p in keywords if p.annotation is p.empty]
+    parameters = signature(reader_of(reader.name)).parameters.values()
+    untyped = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.annotation is p.empty]
     require(not untyped, f"the parameters {', '.join(untyped)} have no type, so are no options")
-    unknown = "option_" + "_".join(declared)
+    unknown = "option_" + "_".join(data.options(reader.name))
     try:
         reader.load(**{unknown: 1})
     except ConfigError:
@@ -99,10 +90,9 @@ def sound(reader: Reader) -> None:
     require(content(fitted) == content(dataset.x), "x is not what prepare gives for train")
     if info is None or (info.generated and reader.folder is not None):
         return  # nothing is declared, or what is drawn
-    x = dataset.x
     read = {"num_classes": dataset.num_classes}
     if dataset.pipeline is not None:
-        read |= {"channels": x.shape[1], "image_size": dataset.pipeline.size}
+        read |= {"channels": dataset.x.shape[1], "image_size": dataset.pipeline.size}
     for field, value in read.items():
         declared = getattr(info, field)
         require(declared in (0, value), f"{field} is declared as {declared}, read are {value}")
@@ -131,7 +121,7 @@ def image_size(reader: Reader) -> None:
         return
     size = reader.dataset.pipeline.size + 3
     pipeline = reader.load(image_size=size).pipeline
-    read = None if pipeline is None else pipeline.size
+    read = pipeline and pipeline.size
     require(read == size, f"data.image_size {size} gives images of {read} pixels")
 
 
@@ -147,12 +137,14 @@ def validation_part(reader: Reader) -> None:
 
 def training(reader: Reader) -> None:
     """Its samples are dealt to clients, who train one round."""
-    tokens = "leaf_reddit" if reader.dataset.per_token else "leaf_sent140"
-    model = tokens if reader.dataset.inputs == "tokens" else "mlp"
-    settings = {"name": reader.name, "num_clients": 4, "min_samples": 1}
+    model = {"images": "mlp", "features": "mlp", "tokens": "leaf_sent140"}[reader.dataset.inputs]
+    model = "leaf_reddit" if reader.dataset.per_token else model
+    settings: dict[str, Any] = {"name": reader.name, "num_clients": 4, "min_samples": 1}
+    if reader.folder is not None:
+        settings["dir"] = str(reader.folder)
     options: dict[str, Any] = {reader.name: reader.options} if reader.options else {}
     config = RunConfig(
-        data=settings if reader.folder is None else settings | {"dir": str(reader.folder)},
+        data=settings,
         model={"name": model},
         train={"rounds": 1, "sample_rate": 1.0, "batch_size": 50},
         engine={"kind": "serial", "checkpoint_every": 0},

@@ -31,7 +31,7 @@ USAGE = [
     Case("a flag as command", "--out", "--out"),
     Case("an argument of run", "run fedld", "fedld"),
     Case("a flag without value", "run --alpha", "--alpha"),
-    Case("a switch with a value", "run --fast=yes", "--fast"),
+    Case("a switch with a value", "run --cosines=yes", "--cosines"),
     Case("a flag twice in two ways", "run --rounds 3 --set train.rounds=4", "--rounds"),
     Case("--set twice", "run --set train.lr=1 --set train.lr=2", "train.lr"),
     Case("--set without =", "run --set train.lr", "key=value"),

@@ -4,34 +4,26 @@ from __future__ import annotations
 
 import csv
 import json
-import mmap
-import os
 import re
-import sqlite3
-import subprocess
-import sys
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from click.testing import CliRunner
 
 import benchmarks
 import fedsim
-from benchmarks import decomposition, gpu, loops, models, pairing, same_bytes, serverstep, sweeps
+from benchmarks import decomposition, gpu, loops, models, same_bytes, serverstep, sweeps
 from benchmarks.__main__ import BENCHMARKS, _peers, main
 from benchmarks.bare import Bare, job_of, principal
 from benchmarks.gpu import Bench, Case, Part, measure_row
-from benchmarks.loops import Loop, StackedLoop, images, seconds_of
-from benchmarks.mutants import Contexts
+from benchmarks.loops import Loop, StackedLoop, images
 from benchmarks.mutations import chosen, mutants_of
-from benchmarks.pairing import Pairs, Spread, Turns, compare
-from benchmarks.processes import below, own_memory, peak_memory, proportional, start_up
+from benchmarks.pairing import Pairs, Spread
+from benchmarks.processes import peak_memory, start_up
 from benchmarks.report import Result, of_pairs, of_step, save
 from benchmarks.serverstep import Machine, Step
 from benchmarks.workloads import WORKLOADS, Workload, run_config
@@ -41,7 +33,6 @@ from fedsim.core.errors import FedsimError, WorkerError
 from fedsim.core.layout import FlatModel
 from fedsim.core.types import ModelSpec
 from fedsim.training.assemble import prepare
-from tests.commands import clean_environment
 from tests.rounding import of_update, sgd_operations
 
 pytestmark = pytest.mark.integration
@@ -114,33 +105,6 @@ def test_principal_is_the_rule_of_fedld():
     np.testing.assert_allclose(c @ updates, fedsim.aggregate(updates, np.ones(6)), rtol=1e-9)
 
 
-class FakeBare:
-    def __init__(self, label, seconds=1.0, processes=1):
-        self.label, self.seconds, self.processes, self.calls = label, seconds, processes, []
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.calls.append("closed")
-
-    def rounds(self, first, count):
-        self.calls.append((first, count))
-        return [99.0, *[self.seconds] * (count - 1)]
-
-
-def test_the_two_sides_take_turns_over_the_same_rounds():
-    bares = [FakeBare("a", 2.0), FakeBare("b", 3.0)]
-    turns = Turns(bares, block=3, repeats=2)
-    for number in range(turns.rounds):
-        turns.on_round_end(number + 1, {})
-    assert turns.rounds == 1 + 2 * 4 + 1
-    assert turns.timed == [3, 4, 5, 7, 8, 9]
-    assert [b.calls for b in bares] == [[(1, 4), (5, 4)]] * 2, "rounds from 0, one to warm up"
-    assert turns.bare == {"a": [2.0, 2.0], "b": [3.0, 3.0]}
-    assert len(turns.fedsim) == 2
-
-
 def test_ratios_are_pair_by_pair_against_the_faster_loop():
     pairs = Pairs((1.0, 4.0, 9.0), {"slow": (9.0, 9.0, 1.0), "fast": (1.0, 2.0, 3.0)})
     assert pairs.faster == "fast"
@@ -148,25 +112,6 @@ def test_ratios_are_pair_by_pair_against_the_faster_loop():
     result = of_pairs("W1", "fedavg", pairs, 1.9)
     assert (result.value, result.reference, result.missed) == (4000.0, 2000.0, True)
     assert not of_pairs("W1", "fedavg", pairs, 2.0).missed
-
-
-@pytest.mark.slow
-def test_one_run_gives_as_many_pairs_as_asked(monkeypatch):
-    bares = []
-
-    def started(label, job, processes):
-        bares.append(FakeBare(label, 0.5, processes))
-        assert job.threads * processes == 3
-        return bares[-1]
-
-    monkeypatch.setattr(pairing, "Bare", started)
-    monkeypatch.setattr(pairing, "local_node", lambda: SimpleNamespace(cpus=3.0))
-    pairs = compare(replace(WORKLOADS["w1"], block=2), "fedavg", 2, kind="serial")
-    assert len(pairs.fedsim) == 2
-    assert pairs.bare == {"1 x 3 thread": (0.5, 0.5), "3 x 1 thread": (0.5, 0.5)}
-    assert [bare.calls for bare in bares] == [[(1, 3), (4, 3), "closed"]] * 2
-    assert {"train", "aggregate", "total"} <= set(pairs.phases)
-    assert pairs.phases["total"] >= pairs.phases["train"] > 0
 
 
 def test_the_floor_is_the_larger_of_reading_and_computing():
@@ -178,19 +123,6 @@ def test_the_floor_is_the_larger_of_reading_and_computing():
     assert step.ratio == Spread(3.0, 2.5, 3.5)
     assert of_step(step, 3.0).missed is False
     assert of_step(step, 2.9).missed is True
-
-
-def test_decomposed_rounds_take_turns_with_others():
-    timings = pd.DataFrame(
-        {
-            "round": [number for number in range(1, 7) for _ in range(2)],
-            "phase": ["train", "total"] * 6,
-            "seconds": [99.0, 50.0, 99.0, 60.0, 99.0, 1.0, 99.0, 3.0, 99.0, 2.0, 99.0, 4.0],
-        }
-    )
-    turns = decomposition.turns_of(timings)
-    assert turns == decomposition.Turns((1.0, 2.0), (3.0, 4.0))
-    assert turns.ratio == Spread.of([3.0, 2.0])
 
 
 @pytest.mark.slow
@@ -210,47 +142,6 @@ def test_the_measured_step_is_the_methods_own(method):
     assert len({row.tobytes() for row in rows}) == 4
     expected = fedsim.aggregate(rows, [100] * 4, method)
     np.testing.assert_array_equal(serverstep.step(method, rows), expected)
-
-
-def test_steps_are_measured_or_skipped_with_a_reason(monkeypatch):
-    rates = iter([1e9, 2e9, 4e9])
-    done = list(serverstep.measure(2, [3], [1000], lambda: Machine(next(rates), 1e15)))
-    floors = (24_000 / 2e9, 24_000 / 4e9)  # the first repetition warms up
-    assert [(s.method, s.m, s.d, len(s.seconds), s.floors) for s in done] == [
-        (method, 3, 1000, 2, floors) for method in serverstep.METHODS
-    ]
-    monkeypatch.setattr(serverstep, "available_memory", lambda: 1 << 30)
-    skipped = list(serverstep.measure(2, [50], [23_500_000]))
-    assert {len(s.seconds) for s in skipped} == {0}
-    assert "5.7 GiB, 1.0 GiB are free" in of_step(skipped[0], 2.0).cells()["measured"]
-
-
-def test_memory_of_a_process_without_what_is_shared(tmp_path):
-    before = own_memory(os.getpid())
-    own = bytearray(os.urandom(1 << 20) * 64)
-    with mmap.mmap(-1, 1):
-        grown = own_memory(os.getpid()) - before
-    assert 0.9 * len(own) < grown < 1.5 * len(own)
-    assert proportional(os.getpid()) > len(own)
-    assert own_memory(2**22 + 1) == proportional(2**22 + 1) == 0, "no such process"
-
-
-def test_processes_below():
-    code = "import subprocess, sys; p = subprocess.Popen(['sleep', '60']); print(p.pid, flush=True)"
-    code += "; sys.stdin.read(); p.kill(); p.wait()"
-    with subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=clean_environment(),
-    ) as child:
-        assert child.stdin
-        assert child.stdout
-        grandchild = int(child.stdout.readline())
-        assert {child.pid, grandchild} <= set(below(os.getpid()))
-        assert grandchild in below(child.pid)
-        child.stdin.close()
 
 
 @pytest.mark.slow
@@ -307,20 +198,6 @@ def test_same_bytes_allows_new_columns_and_no_other_change(tmp_path):
         assert same_bytes.equal(before, after) == wanted
 
 
-def test_same_bytes_compares_what_summaries_have_in_common(tmp_path):
-    before, after = tmp_path / "a" / "summary.csv", tmp_path / "b" / "summary.csv"
-    for path, text in (
-        (before, "run_id,dataset,seed,total_seconds\na,digits,0,1.5\n"),
-        (after, "run_id,dataset,auc,seed,total_seconds\nb,digits,0.75,0,2.5\n"),
-    ):
-        path.parent.mkdir()
-        path.write_text(text)
-    assert same_bytes.equal(before, after)
-    assert not same_bytes.equal(after, before), "a column went"
-    after.write_text("run_id,dataset,auc,seed,total_seconds\nb,digits,0.75,1,2.5\n")
-    assert not same_bytes.equal(before, after)
-
-
 TORCHRUN = """Traceback (most recent call last):
   File "/x/benchmarks/peers_pfl.py", line 17, in <module>
 ModuleNotFoundError: No module named 'pfl'
@@ -354,19 +231,6 @@ def test_a_peer_that_fails_says_why_and_what_was_measured_stays(tmp_path, monkey
     first, second = csv.DictReader(out.with_suffix(".csv").open())
     assert (first["value"], second["skipped"]) == ("12.5", f"failed: {why} named 'pfl'")
     assert "12.50 ms" in done.stdout, "the table is shown"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--peers", "flower,tff"], "'tff' given; allowed: flower, pfl"),
-        (["--peers", "pfl"], "--peers pfl needs --pfl-python"),
-    ],
-)
-def test_peers_are_known_and_have_a_python(arguments, message):
-    done = CliRunner().invoke(main, ["W1", *arguments, "--flower-python", sys.executable])
-    assert done.exit_code == 2
-    assert message in done.output
 
 
 @pytest.mark.parametrize("same", [True, False])
@@ -450,13 +314,6 @@ def test_the_network_of_pfls_job_is_that_of_the_preset(tmp_path):
     )  # fmt: skip
 
 
-def test_calls_are_timed_until_the_budget_is_used_up():
-    calls = []
-    assert len(seconds_of(calls.append, CPU, 0.0)) == loops.LEAST
-    assert calls == [*range(2 + loops.LEAST)]
-    assert len(seconds_of(calls.append, CPU, 60.0)) == loops.MOST
-
-
 def test_cases_share_a_row_and_fail_alone(monkeypatch, tmp_path):
     shares = []
 
@@ -488,15 +345,6 @@ def test_cases_share_a_row_and_fail_alone(monkeypatch, tmp_path):
     skipped = [*measure_row("P", Bench(CPU, tmp_path), 1e-12)]
     assert [line.value for line in skipped] == [None] * 4
     assert {line.failed for line in skipped} == {False}
-
-
-def test_without_a_gpu_it_says_so(monkeypatch, tmp_path):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    done = CliRunner().invoke(gpu.main, ["--out", str(tmp_path / "gpu.json")])
-    assert done.exit_code == 2
-    assert done.output.count("\n") == 1
-    assert "torch finds no GPU here" in done.output
-    assert not any(tmp_path.iterdir())
 
 
 def tried_out(out: Path, *rows: str) -> dict[str, list[dict]]:
@@ -592,22 +440,3 @@ def test_the_same_names_and_choice_after_a_move(tmp_path):
     by = {name: m.function for name, m in after.items()}
     assert chosen(set(by), by, 0, 1) == chosen(set(by), by, 0, 9)[:1]
     assert len(chosen(set(by), by, 0, 9)) == 2  # of one function
-
-
-def test_the_tests_of_a_line_and_all_of_a_file_for_its_fixtures(tmp_path):
-    file = tmp_path / ".coverage"
-    with sqlite3.connect(file) as db:
-        db.executescript("""
-            create table file (id, path); create table context (id, context);
-            create table arc (file_id, context_id, fromno, tono);
-            insert into file values (1, '/elsewhere/fedsim/rules.py');
-            insert into context values (1, ''), (2, 't/a.py::one|run'), (3, 't/b.py::two|setup'),
-                (4, 't/b.py::three|run'), (5, 't/c.py::four|run');
-            insert into arc values (1, 1, 7, 9), (1, 2, 7, 9), (1, 2, 9, -5), (1, 3, 7, 9),
-                (1, 4, 1, 2), (1, 5, 7, 8);
-        """)
-    db.close()
-    mutant = checkout(tmp_path, "fedsim/rules.py")["Rule.step: min -> max, 1/1"]
-    tests = Contexts(file).tests(mutant)
-    assert sorted(tests) == ["t/a.py::one", "t/b.py::three", "t/b.py::two"]
-    assert tests[-1] == "t/a.py::one"  # it executes most

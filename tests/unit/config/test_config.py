@@ -15,11 +15,10 @@ from fedsim.algorithms import Algorithm
 from fedsim.cli.options import flag_names
 from fedsim.client import LocalRule, Phase
 from fedsim.config import experiments, search
-from fedsim.config.hints import FOREIGN
 from fedsim.config.keys import FREE, KEYS, conditions, is_setting
 from fedsim.config.resolve import from_flags, load_config, resolve, to_yaml
 from fedsim.config.run import RunConfig
-from fedsim.config.sections import SHORTHANDS, fields
+from fedsim.config.sections import fields
 from fedsim.config.validation import cohort_size
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.types import Layout, Slot, Training
@@ -75,12 +74,6 @@ def test_defaults_are_the_documented_ones() -> None:
 def test_a_method_section_fills_up_with_the_defaults_of_build() -> None:
     c = RunConfig(algorithm="fedprox", fedprox={"mu": 0.5})
     assert c.hyperparameters == {"fedprox": {"mu": 0.5, "prox_form": "squared"}}
-
-
-def test_names_of_other_frameworks_stand_for_keys_and_are_none() -> None:
-    assert set(FOREIGN.values()) <= set(fields())
-    # with another section or none these two are more probably what other frameworks call so
-    assert set(FOREIGN) & {key.rpartition(".")[2] for key in fields()} == {"clients", "fraction"}
 
 
 @pytest.mark.parametrize(
@@ -173,14 +166,6 @@ def test_a_method_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     c = RunConfig(algorithm=name, **{name: {"strength": "0.5"}})
     assert c.hyperparameters[name] == {"rounds": 3, "strength": 0.5}
     assert "missing" in refusal(algorithm=name)
-    for given, part in (
-        ({"strength": "x"}, "'x' given"),
-        ({"rates": 1}, "unknown option"),
-        (3, "3"),
-    ):
-        assert part in refusal(**{name: given}), "the section of a method that is not used"
-    assert RunConfig(**{name: {"strength": 1}}).hyperparameters[name] == {"strength": 1.0}
-    assert "not of the form" in refusal(**{":": {"x": 1}})
     sys.modules.pop("my_method", None)
 
 
@@ -255,7 +240,7 @@ def test_messages_name_the_set() -> None:
         ("train: {lr: 1}\ntrain.lr: 2\n", "exp.yaml:2 (train.lr): given twice"),
         ("seed: [1\n", "exp.yaml:2: not valid YAML"),
         ("seed: !!python/name:os.system x\n", "exp.yaml:1: not valid YAML"),
-        ("seed: 2020-13-45\n", "exp.yaml:1 (seed): '2020-13-45' given; not a timestamp of YAML"),
+        ("seed: 2020-13-45\n", "exp.yaml:1 (seed): not a value of YAML (month must be"),
         ("preset: ''\n", "exp.yaml (preset): unknown preset ''"),
         ("- 1\n- 2\n", "exp.yaml:1 (the file): must hold lines"),
         ("train: 5\n", "exp.yaml:1 (train): 5 given; train is a section"),
@@ -263,7 +248,7 @@ def test_messages_name_the_set() -> None:
         ("train:\n  lr: [1, 2]\n", "exp.yaml:2 (train.lr): must be a valid number"),
         ("2: 3\n", "exp.yaml:1 (2): a key must be a text"),
         ("preset: tabel3\n", "exp.yaml (preset): unknown preset 'tabel3' (did you mean 'table3'?)"),
-        ("grid:\n  seed: [1, 2]\n", "exp.yaml (grid): a grid is run by 'fedsim sweep"),
+        ("grid:\n  seed: [1, 2]\n", "exp.yaml (grid): is done by 'fedsim sweep"),
     ],
 )
 def test_a_file_is_refused_with_its_line(tmp_path: Path, text: str, wanted: str) -> None:
@@ -324,30 +309,13 @@ def test_grids_are_read_with_their_lines() -> None:
         ("grid:\n  m:\n  - A: {seed: 1}\n  - A: {seed: 2}\n", "A is given twice"),
         ("grid:\n  m:\n  - A: {seed: 1}\n  - a : {seed: 2}\n", "'A' and 'a' are the same but for"),
         ("grid:\n  m:\n  - {a: 1}\n", "a row must be 'name: {key: value, ...}'"),
-        ("about: 3\n", "must be a text"),
+        ("about: 3\n", "3 given; must be a valid string"),
     ],
 )
 def test_a_grid_of_another_shape_is_refused(text: str, wanted: str) -> None:
     with pytest.raises(ConfigError) as error:
         experiments.parse(text, "g")
     assert wanted in str(error.value)
-
-
-def ordered(low: float = 0.0, high: float = 1.0):
-    """A method whose two hyperparameters have to be in order."""
-    if low > high:
-        raise ConfigError(f"low {low} is above high {high}")
-    return Algorithm()
-
-
-@pytest.mark.parametrize(
-    ("values", "key"),
-    [({"low": 2.0}, "ordered.low"), ({"low": 0.6, "high": 0.5}, "ordered")],
-)
-def test_the_value_that_a_method_refuses_alone_is_named(values, key):
-    method = f"{__name__}:ordered"
-    with pytest.raises(ConfigError, match=rf"{key}: low \S+ is above high"):
-        RunConfig(algorithm=method, **{method: values})
 
 
 # sections
@@ -462,19 +430,6 @@ def test_flags_are_of_one_key_and_roles_are_those_that_resuming_needs():
         assert not is_setting(column)
 
 
-def test_fast_is_two_settings():
-    [(key, meant)] = SHORTHANDS.items()
-    settings = from_flags({key: ("--fast", True)})
-    assert {name: setting.value for name, setting in settings.items()} == meant
-    config = load_config(overrides=settings)
-    assert (config.engine.precision, config.engine.deterministic) == ("bf16", False)
-    both = {"engine.precision": ("--precision", "tf32"), key: ("--fast", True)}
-    message = r"^--fast: engine\.precision is also given by --precision"
-    with pytest.raises(ConfigError, match=message):
-        from_flags(both)
-    assert from_flags({key: ("--fast", None)}) == {}
-
-
 def test_the_clipping_norm_of_the_first_round():
     assert RunConfig().dp.level is None
     assert RunConfig(dp=USER).dp.clip_norm == 1.0
@@ -567,9 +522,9 @@ search:
         ("train.local_epochs: uniform(1, 4)", "must be a valid integer"),
         ("algorithm: choice(fedavg, fedpro)", "unknown algorithm 'fedpro' (did you mean 'fedprox'"),
         ("train.lr: choice(0.1, -1)", "-1 given; must be greater than 0"),
-        ("train.lr: choice()", "at least one value"),
+        ("train.lr: choice()", "must be choice(a, b, ...) with one to 1,000 values"),
         ("train.lr: choice(1, 1.0)", "has 1.0 twice"),
-        ("train.lr: choice([1], 2)", "must hold single values, not [1]"),
+        ("train.lr: choice([1], 2)", "must be uniform(a, b), loguniform(a, b), int(a, b) or"),
         ("train.lr: normal(0, 1)", "must be uniform(a, b), loguniform(a, b), int(a, b) or choice"),
         ("train.lr: [0.1, 0.2]", "must be uniform(a, b), loguniform(a, b), int(a, b) or choice"),
     ],
@@ -602,7 +557,7 @@ def test_keys_on_the_command_line() -> None:
 def test_run_and_sweep_name_the_command_that_searches(tmp_path: Path) -> None:
     file = tmp_path / "search.yaml"
     file.write_text("search:\n  train.lr: uniform(0.1, 1)\ngrid: {seed: [0, 1]}\n")
-    with pytest.raises(ConfigError, match=r"\(search\): a search is run by 'fedsim tune .*yaml'"):
+    with pytest.raises(ConfigError, match=r"\(search\): is done by 'fedsim tune .*yaml'"):
         load_config(file=file)
     with pytest.raises(ConfigError, match=r"search\.yaml:2 .*: a search is run by 'fedsim tune'"):
         sweep.expand(sweep.load(str(file)), {})
@@ -618,42 +573,9 @@ def test_the_search_of_a_file_goes_over_that_of_its_preset() -> None:
 # experiments
 
 
-TEXTS = {
-    "brackets": ("server: " + "[" * 2_000, "nested too deeply"),
-    "braces": ("{a: " * 2_000, "nested too deeply"),
-    "a fraction in base 60": ("train: {lr: 1" + ":10" * 300 + ".5}\n", "not a float of YAML"),
-}
-
-
-@pytest.mark.parametrize("name", TEXTS)
-def test_what_has_no_bounds_is_refused(name: str) -> None:
-    text, wanted = TEXTS[name]
-    with pytest.raises(ConfigError, match=wanted) as error:
-        experiments.parse(text, "e.yaml")
-    assert str(error.value).startswith("e.yaml")
-    assert len(str(error.value)) < 300
-
-
 def test_aliases_of_ordinary_size_are_read() -> None:
     found = experiments.parse("server: &s [fedgh, fedadam]\ngrid: {server: [*s, fedgh]}\n", "e")
     assert [value.label for value in found.grid[0].values] == ["fedgh,fedadam", "fedgh"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [
-        (f"choice({', '.join(map(str, range(1001)))})", "has 1,001 values, allowed are 1,000"),
-        (f"int(0, {2**53 + 1})", "must be int.a, b. of numbers up to 9,007,199,254,740,992"),
-        ("uniform(-1.0e+308, 1.0e+308)", "whose difference is a number"),
-        ("choice(!!bool x)", "are no list"),
-        ("choice(" + "[" * 2_000 + ")", "are no list"),
-        ("choice(&a [1, 1], &b [*a, *a], &c [*b, *b])", "must hold single values"),
-    ],
-)
-def test_a_search_has_bounds(text: str, wanted: str) -> None:
-    with pytest.raises(ConfigError, match=wanted):
-        search.parse(experiments.Setting(text, "--search train.lr"))
 
 
 # clock settings

@@ -265,13 +265,6 @@ def test_default_paths_are_new_and_take_nothing_from_the_global_generators():
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-def test_a_directory_whose_name_is_no_text_is_refused(tmp_path):
-    """Its name could not be written to summary.csv, after the last round."""
-    with pytest.raises(ConfigError, match=r"--out .*r\\udce9': is no UTF-8"):
-        RunWriter.create(tmp_path / "r\udce9")
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.slow
 @pytest.mark.integration
 def test_fedsim_is_imported_where_python_lacks_unix_modules():
