@@ -100,8 +100,7 @@ class Experiment:
     """The content of one file; the keys are described above.
 
     ``search`` is for every method, ``search_of`` for one alone. ``trials`` None: :data:`TRIALS`, or
-    all combinations of a grid. ``seeds`` as a number: not yet known which. ``origins`` says where
-    a key was given that is no setting.
+    all combinations of a grid. ``origins`` says where keys that are no settings were given.
     """
 
     settings: Settings = field(default_factory=dict)

@@ -28,13 +28,7 @@ _TEXT = re.compile(r"\s*(uniform|loguniform|int|choice)\s*\((.*)\)\s*", re.DOTAL
 
 @dataclass(frozen=True)
 class Dimension:
-    """The values of one key that a search may try.
-
-    Args:
-        form: its name in a file.
-        values: the smallest and the largest one, or those of a choice.
-        origin: where it was given.
-    """
+    """The values of one key that a search may try: the ends of a range, or those of a choice."""
 
     form: Form
     values: tuple[Scalar, ...]
@@ -71,11 +65,7 @@ Space = Mapping[str, Dimension]
 
 
 def parse(setting: Setting) -> Dimension:
-    """The dimension that a text describes.
-
-    Raises:
-        ConfigError: another text; names where it was given, and what is allowed.
-    """
+    """The dimension that a text describes; a ConfigError says what is allowed."""
     match = _TEXT.fullmatch(setting.value) if isinstance(setting.value, str) else None
     form: Form | None = match[1] if match else None  # type: ignore[assignment]
     values = _values(match[2]) if match else None
@@ -120,11 +110,7 @@ def _plain(value: Scalar) -> str:
 
 
 def from_flags(texts: Iterable[str]) -> Settings:
-    """The settings of ``--search``, each ``key=form(...)``.
-
-    Raises:
-        ConfigError: a text without ``=``, or a key that is given twice.
-    """
+    """The settings of ``--search``, each ``key=form(...)``."""
     settings: dict[str, Setting] = {}
     for text in texts:
         key, equals, value = text.partition("=")
@@ -141,10 +127,6 @@ def make_space(searched: Settings, settings: Settings, overrides: Settings) -> S
     """The space of ``searched`` texts by key, each value checked as ``--set`` is.
 
     ``settings`` lie below the searched keys; a key in ``overrides``, the flags, is not searched.
-
-    Raises:
-        ConfigError: nothing is left to search, a key that there is not, a form that cannot be
-            read, or a value that the key does not take; names where it was given.
     """
     space = {key: parse(setting) for key, setting in searched.items() if key not in overrides}
     if not space:

@@ -32,7 +32,8 @@ def unknown_key(key: str, names: Iterable[str], keys: Iterable[str]) -> str:
     section, dot, leaf = key.rpartition(".")
     meant = [k for k in names if dot and k.startswith(f"{section}.") and leaf in k[len(section) :]]
     if len(meant) != 1 or len(leaf) < 4:
-        meant = [k for k in (*keys, *names) if k.rpartition(".")[2] in (leaf, key)]
+        meant = [k for k in keys if k.rpartition(".")[2] == leaf]
+        meant = meant or [k for k in names if k.endswith(f".{key}")]
     hint = f" (did you mean {meant[0]!r}?)" if meant else nearest(key, names)
     return f"unknown key {key!r}{hint}"
 
@@ -49,8 +50,7 @@ class Key:
         path: what the value may be, relative to where a run was started.
         role: what depends on it.
         only_with: other keys without which it has no effect, each with the values that count,
-            ``async.staleness=hinge`` or ``train.selection=size|fixed``, or alone, ``dp.quantile``,
-            where anything but the default counts.
+            ``train.selection=size|fixed``, or alone, where anything but the default counts.
         column: its column in summary.csv where that has another name; None: it has none.
         column_with: leaf of the section; where that has its default, there is no column.
         shape: whether a round may take longer with another value.

@@ -31,8 +31,6 @@ UNFINISHED = ".writing-"
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary path to write to; the file is then flushed to the disk and renamed to ``path``.
 
-    Nobody else may write the file at the same time.
-
     Raises:
         StoreError: it cannot be written; what was there before is still there, as after any error.
     """
@@ -197,7 +195,7 @@ class LockHolder(NamedTuple):
 def lock_holder(folder: Path) -> LockHolder | None:
     """Who holds the lock of a run directory, or was killed while it did; None: nobody.
 
-    Only a lock that somebody left is tried, shared and for an instant, so that no run is disturbed.
+    A lock that somebody left is tried for an instant, shared, so that no run is disturbed.
     """
     try:
         with (folder / LOCK_FILE).open("rb") as file:

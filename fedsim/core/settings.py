@@ -105,9 +105,11 @@ def _adapter(kind: Any) -> TypeAdapter[Scalar]:
 def listed(text: str) -> list[str]:
     """The names in a line of CSV, stripped; one with a comma stands in quotes."""
     try:
-        [names] = csv.reader([text.strip()], skipinitialspace=True, strict=True)
-    except (csv.Error, ValueError):
-        raise ValueError("must be one line of names with commas between, quotes closed") from None
+        names, *more = csv.reader([text.strip(), ""], skipinitialspace=True)
+    except csv.Error:
+        more = []
+    if more != [[]]:  # a quote is open, or there are several lines
+        raise ValueError("must be one line of names with commas between, and quotes closed")
     return [name.strip() for name in names]
 
 

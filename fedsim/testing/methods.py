@@ -217,17 +217,6 @@ def stopped_and_resumed(method: Method) -> None:
         require(through.get(name) == resumed.get(name), other)
 
 
-def one_sample(method: Method) -> None:
-    """Eight clients, of whom the last has one sample."""
-    owners = [*(i % (NUM_CLIENTS - 1) for i in range(178)), NUM_CLIENTS - 1]
-    rows = [f"{client},{index}" for index, client in enumerate(owners)]
-    with TemporaryDirectory() as folder:
-        file = Path(folder, "clients.csv")
-        file.write_text("\n".join(["client,index", *rows]) + "\n", encoding="utf-8")
-        data = {"partition_file": str(file), "min_samples": 1}
-        trains(rounds(method.small(data=data, train={"sample_rate": 1.0, "rounds": 2})))
-
-
 def update_of_zero(method: Method) -> None:
     """The first client of each round has an update of zero."""
 
@@ -278,7 +267,6 @@ CASES: Mapping[str, Callable[[Method], None]] = {
     "another process": another_process,
     "stopped and resumed": stopped_and_resumed,
     "one client": lambda method: trains(rounds(method.small(method.plain, **ONE))),
-    "a client with one sample": one_sample,
     "a learning rate of zero": lambda method: trains(rounds(method.small(train=WARMUP))),
     "an update of zero": update_of_zero,
     "blocks of clients": blocks,

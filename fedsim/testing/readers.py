@@ -41,10 +41,6 @@ class Reader:
         """As it is read by default."""
         return self.load()
 
-    def takes(self, setting: str) -> bool:
-        """Whether a setting reaches it: always, or if a loader has a parameter of that name."""
-        return ":" not in self.name or setting in signature(reader_of(self.name)).parameters
-
 
 def check_reader(
     reader: Callable[..., Any] | str,
@@ -115,24 +111,20 @@ def content(value: object) -> object:
     return value
 
 
-def image_size(reader: Reader) -> None:
-    """Images are read in the size that is asked for."""
-    if reader.dataset.pipeline is None or not reader.takes("image_size"):
-        return
-    size = reader.dataset.pipeline.size + 3
-    pipeline = reader.load(image_size=size).pipeline
-    read = pipeline and pipeline.size
-    require(read == size, f"data.image_size {size} gives images of {read} pixels")
-
-
-def validation_part(reader: Reader) -> None:
-    """A validation part is held out, and the test part stays the same."""
-    if not reader.takes("val_fraction"):
-        return
-    parted = reader.load(val_fraction=0.3)
-    require(len(parted.val) > 0, "data.val_fraction 0.3 gives no validation sample")
-    same = parted.y[parted.test].tobytes() == reader.dataset.y[reader.dataset.test].tobytes()
-    require(same, "data.val_fraction 0.3 changes the labels of the test part")
+def other_settings(reader: Reader) -> None:
+    """Images are read in the size that is set; a validation part leaves the test part the same."""
+    dataset = reader.dataset
+    taken = signature(reader_of(reader.name)).parameters
+    if dataset.pipeline is not None and (":" not in reader.name or "image_size" in taken):
+        size = dataset.pipeline.size + 3
+        pipeline = reader.load(image_size=size).pipeline
+        read = pipeline and pipeline.size
+        require(read == size, f"data.image_size {size} gives images of {read} pixels")
+    if ":" not in reader.name or "val_fraction" in taken:
+        parted = reader.load(val_fraction=0.3)
+        require(len(parted.val) > 0, "data.val_fraction 0.3 gives no validation sample")
+        same = parted.y[parted.test].tobytes() == dataset.y[dataset.test].tobytes()
+        require(same, "data.val_fraction 0.3 changes the labels of the test part")
 
 
 def training(reader: Reader) -> None:
@@ -157,8 +149,7 @@ CASES: Mapping[str, Callable[[Reader], None]] = {
     "options": options,
     "arrays and labels": sound,
     "read again": twice,
-    "another image size": image_size,
-    "a validation part": validation_part,
+    "other settings": other_settings,
     "a round of training": training,
 }
 """By name the ways in which a reader is tried."""

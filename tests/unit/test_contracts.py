@@ -352,8 +352,8 @@ def test_a_loader_that_keeps_it():
         (untyped, "options", "the parameters shade have no type"),
         (mislabelled, "arrays and labels", r".*labels outside the classes 0\.\.1"),
         (unseeded, "read again", "x is another one when read again"),
-        (other_size, "another image size", "data.image_size 9 gives images of 6 pixels"),
-        (moving, "a validation part", "data.val_fraction 0.3 changes the labels of the test part"),
+        (other_size, "other settings", "data.image_size 9 gives images of 6 pixels"),
+        (moving, "other settings", "data.val_fraction 0.3 changes the labels of the test part"),
         (of_one_client, "a round of training", ".*"),
     ],
 )

@@ -108,7 +108,8 @@ def test_files_keep_the_names(place):
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("suffix", ["png", "pdf", "svg"])
 def test_figures_show_names_as_they_are(suffix, place, tmp_path):
-    fedsim("partition", RUN, "--plot", tmp_path / f"h.{suffix}")
+    data = ("-d", "folder", "--data-dir", "commands", "--set", "data.image_size=8")
+    fedsim("partition", *data, "--plot", tmp_path / f"h.{suffix}")
     if suffix == "svg":
         text = (tmp_path / "h.svg").read_text(encoding="utf-8")
         check_seen(text)

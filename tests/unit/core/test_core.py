@@ -20,7 +20,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedsim import algorithms, data, models
+from fedsim import algorithms, data
 from fedsim.algorithms.catalogue import METHODS
 from fedsim.attacks import ATTACKS
 from fedsim.compressors import COMPRESSORS
@@ -388,20 +388,6 @@ def test_runs_of_a_driver_share_a_value_until_the_driver_ends() -> None:
     assert reuse.once("data", 1, make) == [3]
 
 
-def test_the_value_used_longest_ago_goes_before_another_is_made() -> None:
-    make = Maker()
-    with reuse.across_runs():
-        for key in range(reuse.MOST["features"]):
-            reuse.once("features", key, make)
-        reuse.once("features", 0, make)  # used again: 1 is the oldest now
-        reuse.once("features", "new", make)
-        made = make.made
-        reuse.once("features", 0, make)
-        assert make.made == made
-        reuse.once("features", 1, make)
-        assert make.made == made + 1
-
-
 def test_what_cannot_be_pickled_is_made_anew() -> None:
     made = []
 
@@ -415,14 +401,3 @@ def test_what_cannot_be_pickled_is_made_anew() -> None:
         second(torch.zeros(1, 1))
     assert made == [second]
     assert first is not second
-
-
-def test_a_network_has_the_weights_of_one_that_is_built_now() -> None:
-    now = models.build(MLP, 3).state_dict()
-    with reuse.across_runs():
-        first = models.build(MLP, 3)
-        for parameter in first.parameters():
-            nn.init.zeros_(parameter)
-        again, other = models.build(MLP, 3).state_dict(), models.build(MLP, 4).state_dict()
-    assert all(torch.equal(now[name], again[name]) for name in now)
-    assert not all(torch.equal(now[name], other[name]) for name in now)
