@@ -7,6 +7,7 @@ be written. ``--verbose`` or ``FEDSIM_DEBUG=1`` also shows the traceback.
 
 import sys
 import traceback
+from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
@@ -51,10 +52,11 @@ class Commands(click.Group):
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
         """Runs a command and leaves the process with its exit status."""
+        parent: Callable[..., Any] = super().main
         if not standalone_mode:
-            return super().main(*args, standalone_mode=False, **extra)
+            return parent(*args, standalone_mode=False, **extra)
         try:
-            status = super().main(*args, standalone_mode=False, **extra)
+            status = parent(*args, standalone_mode=False, **extra)
         except click.ClickException as error:
             show_error(error.format_message())
             status = error.exit_code

@@ -49,12 +49,10 @@ def resolve(name: str, where: str) -> Callable[..., Any]:
     except BaseException as error:  # also of a module that ends the process
         reason = one_line(error) if isinstance(error, ImportError) else described(error)
         raise ConfigError(f"{where}: {module_name!r} cannot be imported ({reason})") from error
-    file, module_file = name.rpartition(":")[0], getattr(module, "__file__", None) or "built in"
+    file, module_file = name.rpartition(":")[0], str(getattr(module, "__file__", None))
     if file.endswith(SUFFIX) and Path(module_file).resolve() != Path(file).resolve():
-        raise ConfigError(
-            f"{where}: Python already has another module {module_name!r} ({module_file}); "
-            f"rename {file}"
-        )
+        taken = f"another module {module_name!r} ({module_file})"
+        raise ConfigError(f"{where}: Python already has {taken}; rename {file}")
     function = getattr(module, function_name, None)
     if not callable(function):
         callables = [key for key, value in vars(module).items() if callable(value)]
@@ -79,10 +77,7 @@ def module_of(name: str, where: str) -> str:
         return module
     file = Path(module)
     if not file.is_file():
-        raise ConfigError(
-            f"{where}: there is no file {module} in {Path.cwd()}; a relative path starts where the "
-            "command is given"
-        )
+        raise ConfigError(f"{where}: there is no file {module} in {Path.cwd()}")
     if not file.stem.isidentifier():
         raise ConfigError(f"{where}: {file.name} is no name of a module; rename it, as in my.py")
     folder = str(file.resolve().parent)
@@ -116,13 +111,6 @@ def options(
 
 def call(function: Callable[..., Any], where: str, *args: Any, **kwargs: Any) -> Any:
     """Calls a user's ``function``; a ConfigError where it takes other arguments or raises."""
-    expected = signature(function, where)
-    try:
-        expected.bind(*args, **kwargs)
-    except TypeError as error:
-        raise ConfigError(
-            f"{where}: the function takes {expected}, not this call ({error})"
-        ) from error
     with users_code(where, ConfigError):
         return function(*args, **kwargs)
 

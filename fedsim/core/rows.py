@@ -10,7 +10,9 @@ from dataclasses import Field, dataclass, fields
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, dataclass_transform
 
-Real, Whole, Name = float | None, int | None, str | None
+Real = float | None
+Whole = int | None
+Name = str | None
 OPTIONAL = "optional"
 """Mark of a column that a table has only where its first rows have a value in it."""
 WHEN = ("final", "best", "last10")

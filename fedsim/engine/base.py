@@ -75,8 +75,7 @@ class Incident:
 class Executor(Protocol):
     """Does the clients' work of one run, with the bits of the serial executor.
 
-    Lost work is done again; :meth:`incidents` lists what was lost. What a test of an executor calls
-    is :func:`fedsim.testing.check_executor`.
+    Lost work is done again; :meth:`incidents` lists what was lost.
     """
 
     @property

@@ -16,7 +16,6 @@ from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, DataError, WorkerError
 from fedsim.engine.base import Executor
 from fedsim.engine.registry import load
-from fedsim.testing import check_executor
 from fedsim.testing.methods import StopAfter
 from fedsim.testing.rounds import config, results
 from fedsim.training import driver
@@ -24,6 +23,7 @@ from fedsim.training.assemble import prepare
 from fedsim.training.setup import needs_whole_updates
 from tests import texts
 from tests.engine.chaos import SHARE
+from tests.executors import check_executor
 from tests.sampling import marked_beside
 from tests.unit.audit.test_verify import small
 from tests.unit.models import test_trainable

@@ -438,23 +438,9 @@ def partition(*args: str) -> Result:
     return CliRunner().invoke(main, ["partition", *args])
 
 
-@pytest.mark.slow
-@pytest.mark.integration
-def test_the_picture_is_drawn_and_not_drawn_over(tmp_path: Path) -> None:
-    args = ["--clients", "12", "--feature-shift", "noise", "--plot", "p.png"]
-    done = partition(*args)
-    assert done.exit_code == 0, done.output
-    assert done.stdout.splitlines()[-1] == "picture: p.png"
-    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
-    again = partition(*args)
-    assert (again.exit_code, again.stderr) == (2, "error: --plot p.png: is already there\n")
-
-
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--plot", "p.jpg"], "--plot p.jpg: the name must end in .png, .pdf, .svg"),
-        (["--plot", "no/p.png"], "--plot no/p.png: there is no directory no"),
         (["--feature-shift", "bluur"], "--feature-shift: 'bluur' given; must be 'none', 'blur'"),
         (["--feature-shift", "colour"], "digits has 1"),
         (["--feature-strength", "0"], "--feature-strength: '0' given; must be greater than 0"),

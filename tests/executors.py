@@ -1,7 +1,4 @@
-"""The contract of executors, for the tests of whoever writes one: the bits of the serial executor.
-
-``check_executor(make_executor)`` trains small clients for two rounds in each of several ways.
-"""
+"""The contract of executors: the bits of the serial one."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -46,16 +43,7 @@ from torch's one generator of a process, training outside of Worker.run mixes wi
 def check_executor(
     make: MakeExecutor, *, cases: Sequence[str] = tuple(CASES), **engine: Any
 ) -> None:
-    """Checks that an executor gives the bits of the serial one; takes seconds.
-
-    Args:
-        make: its ``make_executor``.
-        cases: names in :data:`CASES`.
-        engine: keys of section ``engine`` that it needs, such as ``actors=2``.
-
-    Raises:
-        ContractError: it does not; names the case, the round and the first difference.
-    """
+    """Checks that an executor gives the bits of the serial one; ``engine``: keys that it needs."""
     for case in cases:
         setup = prepare(_config(CASES[case], engine))
         wanted = _followed(setup, serial.make_executor)
@@ -68,10 +56,7 @@ def check_executor(
 
 
 class Fails(LocalRule):
-    """Plain training, but the work of client 3 fails."""
-
     def begin(self, env: LocalEnv) -> None:
-        """Raises for client 3."""
         if env.client_id == 3:
             raise ValueError("on purpose")
 
