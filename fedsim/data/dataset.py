@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.core.terminal import is_text
 from fedsim.core.types import I64, Array, Dataset, LabelledSamples, Pipeline
 from fedsim.data.holdout import held_out, held_out_by_user
 from fedsim.data.images import resize
@@ -308,9 +307,6 @@ def _of_parts(d: Dataset, whole: bool) -> Rules:
         in_range = codes is None or not names or _within(codes, 0, len(names))
         yield in_range, f"{kind} is outside the {len(names)} names of {kind}s"
     yield len(d.files) in (0, n), f"{len(d.files)} files, needed is one per sample or none"
-    for names in (d.class_names, d.site_names, d.patient_names, d.files, tuple(d.clients or ())):
-        odd = "" if is_text("".join(names)) else next(n for n in names if not is_text(n))
-        yield not odd, f"the name {odd!r} cannot be written as UTF-8"
     inside = all(np.isin(group, d.test).all() for group in d.groups.values())
     yield inside, "groups name samples outside the test part"
     empty = [name for name, group in d.groups.items() if not len(group)]

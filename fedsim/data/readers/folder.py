@@ -63,7 +63,7 @@ def folder(request: Request, *, strict_labels: bool = False) -> Raw:
     if remarks and strict_labels:
         raise DataError(
             f"{root / 'labels.csv'}: {'; '.join(remarks)}; correct the table, or leave out "
-            "--strict-labels"
+            "folder.strict_labels"
         )
     files = _files(root, table)
     sites, site = coded_column(table, "site")

@@ -135,7 +135,7 @@ HEAD = "sample,part,client_id,label"
         (2, '1,train,0,"1', "row 3: a quote is not closed"),
         (3, "2,train,3,2", "client 2 has no training samples; clients are numbered 0, 1"),
         (3, "2,train,999999999999,2", "client 2 has no training samples"),
-        (3, "2,train,1," + "2" * 140_000, "row 4: a cell has more than"),
+        (3, "2,train,1," + "2" * 140_000, "row 4: a quote is not closed"),
         (5, "4,test,7,1", "client 2 has no training samples"),
         (5, "4,val,,1", "no sample is in the part test"),
         (0, "sample,part,label", "the header is sample,part,label, needed are the columns sample"),

@@ -181,9 +181,9 @@ def config(*sets: str, name: str = "hf:saved", file: str = "") -> fedsim.RunConf
     [
         (("data.columns.lable=x",), "--set data.columns.lable: must be of image, text, label,"),
         (("data.columns=grade",), "--set data.columns: 'grade' given; must be names of columns"),
-        (("data.columns=label=a,label=b",), "label is given twice"),
+        (("data.columns=label=a,label=b",), "must name each column once"),
         (("data.columns=label=a,b",), "must be names of columns, as in label=fine_label,site"),
-        (("data.columns=label=",), "must be names of columns; label='' is none"),
+        (("data.columns=label=",), "must be names of columns, as in label=fine_label"),
     ],
 )
 def test_bad_columns_are_refused_with_their_flag(sets, message):

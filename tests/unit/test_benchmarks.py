@@ -1,40 +1,44 @@
-"""The harness of the benchmarks: same work on both sides, right arithmetic. Nothing is timed."""
+"""The benchmarks: same work on both sides, and right arithmetic. Nothing is timed."""
 
 from __future__ import annotations
 
 import csv
 import json
-import mmap
-import os
 import re
-import subprocess
-import sys
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from click.testing import CliRunner
 
 import benchmarks
 import fedsim
-from benchmarks import decomposition, gpu, models, pairing, same_bytes, serverstep, sweeps
+from benchmarks import decomposition, gpu, loops, models, same_bytes, serverstep, sweeps
 from benchmarks.__main__ import BENCHMARKS, _peers, main
 from benchmarks.bare import Bare, job_of, principal
-from benchmarks.pairing import Pairs, Spread, Turns, compare
-from benchmarks.processes import below, own_memory, peak_memory, proportional, start_up
+from benchmarks.gpu import Bench, Case, Part, measure_row
+from benchmarks.loops import Loop, StackedLoop, images
+from benchmarks.mutations import chosen, mutants_of
+from benchmarks.pairing import Pairs, Spread
+from benchmarks.processes import peak_memory, start_up
 from benchmarks.report import Result, of_pairs, of_step, save
 from benchmarks.serverstep import Machine, Step
-from benchmarks.workloads import WORKLOADS, run_config
+from benchmarks.workloads import WORKLOADS, Workload, run_config
+from fedsim import models as networks
+from fedsim.config.sections import TrainConfig
 from fedsim.core.errors import FedsimError, WorkerError
 from fedsim.core.layout import FlatModel
+from fedsim.core.types import ModelSpec
 from fedsim.training.assemble import prepare
-from tests.commands import clean_environment
+from tests.rounding import of_update, sgd_operations
 
 pytestmark = pytest.mark.integration
+
+
+# harness
 
 
 @pytest.mark.parametrize(
@@ -101,33 +105,6 @@ def test_principal_is_the_rule_of_fedld():
     np.testing.assert_allclose(c @ updates, fedsim.aggregate(updates, np.ones(6)), rtol=1e-9)
 
 
-class FakeBare:
-    def __init__(self, label, seconds=1.0, processes=1):
-        self.label, self.seconds, self.processes, self.calls = label, seconds, processes, []
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.calls.append("closed")
-
-    def rounds(self, first, count):
-        self.calls.append((first, count))
-        return [99.0, *[self.seconds] * (count - 1)]
-
-
-def test_the_two_sides_take_turns_over_the_same_rounds():
-    bares = [FakeBare("a", 2.0), FakeBare("b", 3.0)]
-    turns = Turns(bares, block=3, repeats=2)
-    for number in range(turns.rounds):
-        turns.on_round_end(number + 1, {})
-    assert turns.rounds == 1 + 2 * 4 + 1
-    assert turns.timed == [3, 4, 5, 7, 8, 9]
-    assert [b.calls for b in bares] == [[(1, 4), (5, 4)]] * 2, "rounds from 0, one to warm up"
-    assert turns.bare == {"a": [2.0, 2.0], "b": [3.0, 3.0]}
-    assert len(turns.fedsim) == 2
-
-
 def test_ratios_are_pair_by_pair_against_the_faster_loop():
     pairs = Pairs((1.0, 4.0, 9.0), {"slow": (9.0, 9.0, 1.0), "fast": (1.0, 2.0, 3.0)})
     assert pairs.faster == "fast"
@@ -135,25 +112,6 @@ def test_ratios_are_pair_by_pair_against_the_faster_loop():
     result = of_pairs("W1", "fedavg", pairs, 1.9)
     assert (result.value, result.reference, result.missed) == (4000.0, 2000.0, True)
     assert not of_pairs("W1", "fedavg", pairs, 2.0).missed
-
-
-@pytest.mark.slow
-def test_one_run_gives_as_many_pairs_as_asked(monkeypatch):
-    bares = []
-
-    def started(label, job, processes):
-        bares.append(FakeBare(label, 0.5, processes))
-        assert job.threads * processes == 3
-        return bares[-1]
-
-    monkeypatch.setattr(pairing, "Bare", started)
-    monkeypatch.setattr(pairing, "local_node", lambda: SimpleNamespace(cpus=3.0))
-    pairs = compare(replace(WORKLOADS["w1"], block=2), "fedavg", 2, kind="serial")
-    assert len(pairs.fedsim) == 2
-    assert pairs.bare == {"1 x 3 thread": (0.5, 0.5), "3 x 1 thread": (0.5, 0.5)}
-    assert [bare.calls for bare in bares] == [[(1, 3), (4, 3), "closed"]] * 2
-    assert {"train", "aggregate", "total"} <= set(pairs.phases)
-    assert pairs.phases["total"] >= pairs.phases["train"] > 0
 
 
 def test_the_floor_is_the_larger_of_reading_and_computing():
@@ -165,19 +123,6 @@ def test_the_floor_is_the_larger_of_reading_and_computing():
     assert step.ratio == Spread(3.0, 2.5, 3.5)
     assert of_step(step, 3.0).missed is False
     assert of_step(step, 2.9).missed is True
-
-
-def test_decomposed_rounds_take_turns_with_others():
-    timings = pd.DataFrame(
-        {
-            "round": [number for number in range(1, 7) for _ in range(2)],
-            "phase": ["train", "total"] * 6,
-            "seconds": [99.0, 50.0, 99.0, 60.0, 99.0, 1.0, 99.0, 3.0, 99.0, 2.0, 99.0, 4.0],
-        }
-    )
-    turns = decomposition.turns_of(timings)
-    assert turns == decomposition.Turns((1.0, 2.0), (3.0, 4.0))
-    assert turns.ratio == Spread.of([3.0, 2.0])
 
 
 @pytest.mark.slow
@@ -197,47 +142,6 @@ def test_the_measured_step_is_the_methods_own(method):
     assert len({row.tobytes() for row in rows}) == 4
     expected = fedsim.aggregate(rows, [100] * 4, method)
     np.testing.assert_array_equal(serverstep.step(method, rows), expected)
-
-
-def test_steps_are_measured_or_skipped_with_a_reason(monkeypatch):
-    rates = iter([1e9, 2e9, 4e9])
-    done = list(serverstep.measure(2, [3], [1000], lambda: Machine(next(rates), 1e15)))
-    floors = (24_000 / 2e9, 24_000 / 4e9)  # the first repetition warms up
-    assert [(s.method, s.m, s.d, len(s.seconds), s.floors) for s in done] == [
-        (method, 3, 1000, 2, floors) for method in serverstep.METHODS
-    ]
-    monkeypatch.setattr(serverstep, "available_memory", lambda: 1 << 30)
-    skipped = list(serverstep.measure(2, [50], [23_500_000]))
-    assert {len(s.seconds) for s in skipped} == {0}
-    assert "5.7 GiB, 1.0 GiB are free" in of_step(skipped[0], 2.0).cells()["measured"]
-
-
-def test_memory_of_a_process_without_what_is_shared(tmp_path):
-    before = own_memory(os.getpid())
-    own = bytearray(os.urandom(1 << 20) * 64)
-    with mmap.mmap(-1, 1):
-        grown = own_memory(os.getpid()) - before
-    assert 0.9 * len(own) < grown < 1.5 * len(own)
-    assert proportional(os.getpid()) > len(own)
-    assert own_memory(2**22 + 1) == proportional(2**22 + 1) == 0, "no such process"
-
-
-def test_processes_below():
-    code = "import subprocess, sys; p = subprocess.Popen(['sleep', '60']); print(p.pid, flush=True)"
-    code += "; sys.stdin.read(); p.kill(); p.wait()"
-    with subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=clean_environment(),
-    ) as child:
-        assert child.stdin
-        assert child.stdout
-        grandchild = int(child.stdout.readline())
-        assert {child.pid, grandchild} <= set(below(os.getpid()))
-        assert grandchild in below(child.pid)
-        child.stdin.close()
 
 
 @pytest.mark.slow
@@ -294,20 +198,6 @@ def test_same_bytes_allows_new_columns_and_no_other_change(tmp_path):
         assert same_bytes.equal(before, after) == wanted
 
 
-def test_same_bytes_compares_what_summaries_have_in_common(tmp_path):
-    before, after = tmp_path / "a" / "summary.csv", tmp_path / "b" / "summary.csv"
-    for path, text in (
-        (before, "run_id,dataset,seed,total_seconds\na,digits,0,1.5\n"),
-        (after, "run_id,dataset,auc,seed,total_seconds\nb,digits,0.75,0,2.5\n"),
-    ):
-        path.parent.mkdir()
-        path.write_text(text)
-    assert same_bytes.equal(before, after)
-    assert not same_bytes.equal(after, before), "a column went"
-    after.write_text("run_id,dataset,auc,seed,total_seconds\nb,digits,0.75,1,2.5\n")
-    assert not same_bytes.equal(before, after)
-
-
 TORCHRUN = """Traceback (most recent call last):
   File "/x/benchmarks/peers_pfl.py", line 17, in <module>
 ModuleNotFoundError: No module named 'pfl'
@@ -343,19 +233,6 @@ def test_a_peer_that_fails_says_why_and_what_was_measured_stays(tmp_path, monkey
     assert "12.50 ms" in done.stdout, "the table is shown"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--peers", "flower,tff"], "'tff' given; allowed: flower, pfl"),
-        (["--peers", "pfl"], "--peers pfl needs --pfl-python"),
-    ],
-)
-def test_peers_are_known_and_have_a_python(arguments, message):
-    done = CliRunner().invoke(main, ["W1", *arguments, "--flower-python", sys.executable])
-    assert done.exit_code == 2
-    assert message in done.output
-
-
 @pytest.mark.parametrize("same", [True, False])
 def test_sweeps_are_compared_turn_by_turn_and_must_have_the_same_bytes(monkeypatch, same):
     def sweep(preset, arguments, folder):
@@ -376,3 +253,190 @@ def test_sweeps_are_compared_turn_by_turn_and_must_have_the_same_bytes(monkeypat
     else:
         with pytest.raises(FedsimError, match="not the same bytes"):
             list(found)
+
+
+# gpu
+
+
+CPU = torch.device("cpu")
+SMALL = Workload("", "", clients=5, cohort=3, samples=12, side=8, model="mlp", block=1)
+
+
+def models_after_two_rounds(kind, **how):
+    torch.manual_seed(0)
+    loop = kind(SMALL, TrainConfig(batch_size=4, lr=0.1, momentum=0, weight_decay=0),
+                *images(SMALL, CPU), **how)  # fmt: skip
+    start = torch.cat([w.flatten() for w in loop.world])
+    for t in range(2):
+        loop.round(t)
+    return start, torch.cat([w.flatten() for w in loop.world])
+
+
+def test_all_forms_of_the_plain_loop_do_the_same_work():
+    start, eager = models_after_two_rounds(Loop)
+    assert torch.equal(eager, models_after_two_rounds(Loop, graph=True)[1])
+    for graph in (False, True):
+        stacked = models_after_two_rounds(StackedLoop, graph=graph)[1]
+        moved = (eager - start).abs().max().item()
+        size, operations = start.abs().max().item(), sgd_operations(steps=6, layers=2, width=64)
+        tolerance = of_update(torch.float32, moved, size, 6, operations)
+        assert (eager - stacked).abs().max() < tolerance < moved / 1000
+
+
+def test_both_forms_of_a_stacked_convolution_are_one_convolution_per_client():
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randn(3, 2, 4, 7, 6, generator=rng, dtype=torch.float64, requires_grad=True)
+    w = torch.randn(3, 5, 4, 3, 3, generator=rng, dtype=torch.float64, requires_grad=True)
+    wanted = torch.stack([torch.conv2d(a, b) for a, b in zip(x, w, strict=True)])
+    cotangent = torch.randn(wanted.shape, generator=rng, dtype=torch.float64)
+    gradients = torch.autograd.grad(wanted, (x, w), cotangent)
+    for form in (loops.grouped, loops.unfolded):
+        out = form(x, w)
+        torch.testing.assert_close(out, wanted, rtol=1e-12, atol=1e-12)
+        for a, b in zip(torch.autograd.grad(out, (x, w), cotangent), gradients, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    loops.convolution(loops.unfolded, x, w)
+
+
+def test_the_network_of_pfls_job_is_that_of_the_preset(tmp_path):
+    plain = models.reddi(10, 3, 32)
+    spec = ModelSpec(name="cnn_reddi", num_classes=10, in_channels=3, image_size=32)
+    ours = networks.build(spec, 0)
+    shapes = [p.shape for p in plain.parameters()]
+    assert shapes == [p.shape for p in ours.parameters()]
+    assert sum(shape.numel() for shape in shapes) == 1_626_442
+    plain.load_state_dict(dict(zip(plain.state_dict(), ours.state_dict().values(), strict=True)))
+    x = torch.randn(4, 3, 32, 32)
+    assert torch.equal(plain.eval()(x), ours.eval()(x))
+    w, config = WORKLOADS["p"], Bench(CPU, tmp_path, data_dir=tmp_path).pfl_job({})
+    assert (w.clients, w.cohort, w.model) == (
+        config.data.num_clients, config.train.sample_rate * w.clients, "reddi"
+    )  # fmt: skip
+
+
+def test_cases_share_a_row_and_fail_alone(monkeypatch, tmp_path):
+    shares = []
+
+    def value(number, share):
+        shares.append(share)
+        return {"round": number}, {"n": number}
+
+    def broken(share):
+        raise RuntimeError("CUDA error:\nno such kernel")
+
+    def row(bench):
+        yield Case("plain", partial(value, 4.0))
+        yield Case("broken", broken)
+        yield Case(
+            "ours", partial(value, 6.0), (Part(beside="plain: round", target=1.4), Part("train"))
+        )
+
+    monkeypatch.setitem(gpu.ROWS, "P", row)
+    first, second, third, fourth = measure_row("P", Bench(CPU, tmp_path), 30.0)
+    assert 9.9 < shares[0] <= 10.0
+    assert 29.9 < shares[1] <= 30.0
+    assert (first.value, first.reference, first.missed) == (4.0, None, False)
+    assert (second.skipped, second.failed) == (
+        "failed: RuntimeError: CUDA error: no such kernel",
+        True,
+    )
+    assert (third.reference, third.ratio.median, third.missed) == (4.0, 1.5, True)
+    assert fourth.skipped == "skipped: the row has taken 0 s (--seconds 30)"
+    skipped = [*measure_row("P", Bench(CPU, tmp_path), 1e-12)]
+    assert [line.value for line in skipped] == [None] * 4
+    assert {line.failed for line in skipped} == {False}
+
+
+def tried_out(out: Path, *rows: str) -> dict[str, list[dict]]:
+    """The lines of the rows in miniature, by row."""
+    arguments = [*rows, "--device", "cpu", "--tiny", "--out", str(out)]
+    done = CliRunner().invoke(gpu.main, arguments, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    saved = json.loads(out.read_text())
+    assert {"packages", "git_commit", "cuda", "cudnn", "cores", "on", "tiny"} <= set(
+        saved["machine"]
+    )
+    assert out.with_suffix(".md").read_text().splitlines()[2].startswith("| row | case |")
+    lines = {row: [r for r in saved["results"] if r["benchmark"] == row] for row in rows}
+    for line in saved["results"]:
+        assert line["skipped"] == ""
+        assert line["value"] > 0
+        assert (line["reference"] is None) == (line["against"] == "")
+    return lines
+
+
+def test_the_server_step_in_miniature(tmp_path):
+    lines = tried_out(tmp_path / "gpu.json", "K")["K"]
+    assert len(lines) == 8
+    assert set(lines[1]["details"]["phases"]) == {"products", "sum", "copy"}
+    total = lines[1]["details"]["phases"]["products"] + lines[1]["details"]["phases"]["sum"]
+    assert np.isclose(lines[1]["value"], total)
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_all_rows_in_miniature(tmp_path):
+    lines = tried_out(tmp_path / "gpu.json", *gpu.ROWS)
+    counts = {row: len(of_row) for row, of_row in lines.items()}
+    assert counts.pop("P") >= 22  # more where pfl is installed
+    assert counts == {"R": 15, "S": 4, "K": 8, "E": 4, "F": 2}
+    ours = lines["P"][0]["details"]
+    assert {"train", "aggregate", "evaluate", "total"} <= set(ours["phases"])
+    assert ours["rounds"] == 2
+    assert "cpu" in str(ours["device"])
+    assert ours["clock_ms"] > 0
+
+
+# mutants
+
+
+SOURCE = '''\
+"""A module."""
+
+
+class Rule:
+    def step(self, x: int | None, n=1) -> int:
+        """Text: 1 < 2 and 3."""
+        if x is None or not n:
+            raise ValueError(f"{x + 1}")
+        return min(x, 2) - n
+'''
+
+
+def checkout(folder, path, source=SOURCE):
+    file = folder / path
+    file.parent.mkdir(parents=True)
+    file.write_text(source)
+    return mutants_of(folder)
+
+
+def test_one_line_changes_and_texts_types_and_errors_do_not(tmp_path):
+    found = checkout(tmp_path, "fedsim/rules.py")
+    changed = {}
+    for name, mutant in found.items():
+        before, after = SOURCE.splitlines(), mutant.applied(SOURCE).splitlines()
+        (line,) = [i for i, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
+        assert line == mutant.line - 1
+        changed[name.removeprefix("Rule.step: ")] = after[line].strip()
+    assert changed == {
+        "or -> and, 1/1": "if x is None and not n:",
+        "is -> is not, 1/1": "if x is not None or not n:",
+        "drop not, 1/1": "if x is None or (n):",
+        "return None, 1/1": "return None",
+        "- -> +, 1/1": "return min(x, 2) + n",
+        "min -> max, 1/1": "return max(x, 2) - n",
+        "2 + 1, 1/1": "return min(x, 3) - n",
+    }
+
+
+def test_the_same_names_and_choice_after_a_move(tmp_path):
+    before = checkout(tmp_path / "before", "fedsim/rules.py")
+    renamed = SOURCE.replace("x", "value")
+    after = checkout(tmp_path / "after", "fedsim/server/rules.py", renamed)
+    for package in ("client", "algorithms", "metrics", "training"):
+        (tmp_path / "after" / "fedsim" / package).mkdir()
+    after = mutants_of(tmp_path / "after")
+    assert before.keys() == after.keys() != set()
+    by = {name: m.function for name, m in after.items()}
+    assert chosen(set(by), by, 0, 1) == chosen(set(by), by, 0, 9)[:1]
+    assert len(chosen(set(by), by, 0, 9)) == 2  # of one function
