@@ -251,7 +251,7 @@ def test_what_readers_are_refused(loader, case, said):
 # schedules
 
 
-@pytest.mark.parametrize("build", [Synchronous, buffered.build, power_of_choice.build])
+@pytest.mark.parametrize("build", [Synchronous, buffered, power_of_choice])
 def test_a_schedule_keeps_the_contract(build):
     check_schedule(build)
 

@@ -7,6 +7,7 @@ is found at once.
 import csv
 import io
 import json
+import os
 import re
 import shutil
 import signal
