@@ -153,7 +153,7 @@ def _cached(spec: WorkerSpec, module: nn.Module, decisive: str, first: Array) ->
         logger.info("computing the features of %s samples once; they are kept in %s", size, path)
     batches = -(-size // _BATCH)
     shape = size, first.shape[1]
-    return stored(path, shape, np.float32, batches, write, "the frozen network")
+    return stored(path, shape, np.float32, batches, write)
 
 
 def _decisive(spec: WorkerSpec) -> str:

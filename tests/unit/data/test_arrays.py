@@ -1,7 +1,21 @@
 """Arrays in files: npz, idx, CIFAR batches; their downloads, and damage."""
 
 from __future__ import annotations
+
+import codecs
+import gzip
+import hashlib
+import os
+import pickle
+import struct
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
 from click.testing import CliRunner
+from torchvision.datasets import utils as torchvision_utils
+
 from fedsim import data
 from fedsim.cli import main
 from fedsim.core.errors import DataError
@@ -9,22 +23,8 @@ from fedsim.data.download import fetch, unpacked
 from fedsim.data.readers import medmnist as reader
 from fedsim.data.readers.medmnist import MEDMNIST
 from fedsim.testing import check_reader
-from pathlib import Path
-from torchvision.datasets import utils as torchvision_utils
-import codecs
-import gzip
-import hashlib
-import numpy as np
-import os
-import pickle
-import pytest
-import struct
-import tarfile
-
 
 COUNTS = {"train": 10, "val": 4, "test": 5}
-
-
 
 
 def med_arrays(size: int = 28, channels: int = 3, classes: int = 5) -> dict[str, np.ndarray]:

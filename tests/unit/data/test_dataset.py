@@ -1,27 +1,26 @@
 """load(): the catalogue, options, a loader of the user's, and what is refused of its data."""
 
 from __future__ import annotations
-from PIL import Image
-from click.testing import CliRunner
-from click.testing import CliRunner, Result
-from dataclasses import replace
-from fedsim import RunConfig, data
-from fedsim import data
-from fedsim.cli import main
-from fedsim.config import experiments
-from fedsim.config.resolve import from_flags, resolve, to_yaml
-from fedsim.core.errors import ConfigError
-from fedsim.core.errors import ConfigError, DataError
-from fedsim.core.errors import DataError
-from fedsim.core.types import Dataset, Pipeline
-from fedsim.data import readers
-from pathlib import Path
+
 import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
-import sys
 import yaml
+from click.testing import CliRunner, Result
+from PIL import Image
+
+from fedsim import RunConfig, data
+from fedsim.cli import main
+from fedsim.config import experiments
+from fedsim.config.resolve import from_flags, resolve, to_yaml
+from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.types import Dataset, Pipeline
+from fedsim.data import readers
 
 
 def test_digits_are_scikit_learns_scaled_to_bytes():
@@ -378,8 +377,6 @@ def test_a_loader_of_the_users_has_options_of_its_own(tmp_path, monkeypatch) -> 
 
 ROWS = tuple(f"{i}.png,{i % 2}" for i in range(12))
 HEADER = "filename,label"
-
-
 
 
 def folder(root: Path, rows: tuple[str, ...] = ROWS, header: str = HEADER) -> Path:

@@ -28,8 +28,6 @@ FOLDER = Path("saved")
 SCANS = {"label": "grade", "site": "hospital"}
 
 
-
-
 def png(value: int, width: int = 6, height: int = 6) -> bytes:
     file = io.BytesIO()
     Image.new("RGB", (width, height), (value, 0, 255 - value)).save(file, "png")

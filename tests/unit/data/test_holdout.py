@@ -1,31 +1,32 @@
 """Held-out parts, of samples and of whole patients, and clients that never train."""
 
 from __future__ import annotations
-from PIL import Image
-from click.testing import CliRunner
+
+import csv
+import itertools
+import pickle
 from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+
+import fedsim
 from fedsim import data
 from fedsim.cli import main
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.core.types import Dataset, Partition
 from fedsim.core.types import Dataset, Partition, Pipeline
-from fedsim.data import holdout, partitions, patients
-from fedsim.data import partitions, splits
+from fedsim.data import holdout, partitions, patients, splits
 from fedsim.data.draws import KINDS
 from fedsim.data.holdout import fewest_samples, held_out, hold_out, hold_out_clients, stratified
 from fedsim.metrics.splits import clients_with
 from fedsim.testing.rounds import config
 from fedsim.training import loading
 from fedsim.training.assemble import prepare
-from pathlib import Path
 from tests.sites import SHORTCUT
-import csv
-import fedsim
-import itertools
-import numpy as np
-import pickle
-import pytest
 
 
 def test_every_class_gives_its_share():

@@ -1,26 +1,28 @@
 """Image folders: Retina, COVID-FL, Tiny-ImageNet, one's own, and the pack in the cache."""
 
 from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import zipfile
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
 from PIL import Image
+
 from fedsim import data
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.core.errors import DataError
 from fedsim.core.rng import torch_scope
 from fedsim.data import cache as packs
 from fedsim.data import partitions
 from fedsim.data.readers import medical
 from fedsim.data.transforms import Transforms
 from fedsim.training import assemble
-from importlib import import_module
-from pathlib import Path
-import hashlib
-import numpy as np
-import os
-import pytest
-import shutil
-import torch
-import zipfile
 
 
 def grey(value: int, height: int = 12, width: int = 12) -> np.ndarray:

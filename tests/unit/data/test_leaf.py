@@ -1,26 +1,28 @@
 """LEAF's data sets: images, texts, features, and synthetic users."""
 
 from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
 from PIL import Image
+from scipy.optimize import linprog
+
 from fedsim import data
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.types import Dataset
 from fedsim.data import partitions
 from fedsim.data.draws import KINDS
-from fedsim.data.readers import leaf_text
-from fedsim.data.readers import synthetic
+from fedsim.data.readers import leaf_text, synthetic
 from fedsim.data.transforms import Transforms
 from fedsim.testing import check_reader
 from fedsim.training.loading import load
-from pathlib import Path
-from scipy.optimize import linprog
 from tests.unit.data.conftest import write_users
-import json
-import numpy as np
-import pandas as pd
-import pytest
-import torch
 
 
 def points(user: int, n: int, start: int = 0) -> tuple[list[list[float]], list[float]]:
@@ -63,7 +65,9 @@ def test_the_folder_may_be_given_at_any_height(tmp_path: Path, below: str):
 
 
 def test_one_folder_alone_is_split_within_the_users(tmp_path: Path):
-    write_users(tmp_path / "test", "a.json", {"a": points(0, 10), "b": points(1, 25), "c": points(2, 2)})
+    write_users(
+        tmp_path / "test", "a.json", {"a": points(0, 10), "b": points(1, 25), "c": points(2, 2)}
+    )
     loaded = data.load("synthetic", tmp_path, val_fraction=0.25, test_fraction=0.2, seed=3)
     made = partitions.make(loaded, "natural")
     # 0.2 of 10, 25, 2 is 2, 5, 0; 0.25 of the rest 8, 20, 2 is 2, 5, 0 (0.5 to even)

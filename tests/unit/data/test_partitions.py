@@ -1,29 +1,30 @@
 """Partitions: the published draws, the limits, and split files that give them again."""
 
 from __future__ import annotations
-from click.testing import CliRunner
+
+import itertools
 from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+
+import fedsim
 from fedsim.cli import main
 from fedsim.config.experiments import Setting
 from fedsim.config.resolve import resolve, to_dict
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.core.errors import DataError
 from fedsim.core.settings import Alpha
 from fedsim.core.types import Dataset, Partition, Pipeline
 from fedsim.data import draws, holdout, partitions, splits
-from fedsim.data import holdout, partitions, splits
 from fedsim.data.holdout import of_sites
 from fedsim.storage.run_dir import csv_text
 from fedsim.training import loading
 from fedsim.training.loading import load
-from pathlib import Path
 from tests.unit.data.conftest import write_users
-import fedsim
-import itertools
-import numpy as np
-import pandas as pd
-import pytest
 
 
 def dataset(labels: list[int], *, skip: int = 0, **changes: object) -> Dataset:

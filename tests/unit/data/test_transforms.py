@@ -1,15 +1,26 @@
 """Images: decoded, transformed, augmented, and shifted from client to client."""
 
 from __future__ import annotations
-from PIL import Image
+
+import io
+import math
+import shutil
+import struct
+import zlib
 from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision.transforms import v2
+
 from fedsim import data
 from fedsim.config.run import RunConfig
-from fedsim.core.errors import ConfigError
-from fedsim.core.errors import DataError
+from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.rng import torch_scope
-from fedsim.core.types import Array, Dataset, Partition
-from fedsim.core.types import Pipeline
+from fedsim.core.types import Array, Dataset, Partition, Pipeline
 from fedsim.data import autoaugment as ours
 from fedsim.data import partitions, shifts
 from fedsim.data.holdout import hold_out
@@ -24,18 +35,7 @@ from fedsim.data.transforms import (
     rotated,
 )
 from fedsim.training import assemble
-from pathlib import Path
 from tests.sites import SHORTCUT
-from torchvision.transforms import v2
-import io
-import math
-import numpy as np
-import pytest
-import shutil
-import struct
-import torch
-import zlib
-
 
 PIXELS = np.arange(6 * 6 * 3, dtype=np.uint8).reshape(6, 6, 3) * 2
 UPRIGHT = {

@@ -1,34 +1,32 @@
 """fedsim.models: sizes, determinism, inputs, and networks of libraries and of the user."""
 
 from __future__ import annotations
-from click.testing import CliRunner
+
+import math
+import sys
 from collections.abc import Callable
 from dataclasses import replace
-from fedsim import algorithms
-from fedsim import models
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+import torch.nn.functional as F
+import torchvision
+from click.testing import CliRunner
+from safetensors.torch import save_file
+from torch import nn
+
+from fedsim import algorithms, models
 from fedsim.cli import main
 from fedsim.core.errors import ConfigError
 from fedsim.core.imports import resolve
 from fedsim.core.layout import FlatModel
 from fedsim.core.types import ModelSpec
-from fedsim.models import build
-from fedsim.models import libraries
+from fedsim.models import build, libraries
 from fedsim.models.leaf import SigmoidLinear
-from fedsim.models.registry import CATALOGUE
-from fedsim.models.registry import zeros
+from fedsim.models.registry import CATALOGUE, zeros
 from fedsim.models.vision import MaxPool2x2, SplitModel
-from fedsim.models.vision import SplitModel
-from pathlib import Path
-from safetensors.torch import save_file
-from torch import nn
-import math
-import pytest
-import safetensors.torch
-import sys
-import torch
-import torch.nn.functional as F
-import torchvision
-
 
 DIGITS = ModelSpec(name="cnn", num_classes=10, in_channels=1, image_size=8)
 RESNET = ModelSpec(name="resnet18", num_classes=3, in_channels=3, image_size=8)
@@ -456,8 +454,6 @@ VECTORS = [SYNTHETIC, replace(SYNTHETIC, name="logistic"), replace(SYNTHETIC, na
 TEXTS = [SHAKESPEARE, SENT140, REDDIT]
 
 
-
-
 def samples(spec: ModelSpec, n: int = 3) -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
     if spec.inputs == "tokens":
@@ -645,9 +641,7 @@ def own_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.mark.parametrize(
     ("spec", "function"), [(REDDIT, "tagger"), (SENT140, "bag"), (SYNTHETIC, "linear")]
 )
-def test_model_of_your_own_for_other_inputs(
-    own_texts: str, spec: ModelSpec, function: str
-) -> None:
+def test_model_of_your_own_for_other_inputs(own_texts: str, spec: ModelSpec, function: str) -> None:
     model = build(replace(spec, name=f"{own_texts}:{function}"), 0)
     assert model.training
     tokens = (10,) if spec.per_token else ()

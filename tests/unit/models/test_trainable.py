@@ -1,35 +1,34 @@
 """Frozen weights, adapters, start weights, and what methods make of a model."""
 
 from __future__ import annotations
+
+import copy
+import json
+import math
 from collections import OrderedDict
 from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import fedsim
 from fedsim import models
 from fedsim.config.run import RunConfig
-from fedsim.core.errors import ConfigError
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.layout import FlatModel, freeze, layout_of
 from fedsim.core.types import ModelSpec
-from fedsim.models import build, vision
-from fedsim.models import weights
+from fedsim.models import build, vision, weights
 from fedsim.models.chain import chain
 from fedsim.models.frozen import frozen_tensors
 from fedsim.models.probabilistic import ProbabilisticModel
 from fedsim.models.trainable import Lora, parse
 from fedsim.models.vision import SplitModel
 from fedsim.training.assemble import prepare
-from itertools import pairwise
-from safetensors.torch import load_file
-from safetensors.torch import load_file, save_file
 from tests import decomposing
-from torch import nn
-import copy
-import fedsim
-import json
-import math
-import numpy as np
-import pytest
-import torch
-
 
 CPU = torch.device("cpu")
 HEAD = ["head.bias", "head.weight"]
