@@ -1,6 +1,6 @@
 """Holds out validation and test parts: common ones, per user, and per client."""
 
-from collections.abc import Sequence
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -40,25 +40,41 @@ def hold_out(
     A fraction above 0 is rounded to the nearest number of samples, but to 1 at least; one of 0
     leaves that part as it is. The test samples depend neither on the order of a client's samples
     nor on the validation fraction. With ``group`` "patient" whole patients are held out, whose
-    samples come near to that number.
-
-    The order of ``partition.train`` stays.
+    samples come near to that number. The order of ``partition.train`` stays.
 
     Raises:
         DataError: a client would keep fewer than ``min_samples``, or has too few patients.
     """
-    kept = partition
+    kept, label = partition, strata(dataset.y)
     patient = patients.of(dataset) if group == "patient" else None
     drawn = [(p, f) for p, f in (("test", test_fraction), ("val", val_fraction)) if f > 0]
-    for left, (part, fraction) in zip((len(drawn), 1), drawn, strict=False):
-        counts = [num_held_out(len(train), fraction) for train in partition.train]
-        kept = _without(kept, dataset, part, counts, seed, patient, left)
-    for client, train in enumerate(kept.train):
-        if len(train) < min_samples:
+    for spare, (part, fraction) in zip((len(drawn), 1), drawn, strict=False):
+        train, held = [], []
+        for client, indices in enumerate(kept.train):
+            count, ordered = num_held_out(len(partition.train[client]), fraction), np.sort(indices)
+            draw = rng.generator(seed, f"own.{part}", client)
+            if patient is None:
+                chosen = stratified(label[ordered], count, draw)
+            else:
+                most = len(np.unique(patient[indices])) - spare  # of whom the others stay
+                if most < 1:
+                    raise DataError(
+                        f"{dataset.name}: client {client} has too few patients for a {part} part "
+                        f"of its own (data.client_{part}_fraction, data.group patient); take fewer "
+                        "clients, no such part, or --group none"
+                    )
+                chosen = patients.held_out(label[ordered], patient[ordered], count, most, draw)
+            out = np.isin(indices, ordered[chosen])
+            train.append(indices[~out])
+            held.append(indices[out])
+        parts: dict[str, Any] = {"train": tuple(train), part: tuple(held)}
+        kept = replace(kept, **parts)
+    for client, indices in enumerate(kept.train):
+        if len(indices) < min_samples:
             raise DataError(
                 f"{dataset.name}: client {client} has {len(partition.train[client])} samples; "
                 f"data.client_val_fraction {val_fraction} and data.client_test_fraction "
-                f"{test_fraction} leave it {len(train)}, data.min_samples is {min_samples}"
+                f"{test_fraction} leave it {len(indices)}, data.min_samples is {min_samples}"
             )
     return kept
 
@@ -68,11 +84,8 @@ def hold_out_clients(
 ) -> tuple[Dataset, Partition]:
     """Draws clients that never train, uniformly; what they own of the common parts leaves these.
 
-    Args:
-        dataset: of the partition.
-        partition: of all clients, who keep their numbers and samples.
-        number: of clients; below 1 their share, rounded to the nearest number, but to 1 at least.
-        seed: of the draw.
+    All clients keep their numbers and samples. ``number`` is how many they are; below 1 their
+    share, rounded to the nearest number, but to 1 at least.
 
     Raises:
         DataError: no client, or no common test sample, would be left.
@@ -105,47 +118,11 @@ def num_held_out(samples: int, fraction: float) -> int:
 
 def fewest_samples(min_samples: int, val_fraction: float, test_fraction: float) -> int:
     """The fewest samples of which the fractions, together below 1, leave ``min_samples``."""
-    count = min_samples
-    while (
-        count - num_held_out(count, val_fraction) - num_held_out(count, test_fraction) < min_samples
-    ):
-        count += 1
-    return count
-
-
-def _without(
-    partition: Partition,
-    dataset: Dataset,
-    part: str,
-    counts: Sequence[int],
-    seed: int,
-    patient: I64 | None,
-    spare: int,
-) -> Partition:
-    """The partition with ``counts`` samples of the clients moved from ``train`` to ``part``.
-
-    With ``patient`` (N,) whole patients are moved, and ``spare`` of a client's stay.
-    """
-    train, held, label = [], [], strata(dataset.y)
-    for client, (indices, count) in enumerate(zip(partition.train, counts, strict=True)):
-        ordered = np.sort(indices)
-        draw = rng.generator(seed, f"own.{part}", client)
-        if patient is None:
-            chosen = stratified(label[ordered], count, draw)
-        else:
-            most = len(np.unique(patient[indices])) - spare
-            if most < 1:
-                raise DataError(
-                    f"{dataset.name}: client {client} has too few patients for a {part} part of "
-                    f"its own (data.client_{part}_fraction, data.group patient); take fewer "
-                    "clients, no such part, or --group none"
-                )
-            chosen = patients.held_out(label[ordered], patient[ordered], count, most, draw)
-        out = np.isin(indices, ordered[chosen])
-        train.append(indices[~out])
-        held.append(indices[out])
-    parts: dict[str, Any] = {"train": tuple(train), part: tuple(held)}
-    return replace(partition, **parts)
+    return next(
+        n
+        for n in itertools.count(min_samples)
+        if n - num_held_out(n, val_fraction) - num_held_out(n, test_fraction) >= min_samples
+    )
 
 
 def strata(y: I64) -> I64:

@@ -33,8 +33,7 @@ def of(dataset: Dataset) -> I64 | None:
 
 
 def grouping(dataset: Dataset, kind: str, wanted: str | None) -> str:
-    """``data.group``: what is wanted; by default patient where patients are known, but none for
-    client lists.
+    """``data.group``: what is ``wanted``, else patient where they are known, but none for lists.
 
     Raises:
         ConfigError: patients are to be kept together, and are not known.
@@ -162,33 +161,29 @@ def held_out(labels: I64, patient: I64, count: int, most: int, draw: np.random.G
 def grouping_line(dataset: Dataset, partition: Partition, group: str) -> str | None:
     """Whether patients are kept together, in a line; None where patients are not known."""
     patient = of(dataset)
-    if patient is None:
+    if patient is None or dataset.patient is None:
         return None
     of_split = rows(dataset, partition)
     of_row, owned = patient[of_split.sample], of_split.client >= 0
     total = len(np.unique(of_row[owned]))
     split = len(_in_several(of_row[owned], of_split.client[owned]))
+    text = f"{total} patients, each with one client"
     if split:
         text = f"patients are split over clients (data.group={group}): {split} of {total}"
-    else:
-        text = f"{total} patients, each with one client"
-    both = len(_in_several(of_row, of_split.part))
-    text += f"; {both} have samples in several parts" if both else ""
-    return text + _names_at_several_sites(dataset)
+    if both := len(_in_several(of_row, of_split.part)):
+        text += f"; {both} have samples in several parts"
+    shared = [] if dataset.site is None else _in_several(dataset.patient, dataset.site).tolist()
+    if shared:
+        names = ", ".join(_name(dataset, code) for code in shared[:3])
+        more = ", ..." if len(shared) > 3 else ""
+        occur = "patient name occurs" if len(shared) == 1 else "patient names occur"
+        text += f"; {len(shared)} {occur} at several sites ({names}{more}): a different patient at "
+        text += "each"
+    return text
 
 
-def _names_at_several_sites(dataset: Dataset) -> str:
-    """How many patients' names occur at more than one site, and the first of them."""
-    if dataset.patient is None or dataset.site is None:
-        return ""
-    shared = _in_several(dataset.patient, dataset.site).tolist()
-    if not shared:
-        return ""
-    names_of = dataset.patient_names
-    names = ", ".join(names_of[code] if names_of else str(code) for code in shared[:3])
-    more = ", ..." if len(shared) > 3 else ""
-    occur = "patient name occurs" if len(shared) == 1 else "patient names occur"
-    return f"; {len(shared)} {occur} at several sites ({names}{more}): a different patient at each"
+def _name(dataset: Dataset, code: int) -> str:
+    return dataset.patient_names[code] if dataset.patient_names else str(code)
 
 
 def check(dataset: Dataset, partition: Partition) -> None:
@@ -198,19 +193,14 @@ def check(dataset: Dataset, partition: Partition) -> None:
         DataError: names a patient and two of its clients.
     """
     patient = of(dataset)
-    if patient is None:
+    if patient is None or dataset.patient is None:
         return
     of_split = rows(dataset, partition)
     owned = of_split.client >= 0
     twice = _in_several(patient[of_split.sample[owned]], of_split.client[owned])
     if len(twice):
         positions = np.flatnonzero(owned & (patient[of_split.sample] == twice[0]))
-        code = (
-            int(dataset.patient[of_split.sample[positions[0]]])
-            if dataset.patient is not None
-            else 0
-        )
-        name = dataset.patient_names[code] if dataset.patient_names else code
+        name = _name(dataset, int(dataset.patient[of_split.sample[positions[0]]]))
         first, second = np.unique(of_split.client[positions])[:2].tolist()
         raise DataError(
             f"data.group 'patient': the client lists of {dataset.name} give patient {name} to "

@@ -1,4 +1,4 @@
-"""LEAF's data sets: images, texts, and damage to the json files."""
+"""LEAF's data sets: images, texts, features, and synthetic users."""
 
 from __future__ import annotations
 
@@ -10,21 +10,19 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
+from scipy.optimize import linprog
 
 from fedsim import data
+from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.types import Dataset
 from fedsim.data import partitions
 from fedsim.data.draws import KINDS
-from fedsim.data.readers import leaf_text
+from fedsim.data.readers import leaf_text, synthetic
 from fedsim.data.transforms import Transforms
 from fedsim.testing import check_reader
-from tests.unit.data.leaf_files import write
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / "cache"))
+from fedsim.training.loading import load
+from tests.unit.data.conftest import write_users
 
 
 def points(user: int, n: int, start: int = 0) -> tuple[list[list[float]], list[float]]:
@@ -41,9 +39,9 @@ def natural(loaded: Dataset) -> list[tuple[str, list[float], list[float]]]:
 
 
 def test_files_are_merged_and_users_sorted_by_name(tmp_path: Path):
-    write(tmp_path / "train", "a.json", {"u10": points(10, 3), "u2": points(2, 2)})
-    write(tmp_path / "train", "b.json", {"u1": points(1, 2)})
-    write(tmp_path / "test", "any.json", {"u2": points(2, 1, 5), "u10": points(10, 2, 5)})
+    write_users(tmp_path / "train", "a.json", {"u10": points(10, 3), "u2": points(2, 2)})
+    write_users(tmp_path / "train", "b.json", {"u1": points(1, 2)})
+    write_users(tmp_path / "test", "any.json", {"u2": points(2, 1, 5), "u10": points(10, 2, 5)})
     loaded = data.load("synthetic", tmp_path)
     assert (loaded.x.dtype, loaded.x.shape, loaded.y.dtype) == (np.float32, (10, 2), np.int64)
     assert (loaded.inputs, loaded.pipeline, loaded.class_names) == ("features", None, ("0", "1"))
@@ -61,13 +59,15 @@ def test_files_are_merged_and_users_sorted_by_name(tmp_path: Path):
 
 @pytest.mark.parametrize("below", ["", "data", "synthetic", "synthetic/data", "data/synthetic"])
 def test_the_folder_may_be_given_at_any_height(tmp_path: Path, below: str):
-    write(tmp_path / below / "train", "a.json", {"u": points(0, 4)})
-    write(tmp_path / below / "test", "a.json", {"u": points(0, 2, 4)})
+    write_users(tmp_path / below / "train", "a.json", {"u": points(0, 4)})
+    write_users(tmp_path / below / "test", "a.json", {"u": points(0, 2, 4)})
     assert len(data.load("synthetic", tmp_path).y) == 6
 
 
 def test_one_folder_alone_is_split_within_the_users(tmp_path: Path):
-    write(tmp_path / "test", "a.json", {"a": points(0, 10), "b": points(1, 25), "c": points(2, 2)})
+    write_users(
+        tmp_path / "test", "a.json", {"a": points(0, 10), "b": points(1, 25), "c": points(2, 2)}
+    )
     loaded = data.load("synthetic", tmp_path, val_fraction=0.25, test_fraction=0.2, seed=3)
     made = partitions.make(loaded, "natural")
     # 0.2 of 10, 25, 2 is 2, 5, 0; 0.25 of the rest 8, 20, 2 is 2, 5, 0 (0.5 to even)
@@ -83,8 +83,8 @@ def test_one_folder_alone_is_split_within_the_users(tmp_path: Path):
 
 
 def test_a_test_part_of_other_users_is_common(tmp_path: Path):
-    write(tmp_path / "train", "a.json", {"a": points(0, 4), "b": points(1, 3)})
-    write(tmp_path / "test", "a.json", {"c": points(2, 5)})
+    write_users(tmp_path / "train", "a.json", {"a": points(0, 4), "b": points(1, 3)})
+    write_users(tmp_path / "test", "a.json", {"c": points(2, 5)})
     loaded = data.load("synthetic", tmp_path)
     made = partitions.make(loaded, "natural")
     assert (made.names, made.test, len(loaded.test)) == (("a", "b"), (), 5)
@@ -160,8 +160,8 @@ def test_damage_is_refused_with_file_and_user(tmp_path: Path, content: str, mess
 
 def test_femnist_pixels_are_rounded_bytes_that_the_model_sees_as_0_to_1(tmp_path: Path):
     paper, ink = [1.0] * 784, [0.0] * 783 + [0.3]
-    write(tmp_path / "train", "a.json", {"f1": ([paper, ink], [0, 61]), "f0": ([ink], [10])})
-    write(tmp_path / "test", "a.json", {"f1": ([paper], [36])})
+    write_users(tmp_path / "train", "a.json", {"f1": ([paper, ink], [0, 61]), "f0": ([ink], [10])})
+    write_users(tmp_path / "test", "a.json", {"f1": ([paper], [36])})
     loaded = data.load("femnist", tmp_path / "train" / "..")
     assert (loaded.x.shape, loaded.x.dtype) == ((4, 1, 28, 28), np.uint8)
     # 0.3 x 255 = 76.5, to the even 76; the last of 784 is the lower right corner
@@ -183,7 +183,7 @@ def test_femnist_pixels_are_rounded_bytes_that_the_model_sees_as_0_to_1(tmp_path
     ],
 )
 def test_femnist_refuses_other_pixels_and_labels(tmp_path: Path, x, y, message):
-    write(tmp_path / "train", "a.json", {"w": (x, y)})
+    write_users(tmp_path / "train", "a.json", {"w": (x, y)})
     with pytest.raises(DataError, match=rf"a\.json, user 'w': .*{message}"):
         data.load("femnist", tmp_path)
 
@@ -195,8 +195,8 @@ def celeba(folder: Path) -> None:
         pixels = np.zeros((218, 178, 3), np.uint8)
         pixels[:109] = 50 * i  # the upper half, also after squashing to a square
         Image.fromarray(pixels).save(images / f"{i}.png")
-    write(folder / "data" / "train", "a.json", {"7": (["1.png", "3.png"], [0.0, 1.0])})
-    write(folder / "data" / "test", "a.json", {"7": (["2.png"], [1.0])})
+    write_users(folder / "data" / "train", "a.json", {"7": (["1.png", "3.png"], [0.0, 1.0])})
+    write_users(folder / "data" / "test", "a.json", {"7": (["2.png"], [1.0])})
 
 
 def test_celeba_reads_squashed_images_that_the_model_sees_as_0_to_255(tmp_path: Path):
@@ -222,7 +222,7 @@ def test_celeba_reads_squashed_images_that_the_model_sees_as_0_to_255(tmp_path: 
 )
 def test_celeba_refuses_other_files(tmp_path: Path, name, message):
     celeba(tmp_path)
-    write(tmp_path / "data" / "train", "a.json", {"7": (["1.png", name], [0, 1])})
+    write_users(tmp_path / "data" / "train", "a.json", {"7": (["1.png", name], [0, 1])})
     with pytest.raises(DataError, match=message):
         data.load("celeba", tmp_path)
 
@@ -268,8 +268,8 @@ def test_shakespeare_of_the_samples(shared_data: Path):
 
 def test_shakespeare_turns_unknown_characters_into_the_last_symbol(tmp_path: Path):
     text = "aZ\n{é" + " " * 75
-    write(tmp_path / "train", "a.json", {"u": ([text, "}" * 80], ["~", "b"])})
-    write(tmp_path / "test", "a.json", {"u": ([" " * 80], ["!"])})
+    write_users(tmp_path / "train", "a.json", {"u": ([text, "}" * 80], ["~", "b"])})
+    write_users(tmp_path / "test", "a.json", {"u": ([" " * 80], ["!"])})
     loaded = data.load("shakespeare", tmp_path)
     # the alphabet is "\n !..." and ends "...xyz}": letters are 53 to 78, capitals 25 to 50
     assert loaded.x[0, :6].tolist() == [53, 50, 0, 79, 79, 1]
@@ -287,7 +287,7 @@ def test_shakespeare_turns_unknown_characters_into_the_last_symbol(tmp_path: Pat
     ],
 )
 def test_shakespeare_refuses_other_lengths(tmp_path: Path, x, y, message):
-    write(tmp_path / "train", "a.json", {"HAMLET": (["a" * 80, x], ["a", y])})
+    write_users(tmp_path / "train", "a.json", {"HAMLET": (["a" * 80, x], ["a", y])})
     with pytest.raises(DataError, match=rf"a\.json, user 'HAMLET': {message}"):
         data.load("shakespeare", tmp_path)
 
@@ -298,8 +298,8 @@ def tweet(text: str) -> list[str]:
 
 def tweets(folder: Path) -> None:
     train = [tweet("It's good, good!"), tweet("bad bad bad... c"), tweet("good " * 30)]
-    write(folder / "train", "a.json", {"u": (train, [1, 0, 1])})
-    write(folder / "test", "a.json", {"u": ([tweet("good Bad new c ; d")], [0])})
+    write_users(folder / "train", "a.json", {"u": (train, [1, 0, 1])})
+    write_users(folder / "test", "a.json", {"u": ([tweet("good Bad new c ; d")], [0])})
 
 
 def test_sent140_takes_the_most_frequent_training_words(tmp_path: Path):
@@ -342,10 +342,10 @@ def test_sent140_refuses_other_samples_and_words(tmp_path: Path):
     (tmp_path / "embs.json").write_text('{"vocab": [1]}')
     with pytest.raises(DataError, match=r"embs\.json: vocab is no list of words"):
         data.load("sent140", tmp_path)
-    write(tmp_path / "train", "a.json", {"u": ([["1", "2"]], [1])})
+    write_users(tmp_path / "train", "a.json", {"u": ([["1", "2"]], [1])})
     with pytest.raises(DataError, match=r"a\.json, user 'u': x of sample 0 is no list with a text"):
         data.load("sent140", tmp_path)
-    write(tmp_path / "train", "a.json", {"u": ([tweet("a")], [4])})
+    write_users(tmp_path / "train", "a.json", {"u": ([tweet("a")], [4])})
     with pytest.raises(DataError, match=r"user 'u': label 4 of sample 0 is no class of 0\.\.1"):
         data.load("sent140", tmp_path)
 
@@ -377,7 +377,7 @@ def write_reddit(folder: Path) -> None:
             user: tuple(map(list, zip(*map(comment, texts), strict=True)))
             for user, texts in users.items()
         }
-        write(folder / part, f"reddit_0_{part}.json", made)
+        write_users(folder / part, f"reddit_0_{part}.json", made)
 
 
 def test_reddit_has_a_sample_per_sequence_and_a_label_per_token(tmp_path: Path):
@@ -406,8 +406,8 @@ def test_reddit_has_a_sample_per_sequence_and_a_label_per_token(tmp_path: Path):
 def test_reddit_leaves_out_sequences_in_which_nothing_counts(tmp_path: Path):
     x, y = comment("a b")
     silent = {"target_tokens": y["target_tokens"], "count_tokens": [[0] * 10]}
-    write(tmp_path / "train", "a.json", {"u": ([x, x, x], [y, silent, y])})
-    write(tmp_path / "test", "a.json", {"u": ([x], [y])})
+    write_users(tmp_path / "train", "a.json", {"u": ([x, x, x], [y, silent, y])})
+    write_users(tmp_path / "test", "a.json", {"u": ([x], [y])})
     assert len(data.load("reddit", tmp_path).train) == 2
 
 
@@ -423,7 +423,7 @@ def test_reddit_leaves_out_sequences_in_which_nothing_counts(tmp_path: Path):
 )
 def test_reddit_refuses_other_sequences(tmp_path: Path, change, message):
     x, y = comment("a b")
-    write(tmp_path / "train", "a.json", {"u": ([x, x], [y, {**y, **change}])})
+    write_users(tmp_path / "train", "a.json", {"u": ([x, x], [y, {**y, **change}])})
     with pytest.raises(DataError, match=rf"a\.json, user 'u': sample 1: {message}"):
         data.load("reddit", tmp_path)
 
@@ -455,6 +455,130 @@ def test_partition_csv_of_text_has_one_row_per_client(tmp_path: Path):
 def test_a_split_within_users_works_on_labels_of_tokens(tmp_path: Path):
     pairs = [comment("a " * n) for n in range(1, 9)]
     x, y = map(list, zip(*pairs, strict=True))
-    write(tmp_path / "train", "a.json", {"u": (x, y)})
+    write_users(tmp_path / "train", "a.json", {"u": (x, y)})
     loaded = data.load("reddit", tmp_path, test_fraction=0.25)
     assert (len(loaded.train), len(loaded.test)) == (6, 2)
+
+
+ALL = {"sample_rate": 1.0}
+
+
+def largest(seed: int = 0, **options: float) -> tuple[np.ndarray, np.ndarray]:
+    """The samples of the first user that has at least 3,000."""
+    users = (synthetic.user(seed, k, 0.0, 0.0, **options) for k in range(200))
+    return next(pair for pair in users if len(pair[1]) >= 3000)
+
+
+def test_users_are_drawn_for_the_number_of_clients():
+    made = data.load("synthetic", num_clients=12, seed=5)
+    assert (made.x.dtype, made.x.shape[1], made.num_classes) == (np.float32, 60, 10)
+    assert made.site_names == tuple(f"f_{k:05d}" for k in range(12))
+    sizes = np.bincount(made.site)
+    assert sizes.min() >= 50
+    held = np.bincount(made.site[made.test])
+    assert held.tolist() == [round(0.2 * n) for n in sizes.tolist()]
+
+
+def test_the_draw_is_a_function_of_seed_and_user():
+    first, again = (data.load("synthetic", num_clients=3, seed=1) for _ in range(2))
+    more = data.load("synthetic", num_clients=5, seed=1)
+    other = data.load("synthetic", num_clients=3, seed=2)
+    assert np.array_equal(first.x, again.x)
+    assert np.array_equal(first.y, again.y)
+    assert np.array_equal(more.x[more.site < 3], first.x)
+    assert first.x.shape != other.x.shape or not np.array_equal(first.x, other.x)
+
+
+def test_sizes_are_lognormal_above_fifty():
+    sizes = [len(synthetic.user(0, k, 0, 0)[1]) for k in range(300)]
+    logs = np.log(np.array(sizes) - 49.5)
+    # floor moves a sample by less than one; 300 draws: 0.12 is a standard error of the mean
+    assert abs(logs.mean() - 4) < 0.5
+    assert abs(logs.std() - 2) < 0.35
+
+
+def test_features_have_variances_that_fall_with_their_number():
+    x, _ = largest()
+    share = x.var(axis=0, dtype=np.float64) / np.arange(1, 61) ** -1.2
+    # a variance of 3,000 samples is exact to sqrt(2 / 3000) = 2.6 %
+    assert np.abs(share - 1).max() < 0.12
+    correlations = np.corrcoef(x.T)[~np.eye(60, dtype=bool)]
+    assert np.abs(correlations).max() < 0.1
+
+
+@pytest.mark.slow
+def test_labels_are_argmaxes_of_linear_functions():
+    # a plane divides two such classes; whether there is one is a linear program
+    x, y = largest()
+    a, b = np.argsort(np.bincount(y, minlength=10))[-2:]
+    of_both = (y == a) | (y == b)
+    points = np.c_[x[of_both] / x.std(axis=0), np.ones(of_both.sum())].astype(np.float64)
+    side = np.where(y[of_both] == a, -1.0, 1.0)[:, None]
+
+    def divided(side: np.ndarray) -> bool:
+        limit = -np.ones(len(points))
+        found = linprog(np.zeros(61), A_ub=side * points, b_ub=limit, bounds=(None, None))
+        return found.status == 0
+
+    assert len(points) > 500
+    assert divided(side)
+    assert not divided(np.roll(side, 1))
+
+
+@pytest.mark.slow
+def test_alpha_and_beta_spread_the_users():
+    def centres(beta: float) -> np.ndarray:
+        users = (synthetic.user(3, k, 0.0, beta) for k in range(200))
+        return np.array([x.mean() for x, _ in users])
+
+    # the mean of 60 centres v ~ N(B, 1) has the variance beta^2 + 1/60, and little noise
+    for beta in (0.0, 1.0, 3.0):
+        assert centres(beta).std() == pytest.approx(np.sqrt(beta**2 + 1 / 60), rel=0.25)
+    # u moves all logits of a sample alike
+    plain, moved = synthetic.user(3, 1, 0.0, 1.0), synthetic.user(3, 1, 5.0, 1.0)
+    assert np.array_equal(plain[0], moved[0])
+    assert (plain[1] == moved[1]).all()
+
+
+def test_iid_users_share_one_model_and_one_law():
+    x = np.concatenate([synthetic.user(4, k, 0, 0, iid=True)[0] for k in range(60)])
+    error = np.sqrt(synthetic.variances() / len(x))
+    assert (np.abs(x.mean(axis=0)) < 5 * error).all()
+    shares = [
+        np.bincount(y, minlength=10) / len(y)
+        for y in (synthetic.user(4, k, 0, 0, iid=True)[1] for k in range(60))
+        if len(y) > 1000
+    ]
+    assert len(shares) > 3
+    assert np.ptp(shares, axis=0).max() < 0.1
+
+
+def test_every_drawn_user_is_a_client():
+    config = RunConfig(
+        train=ALL, data={"name": "synthetic", "num_clients": 7}, synthetic={"beta": 1.0}
+    )
+    dataset, partition, kind = load(config)
+    assert (kind, partition.num_clients) == ("natural", 7)
+    assert sum(map(len, partition.train)) == len(dataset.train)
+    assert config.decides_num_clients
+    config = RunConfig(train=ALL, data={"name": "synthetic", "num_clients": 7, "min_samples": 60})
+    with pytest.raises(DataError, match=r"client \d \(f_0000\d\) .* data.min_samples is 60"):
+        load(config)
+
+
+def test_files_decide_the_number_of_clients(shared_data: Path):
+    folder = str(shared_data / "leaf-synthetic" / "synthetic_1_1")
+    config = RunConfig(data={"name": "synthetic", "dir": folder})
+    assert not config.decides_num_clients
+    assert load(config)[1].num_clients == 30
+    config = RunConfig(train=ALL, data={"name": "synthetic", "dir": folder, "num_clients": 7})
+    with pytest.raises(ConfigError, match=r"num_clients 7: partition 'natural' .* has 30 clients"):
+        load(config)
+
+
+@pytest.mark.parametrize("given", [{"name": "digits"}, {"name": "synthetic", "dir": "."}])
+@pytest.mark.parametrize("key", ["alpha", "beta", "iid"])
+def test_options_of_the_draw_are_refused_where_nothing_is_drawn(given, key: str):
+    value = True if key == "iid" else 1.0
+    with pytest.raises(ConfigError, match=rf"synthetic\.{key}: only data set synthetic is drawn"):
+        RunConfig(data=given, synthetic={key: value})

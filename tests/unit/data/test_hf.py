@@ -28,11 +28,6 @@ FOLDER = Path("saved")
 SCANS = {"label": "grade", "site": "hospital"}
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / "cache"))
-
-
 def png(value: int, width: int = 6, height: int = 6) -> bytes:
     file = io.BytesIO()
     Image.new("RGB", (width, height), (value, 0, 255 - value)).save(file, "png")

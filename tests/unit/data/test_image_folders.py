@@ -1,27 +1,28 @@
-"""Image folders: Retina, COVID-FL, one's own; the pack in the cache; damage by file and row."""
+"""Image folders: Retina, COVID-FL, Tiny-ImageNet, one's own, and the pack in the cache."""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import shutil
+import zipfile
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from fedsim import data
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.rng import torch_scope
 from fedsim.data import cache as packs
 from fedsim.data import partitions
 from fedsim.data.readers import medical
+from fedsim.data.transforms import Transforms
 from fedsim.training import assemble
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 def grey(value: int, height: int = 12, width: int = 12) -> np.ndarray:
@@ -451,3 +452,168 @@ def test_labels_that_differ_are_not_remarked_on(tmp_path: Path, labels: str):
     first, second = labels.split()
     write_folder(tmp_path, [f"{i}.png,{second if i % 3 else first}" for i in range(30)])
     assert data.load("folder", tmp_path, image_size=8, strict_labels=True).remarks == ()
+
+
+def save(path: Path, grey: int, mode: str = "RGB") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (16, 16), (grey,) * 3).convert(mode).save(path, quality=95)
+
+
+def make(parent: Path) -> Path:
+    """Three classes, whose ids wnids.txt gives in another order than the sorted one."""
+    root = parent / "tiny-imagenet-200"
+    for k, wnid in enumerate(("n03", "n01", "n02")):
+        for i in range(2):
+            save(root / "train" / wnid / "images" / f"{wnid}_{i}.JPEG", 80 * k, "L" if i else "RGB")
+        save(root / "val" / "images" / f"val_{k}.JPEG", 80 * k)
+    (root / "wnids.txt").write_text("n03\nn01\nn02\n")
+    (root / "words.txt").write_text("n00\tother\nn01\tgoldfish, Carassius auratus\nn02\tdog\n")
+    rows = (f"val_{k}.JPEG\t{wnid}\t0\t0\t9\t9\n" for k, wnid in enumerate(("n03", "n01", "n02")))
+    (root / "val" / "val_annotations.txt").write_text("".join(rows))
+    return root
+
+
+def test_labels_follow_the_sorted_ids(tmp_path: Path):
+    make(tmp_path)
+    for place in (tmp_path, tmp_path / "tiny-imagenet-200"):
+        loaded = data.load("tiny_imagenet", place)
+        assert loaded.x.shape == (9, 3, 16, 16)  # as stored
+        assert loaded.class_names == ("goldfish, Carassius auratus", "dog", "n03")
+        assert loaded.y[loaded.train].tolist() == [0, 0, 1, 1, 2, 2]
+        assert loaded.y[loaded.test].tolist() == [2, 0, 1]
+        # n01 was drawn in grey 80, n02 in 160, n03 in 0; the second image of each is a grey one
+        shown = loaded.x.mean(axis=(1, 2, 3))
+        assert np.abs(shown - [80, 80, 160, 160, 0, 0, 0, 80, 160]).max() < 2
+    assert data.load("tiny_imagenet", tmp_path, image_size=8).x.shape == (9, 3, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("val_0.JPEG\tn03\nval_1.JPEG\tn01\n", r"val_annotations\.txt: no row for 'val_2\.JPEG'"),
+        ("val_0.JPEG\tn09\n", r"val_annotations\.txt, row 1: 'n09' is no id of .*wnids\.txt"),
+        ("val_0.JPEG\tn03\nval_1.JPEG\n", r"val_annotations\.txt, row 2: '' is no id of"),
+        ("val_9.JPEG\tn03\n", r"row 1: there is no file .*val_9\.JPEG"),
+        ("../x.JPEG\tn03\n", r"row 1: '\.\./x\.JPEG' leaves the data folder"),
+        ("val_0.JPEG\tn03\nval_0.JPEG\tn03\n", r"row 2: 'val_0\.JPEG' was there before"),
+        ("", r"val_annotations\.txt: the file is empty"),
+    ],
+)
+def test_annotations_that_do_not_fit_are_refused(tmp_path: Path, rows: str, message: str):
+    root = make(tmp_path)
+    (root / "val" / "val_annotations.txt").write_text(rows)
+    with pytest.raises(DataError, match=message):
+        data.load("tiny_imagenet", tmp_path)
+
+
+def test_missing_images_and_damaged_ones_are_refused(tmp_path: Path):
+    root = make(tmp_path)
+    (root / "train" / "n02" / "images" / "n02_0.JPEG").write_bytes(b"\xff\xd8\xff")
+    with pytest.raises(DataError, match=r"n02_0\.JPEG: truncated or not an image"):
+        data.load("tiny_imagenet", tmp_path)
+    shutil.rmtree(root / "train" / "n02")
+    with pytest.raises(DataError, match=r"train/n02: there are no files \*\.JPEG"):
+        data.load("tiny_imagenet", tmp_path)
+    with pytest.raises(DataError, match=r"no wnids\.txt in .*; wanted is tiny-imagenet-200/"):
+        data.load("tiny_imagenet", root / "train")
+
+
+def archive_of(folder: Path, archive: Path) -> str:
+    """Packs ``folder``; the md5 of the archive."""
+    with zipfile.ZipFile(archive, "w") as packed:
+        for file in sorted(folder.rglob("*")):
+            packed.write(file, file.relative_to(folder.parent))
+    return hashlib.md5(archive.read_bytes()).hexdigest()
+
+
+def test_the_archive_is_downloaded_and_unpacked_once(tmp_path: Path, monkeypatch, web):
+    archive = tmp_path / "t.zip"
+    reader = import_module(
+        "fedsim.data.readers.tiny_imagenet"
+    )  # the package has a function of that name
+    monkeypatch.setattr(reader, "MD5", archive_of(make(tmp_path / "in"), archive))
+    monkeypatch.setattr(reader, "URL", f"{web}/t.zip")
+    first = data.load("tiny_imagenet")
+    archive.unlink()
+    assert first.x.shape == (9, 3, 16, 16)
+    assert np.array_equal(data.load("tiny_imagenet").x, first.x)
+
+
+def test_the_samples(shared_data: Path):
+    folder = shared_data / "tiny-imagenet-small"
+    loaded = data.load("tiny_imagenet", folder)
+    assert (loaded.x.shape, loaded.num_classes) == ((600, 3, 32, 32), 10)
+    assert (len(loaded.train), len(loaded.test)) == (400, 200)
+    assert np.bincount(loaded.y[loaded.test]).tolist() == [20] * 10
+    assert loaded.class_names[:2] == ("goldfish, Carassius auratus", "Persian cat")
+    root = folder / "tiny-imagenet-200"
+    name, wnid = (root / "val" / "val_annotations.txt").read_text().splitlines()[0].split("\t")[:2]
+    row = sorted(p.name for p in (root / "val" / "images").iterdir()).index(name)
+    original = np.asarray(Image.open(root / "val" / "images" / name).convert("RGB"))
+    assert np.array_equal(loaded.x[loaded.test[row]], original.transpose(2, 0, 1))
+    ids = sorted((root / "wnids.txt").read_text().split())
+    assert loaded.y[loaded.test[row]] == ids.index(wnid)
+
+
+@pytest.mark.parametrize("split", ["split_1", "split_2", "split_3"])
+def test_retina(shared_data: Path, split):
+    loaded = data.load("retina", shared_data / "fedld-layout", split=split, image_size=64)
+    assert (len(loaded.train), len(loaded.test)) == (50, 10)
+    assert np.bincount(loaded.y).tolist() == [30, 30]
+    made = partitions.make(loaded, "files", num_clients=5)
+    assert sum(len(i) for i in made.train) == 50
+    # stored as 64 x 64, so nothing is resized: each value is the file's
+    name = (shared_data / "fedld-layout/Retina/train.csv").read_text().split()[0]
+    original = np.load(shared_data / "fedld-layout/Retina/train" / name)
+    assert np.array_equal(loaded.x[0], original.transpose(2, 0, 1))
+    transforms = Transforms(loaded.pipeline, torch.device("cpu"))
+    with torch_scope(0):
+        batch = transforms.train(torch.from_numpy(loaded.x[loaded.train[:4]]))
+    assert batch.shape == (4, 3, 64, 64)
+    assert torch.isfinite(batch).all()
+
+
+def test_covid_fl(shared_data: Path):
+    loaded = data.load("covid_fl", shared_data / "fedld-layout" / "COVID-FL", image_size=32)
+    assert (len(loaded.train), len(loaded.test)) == (45, 11)
+    made = partitions.make(loaded, "files", num_clients=6)
+    assert made.names == ("actualmed", "cohen-papers", "figure1", "nih", "radiopaedia", "sirm")
+    assert [len(i) for i in made.train] == [8, 8, 8, 8, 8, 5]
+
+
+def test_covid_cxr_by_site(shared_data: Path):
+    loaded = data.load("covid_cxr", shared_data / "covid-cxr")
+    assert loaded.x.shape == (1224, 1, 64, 64)
+    assert np.bincount(loaded.y).tolist() == [521, 524, 179]
+    patients = np.load(shared_data / "covid-cxr" / "covid_cxr_64.npz")["patients"]
+    assert not set(patients[loaded.train]) & set(patients[loaded.test])
+    share = np.bincount(loaded.y[loaded.test]) / np.bincount(loaded.y)
+    assert np.abs(share - 0.2).max() < 0.03
+    made = partitions.make(loaded, partitions.default_kind(loaded), num_clients=6)
+    assert made.names[3] == "nih"
+
+
+@pytest.mark.parametrize(
+    ("name", "below", "shape", "parts"),
+    [
+        ("retinamnist", "retinamnist", (1600, 3, 28, 28), (1080, 120, 400)),
+        ("pneumoniamnist", "", (5856, 1, 28, 28), (4708, 524, 624)),
+        ("mnist", "mnist", (16000, 1, 28, 28), (6000, 0, 10000)),
+        ("cifar10", "cifar10-small", (1250, 3, 32, 32), (1000, 0, 250)),
+    ],
+)
+def test_sets_with_parts_of_their_own(shared_data: Path, name, below, shape, parts):
+    loaded = data.load(name, shared_data / below)
+    assert loaded.x.shape == shape
+    assert (len(loaded.train), len(loaded.val), len(loaded.test)) == parts
+
+
+def test_counts_of_the_samples(shared_data: Path):
+    retinamnist = data.load("retinamnist", shared_data)
+    assert np.bincount(retinamnist.y[retinamnist.test]).tolist() == [174, 46, 92, 68, 20]
+    mnist = data.load("mnist", shared_data)
+    counts = [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+    assert np.bincount(mnist.y[mnist.test]).tolist() == counts
+    cifar = data.load("cifar10", shared_data / "cifar10-small")
+    assert np.bincount(cifar.y[cifar.test]).tolist() == [25, 20, 24, 22, 19, 25, 29, 24, 34, 28]
+    assert cifar.class_names[0] == "airplane"
