@@ -31,9 +31,9 @@ from fedsim.engine.base import Incident, Measure
 from fedsim.engine.blocks import Block
 from fedsim.engine.ray.cluster import connect, machines, refuse_mixed
 from fedsim.engine.ray.faults import failure, fault_of, put
-from fedsim.engine.ray.groups import Group
 from fedsim.engine.ray.head import Head, own_processes
 from fedsim.engine.ray.placement import Node, Share
+from fedsim.engine.ray.several import Reservation
 from fedsim.engine.ray.sharded import alive_nodes, split
 from fedsim.engine.ray.shared import with_samples, without_samples
 from fedsim.engine.spec import WorkerSpec
@@ -158,7 +158,7 @@ class Session:
 
     Args:
         engine: says where Ray is.
-        group: where the actors are to be, None: anywhere.
+        reservation: what a run may have of it, None: everything.
         register: knows the data of other runs, see :mod:`fedsim.engine.ray.shared`.
 
     Raises:
@@ -168,43 +168,33 @@ class Session:
     def __init__(
         self,
         engine: EngineConfig,
-        group: Group | None = None,
+        reservation: Reservation | None = None,
         register: Any = None,
     ) -> None:
         self._disconnect = connect(engine)
         self.head = Head(own_processes())
-        self.group = group
+        self._reservation = reservation
         self._register = register
         self.share: Share | None = None
         self._idle: list[Any] = []
 
     def machines(self) -> list[Node]:
         """Where the actors of a run can be."""
-        return self.group.machines() if self.group else machines()
+        return self._reservation.machines() if self._reservation else machines()
 
     def homes(self) -> list[str]:
         """Ray's ids of the nodes that the actors of a run can be on."""
-        return sorted(set(self.group.nodes)) if self.group else alive_nodes()
+        return alive_nodes()
 
     def send(self, spec: WorkerSpec) -> Any:
         """What the actors of a run are built from, as an object."""
         return put(without_samples(spec, self._register) if self._register else spec.to_send())
 
-    def check(self) -> None:
-        """Raises an EngineLostError where a machine of the group was lost."""
-        if self.group:
-            self.group.check()
-
     def prepare(self, share: Share | None) -> None:
         """Sets what actors hold from now on; ends idle ones that hold something else, or are lost.
 
         They would keep resources that the next run may need.
-
-        Raises:
-            EngineLostError: a machine of the group was lost.
         """
-        if share is not None:
-            self.check()
         if share != self.share:
             self.end(self._idle)
             self._idle = []
@@ -212,14 +202,9 @@ class Session:
         self._idle = self._answering({actor: actor.progress.remote() for actor in self._idle})
 
     def acquire(self) -> Any:
-        """An actor, warm if one is left from the run before.
-
-        Raises:
-            EngineLostError: a machine of the group was lost.
-        """
+        """An actor, warm if one is left from the run before."""
         if self._idle:
             return self._idle.pop()
-        self.check()
         share = self.share or Share()
         made = ray.remote(
             num_cpus=share.cpus,
@@ -227,7 +212,6 @@ class Session:
             max_restarts=0,
             max_task_retries=0,
             concurrency_groups={"questions": 1},
-            **(self.group.options if self.group else {}),
         )(ClientActor)
         return made.remote()
 
@@ -254,8 +238,6 @@ class Session:
         self.head.close()
         if not self.head.reason:
             self.prepare(None)
-            if self.group:
-                self.group.remove()
         self._disconnect()
 
     def __enter__(self) -> Session:
@@ -425,10 +407,8 @@ class ActorPool:
         """Gives up where work waits, no actor is at work and none has come up for too long.
 
         Raises:
-            EngineLostError: a machine of the run's placement group was lost.
             WorkerError: with what actors ask for, or why the last one failed.
         """
-        self._session.check()
         if not self.starting:
             raise WorkerError(f"no client actor comes up: {self._last_failure}")
         waited = time.monotonic() - self._alive
