@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from fedsim.cli.common import make_importable, repeatable, tracebacks
-from fedsim.cli.dry_run import check_dry_run, dry_run_options, show_estimate
+from fedsim.cli.dry_run import dry_run_options, show_estimate
 from fedsim.cli.names import origin, published_tables
 from fedsim.cli.options import (
     OF_SEVERAL_RUNS,
@@ -74,8 +74,7 @@ def reproduce(
     job: str | None,
     out: str | None,
     dry_run: bool,
-    measure: bool | None,
-    gpu_price: float | None,
+    no_measure: bool,
     parallel: Literal["auto"] | int,
     form: str,
     flags: Settings,
@@ -97,7 +96,6 @@ def reproduce(
     method is above another is tested by a paired t test, with Holm's correction over the claims of
     the table. A scaled job tests claims alone.
     """
-    check_dry_run(dry_run, measure, gpu_price)
     if listed:
         if other := name or ("--dry-run" if dry_run else job and "--job"):
             raise ConfigError(f"--list: shows all tables; leave out {other}")
@@ -119,13 +117,13 @@ def reproduce(
     echo(f"{chosen.name} job: {counted(chosen.runs, 'run')} of the preset {chosen.preset}")
     with repeatable(ctx, lambda: ("the runs are", folder)):
         make_importable(chosen.experiment.settings, flags)
-        if not dry_run:
+        if not (dry_run or no_measure):
             _run(ctx, table, chosen, flags, folder, parallel)
             return
         runs = sweeps.expand(chosen.experiment, flags, parallel=parallel)
         echo("\n".join(run.name for run in runs))
         configs = [run.config for run in runs]
-        show_estimate(configs, parallel, measure=measure is not False, gpu_price=gpu_price)
+        show_estimate(configs, parallel, measured=not no_measure)
 
 
 def _run(

@@ -131,10 +131,6 @@ class Dispatcher:
         call = self._early.pop(block, None)
         return call if self._is_begun(call) else None
 
-    def forget_early(self) -> None:
-        """Calls of later rounds are made anew in their rounds."""
-        self._early, self._done = {}, {}
-
     def _is_begun(self, call: Call | None) -> bool:
         return call in self._done or any(work.call is call for work in self._running.values())
 
@@ -191,7 +187,6 @@ class Dispatcher:
             for work, fault in self._overdue():
                 del self._running[work.refs[0]]
                 self._lost(work, fault, doing, wanted, waiting)
-        self._pool.settle()
 
     def _lost(
         self, work: Work, fault: Fault, doing: str, wanted: set[Call], waiting: deque[Call]

@@ -6,8 +6,6 @@ function, so what a lost actor, object or node takes with it is done again elsew
 bits.
 """
 
-import contextlib
-import time
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, cast
@@ -16,14 +14,14 @@ import numpy as np
 import ray
 
 from fedsim.config.sections import EngineConfig
-from fedsim.core.errors import ConfigError
 from fedsim.core.types import ClientTask, ClientUpdate, Part, Vectors
 from fedsim.engine.base import OUTPUTS, EvaluationTask, Incident, Measure, Models, T
 from fedsim.engine.blocks import Block, clients_of, num_calls, shared_out
 from fedsim.engine.devices import record
 from fedsim.engine.ray.calls import Evaluation, EvaluationCall, TaskCall, balanced, deal
-from fedsim.engine.ray.cluster import machines, plan_for
+from fedsim.engine.ray.cluster import alive_nodes, machines, plan_for
 from fedsim.engine.ray.dispatch import Dispatcher
+from fedsim.engine.ray.faults import put
 from fedsim.engine.ray.placement import Node, Placement
 from fedsim.engine.ray.pool import ActorPool, Session
 from fedsim.engine.ray.sharded import Aggregators, Sharded, allowed_shards, held_of, plan_shards
@@ -38,8 +36,6 @@ SMALL_UPDATE = 4 << 20
 takes long beside a call then. GPUs and a single actor get as many as a call carries."""
 FLOAT = np.dtype(np.float32).itemsize
 """Bytes of an entry of an update."""
-REPLAN_INTERVAL = 10.0
-"""Seconds after which a round looks whether machines joined or left."""
 
 
 class RayExecutor:
@@ -77,18 +73,14 @@ class RayExecutor:
             self._pool,
             engine,
             most=lambda: self._plan.actors,
-            spec=lambda: self._session.send(spec),
+            spec=lambda: put(spec.to_send()),
         )
         self._aggregators = Aggregators(())
         try:
-            self._nodes = self._session.machines()
-            self._plan = self._plan_for(self._nodes)
-            self._planned = time.monotonic()
-            # machines that join do not change what an actor holds
-            share = {"gpus_per_client": self._plan.share.gpus}
-            self._engine = engine.model_copy(update=share)
+            self._plan = self._plan_for(self._session.machines())
             self._session.prepare(self._plan.share)
-            self._place_aggregators()
+            nodes = len(alive_nodes())
+            self._aggregators = Aggregators(plan_shards(update_bytes // FLOAT, self._shards, nodes))
         except BaseException:
             self.close()
             raise
@@ -122,7 +114,6 @@ class RayExecutor:
         self, tasks: Sequence[ClientTask], models: Models, states: Mapping[int, Vectors]
     ) -> list[ClientUpdate]:
         """See :class:`~fedsim.engine.base.Executor`."""
-        self._replan()
         return self._run(self._spec.blocks(tasks), models, states)
 
     def prefetch(
@@ -241,30 +232,6 @@ class RayExecutor:
         finally:
             if not self._shares_session:
                 self._session.close()
-
-    def _replan(self) -> None:
-        """Looks for machines that joined or left; where they cannot hold the clients, the plan
-        stays."""
-        if time.monotonic() - self._planned < REPLAN_INTERVAL:
-            return
-        self._planned = time.monotonic()
-        nodes = self._session.machines()
-        if nodes == self._nodes:
-            return
-        self._nodes = nodes
-        self._pool.reset_failures()
-        with contextlib.suppress(ConfigError):
-            self._plan = self._plan_for(nodes)
-        self._place_aggregators()
-
-    def _place_aggregators(self) -> None:
-        """One for each range of the deltas that the nodes sum up."""
-        homes = self._session.homes
-        ranges = plan_shards(self._update_bytes // FLOAT, self._shards, len(homes()))
-        if ranges != self._aggregators.ranges:
-            self._dispatcher.forget_early()  # their deltas are cut otherwise
-            self._aggregators.close()
-            self._aggregators = Aggregators(ranges, homes)
 
     def _plan_for(self, nodes: Sequence[Node]) -> Placement:
         sizes = self._update_bytes, self._spec.frozen_bytes

@@ -178,7 +178,6 @@ REFUSED = {
     "format": (["tiny", "--format", "json"], "--format json: goes with --list"),
     "data": (["needs"], "no --data-dir given: no file images-idx3 there; the full job needs"),
     "other data": (["needs", "--data-dir", "."], "--data-dir .: no file images-idx3 there"),
-    "measure": (["tiny", "--no-measure"], "--no-measure: has no effect without --dry-run"),
 }
 
 

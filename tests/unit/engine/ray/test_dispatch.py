@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from itertools import pairwise
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,12 +19,11 @@ from fedsim.engine.base import SAMPLES, SCORES
 from fedsim.engine.blocks import clients_of
 from fedsim.engine.devices import Kind
 from fedsim.engine.ray import dispatch, pool
-from fedsim.engine.ray import executor as ray_executor
 from fedsim.engine.ray.calls import Evaluation, EvaluationCall, TaskCall, balanced, deal
 from fedsim.engine.ray.dispatch import INLINE, Dispatcher, ObjectCache, Work
 from fedsim.engine.ray.executor import RayExecutor
 from fedsim.engine.ray.faults import Fault, failure, fault_of, one_line
-from fedsim.engine.ray.placement import Node, Share
+from fedsim.engine.ray.placement import Share
 from fedsim.engine.ray.pool import ActorPool
 from fedsim.engine.ray.sharded import (
     MIN_COLUMNS,
@@ -80,7 +78,6 @@ def fake(monkeypatch):
     for module in (dispatch, pool):
         monkeypatch.setattr(module, "ray", stand_in)
         monkeypatch.setattr(module, "time", stand_in)
-    monkeypatch.setattr(ray_executor, "time", stand_in)
     return stand_in
 
 
@@ -414,95 +411,6 @@ def test_a_slot_whose_actor_dies_again_and_again_is_given_up(fake):
     assert (len(actors.made), made.starting) == (2, {})
     with pytest.raises(WorkerError, match=r"^no client actor comes up: its process died"):
         made.check()
-    made.reset_failures()
-    made.start(1, "spec")
-    assert len(actors.made) == 3
-
-
-# Machines that come and go
-
-
-class Session(Actors):
-    """A session on machines that a test changes."""
-
-    def __init__(self, now):
-        super().__init__()
-        self.now = now
-
-    def machines(self):
-        return list(self.now.nodes)
-
-    def homes(self):
-        return [str(i) for i in range(len(self.now.nodes))]
-
-    def prepare(self, share):
-        self.share = share
-
-    def release(self, resting, others):
-        pass
-
-
-@pytest.fixture
-def executor(fake, monkeypatch):
-    """A function of the machines and settings that gives an executor, and changes its machines."""
-    now = SimpleNamespace(nodes=[])
-    monkeypatch.setattr(Aggregators, "close", lambda self: None)
-
-    def made(*nodes, clients=8, **engine):
-        now.nodes = nodes
-        split = SimpleNamespace(train=[[0]] * clients)
-        spec = SimpleNamespace(partition=split, frozen_bytes=0)
-        return RayExecutor(spec, EngineConfig(**engine), 4000, session=Session(now))
-
-    def replan(executor, *nodes, after=ray_executor.REPLAN_INTERVAL):
-        now.nodes = nodes
-        fake.now += after
-        executor._replan()
-        return executor._plan
-
-    made.replan = replan
-    return made
-
-
-def test_a_node_that_joins_or_leaves_changes_the_number_of_actors(executor):
-    ours = executor(Node(2), clients=8)
-    assert ours._plan.actors == 2
-    assert executor.replan(ours, Node(2), Node(3)).actors == 5
-    assert executor.replan(ours, Node(3)).actors == 3
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "gpus", "actors"),
-    [
-        ((Node(4),), (Node(4), Node(8, 2)), 0.0, 8),
-        ((Node(4, 1),), (Node(4, 1), Node(8, 2)), 1.0, 3),
-        ((Node(4, 1), Node(4)), (Node(4), Node(4)), 1.0, 1),
-    ],
-    ids=["a GPU joins CPUs", "more GPUs", "the only GPU leaves"],
-)
-def test_machines_never_change_what_an_actor_holds(before, after, gpus, actors, executor):
-    ours = executor(*before)
-    assert ours._plan.share.gpus == gpus
-    plan = executor.replan(ours, *after)
-    assert ours._session.share == plan.share == Share(1.0, gpus)
-    assert plan.actors == actors
-
-
-def test_where_nothing_is_left_that_fits_the_plan_stays_until_something_is(executor):
-    ours = executor(Node(2, 1))
-    before = ours._plan
-    assert executor.replan(ours) is before
-    assert executor.replan(ours, Node(8)) is before
-    assert executor.replan(ours, Node(8, 2)).actors == 2
-
-
-def test_slots_that_were_given_up_get_another_chance_where_the_machines_changed(executor):
-    ours = executor(Node(2))
-    ours._pool._failures[0] = 4
-    executor.replan(ours, Node(2))
-    assert ours._pool._failures[0] == 4
-    executor.replan(ours, Node(2), Node(2))
-    assert ours._pool._failures[0] == 0
 
 
 def dealt(sizes, most):
