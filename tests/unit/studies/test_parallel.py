@@ -525,13 +525,6 @@ def test_where_no_run_fits():
 
 
 @pytest.mark.usefixtures("many_cores")
-def test_several_types_of_gpu_are_refused():
-    nodes = [Node(4, 1, "a", "A100"), Node(4, 1, "b", "T4")]
-    with pytest.raises(ConfigError, match=r"mixes devices \(A100, T4\)"):
-        plan(nodes, 4)
-    assert plan(nodes, 4, allow_mixed_devices=True) == (4, 1)
-
-
 @pytest.mark.parametrize("share", [Share(1, 0.5), Share(0.5, 0.1), Share(2, 1), Share(3, 2)])
 def test_a_place_is_a_machine_for_one_actor(share):
     places = Reservation(share, 3).machines()
