@@ -32,22 +32,18 @@ PROGRESS_INTERVAL = 5.0
 
 @dataclass(kw_only=True)
 class Work:
-    """A call that an actor is busy with.
-
-    Args:
-        refs: its objects.
-        begun: when it was handed out.
-        heard: when it began, or last answered a question for its progress.
-        question: the object of the answer that it owes, since ``asked_at``.
-    """
+    """A call that an actor is busy with."""
 
     call: Call
     slot: int
     actor: Any
     refs: list[Any]
     begun: float
+    """When it was handed out."""
     heard: float
+    """When it began, or last answered a question for its progress."""
     question: Any = None
+    """The object of the answer that it owes, since ``asked_at``."""
     asked_at: float = 0.0
 
 
@@ -96,17 +92,12 @@ class Dispatcher:
     them is forgotten and done again in its round, so that no result depends on them.
 
     Args:
-        most: gives the number of actors that the run may have.
+        most: actors that the run may have.
         spec: what actors are built from, as an object; called again where that was lost.
     """
 
     def __init__(
-        self,
-        pool: ActorPool,
-        engine: EngineConfig,
-        *,
-        most: Callable[[], int],
-        spec: Callable[[], Any],
+        self, pool: ActorPool, engine: EngineConfig, *, most: int, spec: Callable[[], Any]
     ) -> None:
         self.sent = ObjectCache()
         self._pool = pool
@@ -156,7 +147,7 @@ class Dispatcher:
         while wanted:
             early = deque(call for call in self._early.values() if not self._is_begun(call))
             unfinished = len(waiting) + len(early) + len(self._running)
-            self._pool.start(min(self._most(), unfinished), self._spec)
+            self._pool.start(min(self._most, unfinished), self._spec)
             self._hand_out(waiting)
             self._hand_out(early)
             if not self._running:
@@ -210,9 +201,8 @@ class Dispatcher:
             actor = self._pool.take(slot)
             refs = call.begin(actor, self.sent)
             now = time.monotonic()
-            self._running[refs[0]] = Work(
-                call=call, slot=slot, actor=actor, refs=refs, begun=now, heard=now
-            )
+            work = Work(call=call, slot=slot, actor=actor, refs=refs, begun=now, heard=now)
+            self._running[refs[0]] = work
 
     def _failed(self, work: Work, fault: Fault, doing: str) -> list[Call]:
         """What is to be done again of a failed call; raises what ends the run."""

@@ -69,18 +69,15 @@ class RayExecutor:
         self._pool = ActorPool(
             self._session, max_retries=engine.max_retries, allow_mixed=engine.allow_mixed_devices
         )
-        self._dispatcher = Dispatcher(
-            self._pool,
-            engine,
-            most=lambda: self._plan.actors,
-            spec=lambda: put(spec.to_send()),
-        )
         self._aggregators = Aggregators(())
         try:
             self._plan = self._plan_for(self._session.machines())
             self._session.prepare(self._plan.share)
             nodes = len(alive_nodes())
             self._aggregators = Aggregators(plan_shards(update_bytes // FLOAT, self._shards, nodes))
+            self._dispatcher = Dispatcher(
+                self._pool, engine, most=self._plan.actors, spec=lambda: put(spec.to_send())
+            )
         except BaseException:
             self.close()
             raise
@@ -93,13 +90,11 @@ class RayExecutor:
     @property
     def environment(self) -> Mapping[str, object]:
         """Resources, devices and nodes seen so far and the placement plan."""
+        spec = self._spec
         return {
             "engine": "ray",
             "device": record(
-                self._pool.kinds,
-                self._spec.precision,
-                self._spec.deterministic,
-                self._pool.findings(),
+                self._pool.kinds, spec.precision, spec.deterministic, self._pool.findings()
             ),
             "nodes": self._pool.nodes,
             "ray_resources": {k: v for k, v in ray.cluster_resources().items() if "node:" not in k},

@@ -524,7 +524,6 @@ def test_where_no_run_fits():
         plan([], 2)
 
 
-@pytest.mark.usefixtures("many_cores")
 @pytest.mark.parametrize("share", [Share(1, 0.5), Share(0.5, 0.1), Share(2, 1), Share(3, 2)])
 def test_a_place_is_a_machine_for_one_actor(share):
     places = Reservation(share, 3).machines()

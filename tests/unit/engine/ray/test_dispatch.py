@@ -133,7 +133,7 @@ def a_pool(fake, slots=2, up=True, max_retries=1):
 def dispatcher(fake, **engine):
     made, actors = a_pool(fake)
     return (
-        Dispatcher(made, EngineConfig(**engine), most=lambda: 0, spec=lambda: "spec"),
+        Dispatcher(made, EngineConfig(**engine), most=0, spec=lambda: "spec"),
         made,
         actors,
     )
