@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from fedsim.cli.common import make_importable, repeatable, tracebacks
-from fedsim.cli.dry_run import check_dry_run, dry_run_options, show_estimate
+from fedsim.cli.dry_run import dry_run_options, show_estimate
 from fedsim.cli.names import published_tables
 from fedsim.cli.options import (
     OF_SEVERAL_RUNS,
@@ -71,8 +71,7 @@ def reproduce(
     job: str | None,
     out: str | None,
     dry_run: bool,
-    measure: bool | None,
-    gpu_price: float | None,
+    no_measure: bool,
     parallel: Literal["auto"] | int,
     flags: Settings,
 ) -> None:
@@ -93,7 +92,6 @@ def reproduce(
     method is above another is tested by a paired t test, with Holm's correction over the claims of
     the table. A scaled job tests claims alone.
     """
-    check_dry_run(dry_run, measure, gpu_price)
     if listed:
         _list()
         return
@@ -116,13 +114,12 @@ def reproduce(
     echo(f"{chosen.name} job: {runs}; data: {chosen.data}")
     with repeatable(ctx, lambda: ("the runs are", folder)):
         make_importable(chosen.experiment.settings, flags)
-        if not dry_run:
+        if not (dry_run or no_measure):
             _run(ctx, table, chosen, flags, folder, parallel)
             return
         planned = sweeps.expand(chosen.experiment, flags, parallel=parallel)
         echo("\n".join(run.name for run in planned))
-        configs = [run.config for run in planned]
-        show_estimate(configs, parallel, measure=measure is not False, gpu_price=gpu_price)
+        show_estimate([run.config for run in planned], parallel, measured=not no_measure)
 
 
 def _run(

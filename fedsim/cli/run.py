@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fedsim.cli.common import configuration, interruptible, trackers_of
-from fedsim.cli.dry_run import check_dry_run, dry_run_options, show_estimate
+from fedsim.cli.dry_run import dry_run_options, show_estimate
 from fedsim.cli.options import (
     SettingsCommand,
     common,
@@ -40,8 +40,7 @@ def run(
     config: str | None,
     out: str | None,
     dry_run: bool,
-    measure: bool | None,
-    gpu_price: float | None,
+    no_measure: bool,
     track: tuple[str, ...],
     flags: Settings,
 ) -> None:
@@ -65,12 +64,11 @@ def run(
     from fedsim.display.progress import display
     from fedsim.storage.run_dir import check_free
 
-    check_dry_run(dry_run, measure, gpu_price)
     folder, shown = Path(out) if out else None, display()
     with interruptible(ctx, shown):
         settings = configuration(preset, config, flags)
-        if dry_run:
-            show_estimate([settings], 1, measure=measure is not False, gpu_price=gpu_price)
+        if dry_run or no_measure:
+            show_estimate([settings], 1, measured=not no_measure)
             return
         if folder is not None:
             check_free(folder)

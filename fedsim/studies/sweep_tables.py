@@ -39,17 +39,9 @@ LATER = (
 
 
 def write(runs: Mapping[str, str], out: Path) -> pd.DataFrame:
-    """Writes OUT/summary.csv and OUT/aggregate.csv, unless there are no runs.
+    """Writes OUT/summary.csv and OUT/aggregate.csv, unless there are no runs; returns the latter.
 
-    Args:
-        runs: name and group of the finished runs, in the order of the grid.
-        out: the directory of the sweep.
-
-    Returns:
-        The rows of aggregate.csv.
-
-    Raises:
-        StoreError: a table cannot be written.
+    ``runs`` are name and group of the finished runs, in the order of the grid.
     """
     if not runs:
         return pd.DataFrame()

@@ -24,12 +24,11 @@ from fedsim.core.types import Part, Vector, Vectors
 from fedsim.engine import devices
 from fedsim.engine.base import Incident, Measure
 from fedsim.engine.blocks import Block
-from fedsim.engine.ray.cluster import alive_nodes, connect, machines, refuse_mixed
-from fedsim.engine.ray.faults import failure, fault_of, put
-from fedsim.engine.ray.groups import Group
+from fedsim.engine.ray.cluster import connect, machines, refuse_mixed
+from fedsim.engine.ray.faults import failure, fault_of
 from fedsim.engine.ray.placement import Node, Share
+from fedsim.engine.ray.several import Reservation
 from fedsim.engine.ray.sharded import split
-from fedsim.engine.ray.shared import with_samples, without_samples
 from fedsim.engine.spec import WorkerSpec
 from fedsim.engine.worker import Worker
 
@@ -52,9 +51,7 @@ class ClientActor:
 
         Raises:
             ConfigError: the actor holds a GPU that torch cannot use, or too small a fraction of it.
-            RayError: the samples were lost on their way.
         """
-        spec = with_samples(spec)
         held = ray.get_gpu_ids()
         if held and not torch.cuda.is_available():
             raise ConfigError(
@@ -128,48 +125,25 @@ class Session:
 
     Args:
         engine: says where Ray is.
-        group: where the actors are to be, None: anywhere.
-        register: knows the data of other runs, see :mod:`fedsim.engine.ray.shared`.
+        reservation: what a run may have of it, None: everything.
 
     Raises:
         ConfigError: there is no cluster at the address.
     """
 
-    def __init__(
-        self, engine: EngineConfig, group: Group | None = None, register: Any = None
-    ) -> None:
+    def __init__(self, engine: EngineConfig, reservation: Reservation | None = None) -> None:
         self._disconnect = connect(engine)
-        self.group = group
-        self._register = register
+        self._reservation = reservation
         self.share: Share | None = None
         self._idle: list[Any] = []
 
     def machines(self) -> list[Node]:
         """Where the actors of a run can be."""
-        return self.group.machines() if self.group else machines()
-
-    def homes(self) -> list[str]:
-        """Ray's ids of the nodes that the actors of a run can be on."""
-        return sorted(set(self.group.nodes)) if self.group else alive_nodes()
-
-    def send(self, spec: WorkerSpec) -> Any:
-        """What the actors of a run are built from, as an object."""
-        return put(without_samples(spec, self._register) if self._register else spec.to_send())
-
-    def check(self) -> None:
-        """Raises an EngineLostError where a machine of the group was lost."""
-        if self.group:
-            self.group.check()
+        return self._reservation.machines() if self._reservation else machines()
 
     def prepare(self, share: Share | None) -> None:
         """Sets what actors hold from now on; ends idle ones that hold something else, or are lost,
-        and would keep resources that the next run may need.
-
-        Raises:
-            EngineLostError: a machine of the group was lost.
-        """
-        if share is not None:
-            self.check()
+        and would keep resources that the next run may need."""
         if share != self.share:
             self.end(self._idle)
             self._idle = []
@@ -177,14 +151,9 @@ class Session:
         self._idle = self._answering({actor: actor.progress.remote() for actor in self._idle})
 
     def acquire(self) -> Any:
-        """An actor, warm if one is left from the run before.
-
-        Raises:
-            EngineLostError: a machine of the group was lost.
-        """
+        """An actor, warm if one is left from the run before."""
         if self._idle:
             return self._idle.pop()
-        self.check()
         share = self.share or Share()
         made = ray.remote(
             num_cpus=share.cpus,
@@ -192,7 +161,6 @@ class Session:
             max_restarts=0,
             max_task_retries=0,
             concurrency_groups={"questions": 1},
-            **(self.group.options if self.group else {}),
         )(ClientActor)
         return made.remote()
 
@@ -210,8 +178,6 @@ class Session:
     def close(self) -> None:
         """Ends the actors, and Ray if it was started here."""
         self.prepare(None)
-        if self.group:
-            self.group.remove()
         self._disconnect()
 
     def __enter__(self) -> Session:
@@ -260,7 +226,6 @@ class ActorPool:
         self._seen: set[str] = set()
         self._failures: Counter[int] = Counter()
         self._last_failure = ""
-        self._settled = False
         self._alive = time.monotonic()
 
     @property
@@ -313,16 +278,9 @@ class ActorPool:
             self.lose(slot)
             return fault.objects
         self._machines[slot] = machine
-        kinds = self.kinds | {kind}
-        if len(kinds) > 1 and not self._allow_mixed:
-            if not self._settled:
-                refuse_mixed(map(str, kinds))
-            self._last_failure = f"its device, {kind}, is not that of the run"
-            self.incidents.append(Incident(None, 1, machine, self._last_failure))
-            self._failures[slot] = self._max_retries + 1  # until the cluster changes
-            self.lose(slot)
-            return False
-        self.kinds = kinds
+        self.kinds |= {kind}
+        if len(self.kinds) > 1 and not self._allow_mixed:
+            refuse_mixed(map(str, self.kinds))
         self._seen.add(machine)
         self._failures[slot] = 0
         self.done(slot)
@@ -349,10 +307,6 @@ class ActorPool:
         self.idle.discard(slot)
         self.starting = {ref: s for ref, s in self.starting.items() if s != slot}
 
-    def settle(self) -> None:
-        """The kind of device of the run is fixed: actors elsewhere are given up from now on."""
-        self._settled = True
-
     def reset_clock(self) -> None:
         """Actors that do not come up are waited for from now on: something happened or begins."""
         self._alive = time.monotonic()
@@ -361,10 +315,8 @@ class ActorPool:
         """Gives up where work waits, no actor is at work and none has come up for too long.
 
         Raises:
-            EngineLostError: a machine of the run's placement group was lost.
             WorkerError: with what actors ask for, or why the last one failed.
         """
-        self._session.check()
         if not self.starting:
             raise WorkerError(f"no client actor comes up: {self._last_failure}")
         if time.monotonic() - self._alive > START_TIMEOUT:

@@ -1,9 +1,11 @@
-"""docs/study/collect.py: the tables of planted blocks, and of a small study that is run."""
+"""docs/study/: the tables that collect.py makes of planted blocks and of a small study that is run,
+and those of docs/FEDERATIONS.md."""
 
 from __future__ import annotations
 
 import csv
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,10 @@ from typing import Any
 import pandas as pd
 import pytest
 from click.testing import CliRunner
+from scipy import stats
 
 from fedsim.cli import main
+from fedsim.config import experiments
 from fedsim.storage import trials
 from fedsim.storage.trials import Trial
 from fedsim.studies import execute
@@ -183,12 +187,6 @@ def test_heads_are_scored_by_the_last_ten_rounds(studies: Path) -> None:
     assert own.iloc[3] == pytest.approx((0.5 + 0.6) / 2, rel=1e-12)
 
 
-def test_one_test_part_in_all_partitions_is_not_drawn(studies: Path) -> None:
-    for file in studies.glob("small/runs/*/split.csv"):
-        file.write_text(file.read_text().replace("21,test", "20,test"))
-    assert set(runs_of(studies)["test_drawn"]) == {0}
-
-
 def test_missing_and_diverged_runs_are_rows(studies: Path) -> None:
     runs = studies / "small" / "runs"
     shutil.rmtree(runs / "method=FedAvg+split-20,seed=1")
@@ -317,11 +315,6 @@ def test_check_reads_what_is_stored(studies: Path, capsys: pytest.CaptureFixture
     assert found.to_dict() == {20: 0.6, 21: 0.7}
 
 
-def test_an_unknown_block_is_named(studies: Path) -> None:
-    with pytest.raises(SystemExit, match="smal: is no block; known: small, tails_small, sweep"):
-        collect.main(studies, ["smal"])
-
-
 def test_last10_is_the_mean_over_evaluated_rounds_among_the_last_ten() -> None:
     rounds = [{"round": str(i), "x": str(i)} for i in range(2, 21, 2)]
     assert collect.scored(rounds, "x", "last10") == (12 + 14 + 16 + 18 + 20) / 5
@@ -377,3 +370,70 @@ def test_a_study_that_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         summary = pd.read_csv(tmp_path / row["path"] / "summary.csv").iloc[0]
         assert row["balanced_accuracy"] == summary["final_test_balanced_accuracy"]
         assert row["lr"] == summary["train.lr"]
+
+
+# docs/FEDERATIONS.md: tables from the archive, grids that fedsim can run
+
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+PAGE = (DOCS / "FEDERATIONS.md").read_text()
+federations = module("federations")
+archive = federations.archive
+
+
+@pytest.mark.slow
+def test_every_table_of_the_page_follows_from_the_archive() -> None:
+    assert federations.rendered(PAGE) == PAGE
+    assert {m[1] for m in federations.BLOCK.findall(PAGE)} == federations.GRIDS.keys()
+
+
+@pytest.mark.parametrize("name", federations.GRIDS)
+def test_the_archive_has_every_run_of_a_grid_once(name: str) -> None:
+    runs = archive.table(f"federations/{name}.csv")
+    axes = [*federations.GRIDS[name]["grid"], "data.seed", "seed"]
+    assert not runs[axes].duplicated().any()
+    assert len(runs) == math.prod(runs[axis].nunique() for axis in axes)
+    assert runs["data.seed"].nunique() == 5
+    assert runs["seed"].nunique() == 2
+
+
+def test_the_curves_of_the_figure_are_those_of_the_runs() -> None:
+    """No run has reached 80 % before its time; the end is that of the first run that ends."""
+    runs = archive.table("federations/clocks_digits.csv", dtype={"data.alpha": str})
+    curves = archive.table(federations.CURVES, dtype={"data.alpha": str})
+    ways = list(curves.groupby(["waiting", "data.alpha"]))
+    assert len(ways) == 2 * len(federations.WAITING)
+    for (way, alpha), curve in ways:
+        own = runs[(runs["waiting"] == federations.named(way)) & (runs["data.alpha"] == alpha)]
+        assert len(own) == 10
+        assert len(curve) == federations.POINTS
+        before = curve[curve["second"] < 0.9999 * own["simulated_seconds_to_target"].min()]
+        assert (before["mean"] < 0.8).all()
+        end = curve.iloc[-1]
+        assert end["second"] == pytest.approx(own["simulated_seconds"].min(), rel=1e-4)
+        assert end["mean"] == pytest.approx(own["last10_test_accuracy"].mean(), abs=0.03)
+    assert federations.FIGURE.is_file()
+    assert f"study/{federations.FIGURE.name}" in PAGE
+
+
+@pytest.mark.parametrize("name", federations.GRIDS)
+def test_fedsim_reads_the_grid(name: str, tmp_path: Path) -> None:
+    federations.write_grids(tmp_path)
+    axes = experiments.read(tmp_path / f"{name}.yaml").grid
+    runs = archive.table(f"federations/{name}.csv")
+    assert math.prod(len(axis.values) for axis in axes) == len(runs)
+
+
+def test_a_cell_is_the_mean_over_partitions_with_its_t_interval() -> None:
+    runs = pd.DataFrame(
+        {"rule": "krum", "data.seed": [0, 0, 1, 1], "seed": [0, 1, 0, 1], "score": [1, 3, 5, 7]}
+    )
+    found = federations.over_partitions(federations.of(runs, "rule", "krum", "score"))
+    assert found.mean == 4
+    assert found.half == pytest.approx(stats.t.ppf(0.975, 1) * 2, rel=1e-12)
+
+
+def test_ratios_have_a_geometric_mean_unless_a_run_missed_the_target() -> None:
+    index = pd.MultiIndex.from_product([[0, 1], [0]], names=["data.seed", "seed"])
+    assert federations.factor(pd.Series([2.0, 8.0], index)).startswith("4.0 (")
+    assert federations.factor(pd.Series([2.0, None], index)) == ""
+    assert federations.reached(pd.Series([2.0, None], index), "{:.0f}") == "1 of 2 runs"

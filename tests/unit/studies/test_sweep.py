@@ -1,8 +1,12 @@
+"""Sweeps: the runs of a grid, what is done again, the tables, and what the command says."""
+
 from __future__ import annotations
 
 import logging
 import math
+import os
 import re
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
@@ -10,7 +14,7 @@ from unittest import mock
 import pandas as pd
 import pytest
 import yaml
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from fedsim.cli import main
 from fedsim.cli.sweep import show_aggregate
@@ -22,8 +26,8 @@ from fedsim.core.errors import ConfigError, DivergedError
 from fedsim.display.board import OneByOne
 from fedsim.identity import resume
 from fedsim.storage.run_dir import check_free
-from fedsim.studies import parallel, sweep
-from fedsim.studies.parallel import Here
+from fedsim.studies import capacity, sweep
+from fedsim.studies.parallel import Drivers, Here
 from fedsim.training import driver
 
 LAUNCH = Path(__file__).resolve().parents[3] / "launch"
@@ -38,6 +42,7 @@ EXPERIMENTS = [
 GRID = "train: {rounds: 2}\ngrid:\n  algorithm: [fedavg, fedprox]\n  seed: [0, 1, 2]\n"
 
 
+MANY = ("seed", "data.seed", "train.rounds")
 Lines = Callable[[], list[str]]
 
 
@@ -106,12 +111,6 @@ def test_a_flag_replaces_the_axis_of_its_key() -> None:
     assert all(r.config.train.rounds == 9 for r in runs_of(GRID, "train.rounds=9"))
 
 
-def test_a_flag_that_contradicts_rows_is_refused() -> None:
-    text = "grid:\n  m:\n  - a: {algorithm: fedavg}\n  - b: {algorithm: fedld}\n"
-    with pytest.raises(ConfigError, match=r"--set algorithm: the grid's axis m sets algorithm"):
-        runs_of(text, "algorithm=fedbn")
-
-
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
@@ -119,18 +118,17 @@ def test_a_flag_that_contradicts_rows_is_refused() -> None:
         ("grid:\n  train.lrr: [1]\n", "grid.yaml:2 (grid.train.lrr): unknown key"),
         ("grid:\n  m:\n  - a: {train.lr: -1}\n", "grid.yaml:3 (train.lr): -1 given"),
         ("grid:\n  m:\n  - a/b: {seed: 1}\n  - a_b: {seed: 2}\n", "the same name m=a_b"),
+        ("grid:\n  m:\n  - a: {seed: 1}\n", "--set seed: the grid's axis m sets seed"),
+        (
+            "grid:\n" + "".join(f"  {k}: {list(range(1, 101))}\n" for k in MANY),
+            "1,000,000 runs; a sweep has at most 10,000",
+        ),
     ],
 )
 def test_every_run_is_checked_before_the_first_starts(text: str, wanted: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        runs_of(text)
-    assert wanted in str(error.value)
-
-
-def test_a_large_grid_is_counted_before_it_is_made() -> None:
-    axes = "".join(f"  {k}: {list(range(1, 101))}\n" for k in ("seed", "data.seed", "train.rounds"))
-    with pytest.raises(ConfigError, match=r"1,000,000 runs; a sweep has at most 10,000"):
-        runs_of(f"grid:\n{axes}")
+    flags = ("seed=7",) if "--set" in wanted else ()
+    with pytest.raises(ConfigError, match=re.escape(wanted)):
+        runs_of(text, *flags)
 
 
 @pytest.mark.parametrize(
@@ -274,13 +272,6 @@ def test_what_only_the_files_know_is_taken_from_the_finished_run() -> None:
     assert resume.difference(RunConfig(data=lists), written(4, "files", data=lists)) is None
 
 
-@pytest.mark.parametrize("leaf", ["address", "working_dir"])
-def test_one_ray_serves_a_sweep(leaf: str) -> None:
-    with pytest.raises(ConfigError, match=rf"grid: the runs differ in engine\.{leaf}"):
-        runs_of(f"grid:\n  engine.{leaf}: [a, b]\n")
-    assert len(runs_of(f"engine.{leaf}: a\ngrid: {{seed: [0, 1]}}\n")) == 2
-
-
 def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path, lines: Lines) -> None:
     runs = runs_of(GRID)
 
@@ -327,21 +318,6 @@ def test_a_run_without_a_finished_round_is_not_archived(
     check_free(folder)  # a run can begin there
 
 
-def test_a_live_run_is_not_archived(
-    tmp_path: Path, lines: Lines, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(parallel, "HELD_LIMIT", 0.0)
-    runs = runs_of(GRID, "seed=0")
-    folder = tmp_path / runs[0].name
-    folder.mkdir()
-    with files.lock(folder):
-        _, failed = run_all(runs, tmp_path, fake_run)
-    assert failed == [runs[0].name]
-    assert "failed: " in lines()[1]
-    assert "another live run holds this directory" in lines()[1]
-    assert folder.is_dir()
-
-
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda p: p.stem)
 def test_the_experiment_files_of_the_repository_are_valid(path: Path) -> None:
     loaded = sweep.load(str(path))
@@ -366,18 +342,12 @@ def finished_run(folder: Path) -> None:
     (folder / "rounds.csv").write_text("round\n1\n")
 
 
-def summary_of_another_project(folder: Path) -> None:
-    folder.mkdir()
-    (folder / "summary.csv").write_text("patient,age\n1,71\n")
-
-
 def a_file(folder: Path) -> None:
     folder.write_text("notes")
 
 
 FOREIGN = {
     finished_run: "is a run directory (it holds config.yaml)",
-    summary_of_another_project: "summary.csv: is not of a sweep, and would be overwritten",
     a_file: "is not a directory",
 }
 
@@ -394,24 +364,6 @@ def test_a_directory_of_something_else_is_refused_and_left(
     assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
     assert FOREIGN[make] in done.stderr
     assert tree(tmp_path) == before
-
-
-@pytest.mark.slow
-def test_a_sweep_holds_its_directory(tmp_path: Path) -> None:
-    (tmp_path / "grid.yaml").write_text("engine: {kind: serial}\n" + GRID)
-    out = tmp_path / "out"
-    command = ["sweep", str(tmp_path / "grid.yaml"), "--out", str(out), "--parallel", "1"]
-
-    def second(*_: object) -> None:
-        done = CliRunner().invoke(main, command)
-        assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
-        assert f"{out}: another live run" in done.stderr
-        raise DivergedError("the first one gets on")
-
-    with mock.patch.object(driver, "run", mock.Mock(side_effect=second)) as begun:
-        done = CliRunner().invoke(main, command)
-    assert done.exit_code == 1
-    assert begun.call_count == len(runs_of(GRID))
 
 
 @pytest.mark.parametrize("below", ["sweep", "a/b/c"])
@@ -516,3 +468,158 @@ def test_a_label_decides_nothing(tmp_path: Path) -> None:
     (run,) = runs_of("algorithm: fedavg\nlabel: Mine\n")
     fake_run(run.config.model_copy(update={"label": None}), tmp_path / "run")
     assert sweep.missing([run], tmp_path) == []
+
+
+# the command
+
+SMALL = """
+algorithm: fedavg
+data: {num_clients: 4, val_fraction: 0.2}
+model: {name: mlp}
+engine: {kind: serial}
+train: {rounds: 1, sample_rate: 0.5, batch_size: 100}
+"""
+SEARCH = SMALL + "search:\n  train.lr: choice(0.01, 0.3)\n"
+SWEEP = SMALL + "grid: {seed: [0, 1]}\n"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("sweep.yaml").write_text(SWEEP)
+    Path("search.yaml").write_text(SEARCH)
+
+
+def fedsim(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments)
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("command", ["sweep", "tune"])
+def test_the_help_says_which_engine_is_the_default(command: str) -> None:
+    text = " ".join(fedsim(command, "--help").output.split())
+    assert (
+        "process (serial). [default: serial where the machine has no GPU and the runs fill it"
+        in text
+    )
+    assert "[default: ray]" not in text
+    assert "[default: ray]" in " ".join(fedsim("run", "--help").output.split())
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("command", ["sweep", "tune"])
+def test_a_signal_during_start_up_says_how_to_continue(
+    command: str, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(_: str) -> None:
+        os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(sweep, "load", load)
+    before = signal.getsignal(number)
+    done = fedsim(command, f"{'sweep' if command == 'sweep' else 'search'}.yaml")
+    assert (done.stderr, done.exit_code) == (
+        "interrupted; the same command continues\n",
+        128 + number,
+    )
+    assert signal.getsignal(number) is before
+    assert not Path("runs").exists()
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    ("flags", "wanted"),
+    [
+        (
+            ("--search", "fedprox.mu=uniform(0, 1)"),
+            "--search fedprox.mu has no effect: the method used is fedavg; nothing to search",
+        ),
+        (
+            ("--search", "train.rounds=int(1, 3)"),
+            "--search train.rounds: a pruner compares trials round by round, with the same number "
+            "of rounds in all; give --pruner none to search over train.rounds",
+        ),
+    ],
+)
+def test_searches_without_a_meaning_are_refused(flags: tuple[str, ...], wanted: str) -> None:
+    done = fedsim("tune", "search.yaml", *flags)
+    assert (done.exit_code, done.stderr) == (2, f"error: {wanted}\n")
+
+
+@pytest.mark.usefixtures("here")
+def test_the_number_of_rounds_is_searched_without_a_pruner(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: object, **__: object) -> Drivers:
+        raise ConfigError("the search would begin")
+
+    monkeypatch.setattr(capacity, "make_drivers", stop)
+    done = fedsim("tune", "search.yaml", "--search", "train.rounds=int(1, 3)", "--pruner", "none")
+    assert done.stderr == "error: the search would begin\n"
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    ("drivers", "count", "wanted"),
+    [
+        (Here(), 1, "6 runs, in this process (serial engine)"),
+        (Here(), 6, "6 runs, one at a time in this process (serial engine)"),
+        (Here(session=object()), 6, "6 runs, one at a time (serial engine)"),
+    ],
+)
+def test_how_many_runs_at_once_is_said(drivers: Drivers, count: int, wanted: str) -> None:
+    configs = [resolve(from_flags({}, ["engine.kind=serial"]))] * count
+    assert capacity.introduction("6 runs", drivers, configs) == wanted
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.slow
+@pytest.mark.integration
+def test_the_first_line_of_a_sweep_and_of_one_that_continues() -> None:
+    first = fedsim("sweep", "sweep.yaml", "--parallel", "1")
+    assert first.stdout.startswith("2 runs, one at a time in this process (serial engine)\n[1/2] ")
+    assert "best by val. %" in first.stdout
+    assert "last1" not in first.stdout, "that of one round is the final accuracy"
+    Path("runs/sweep-sweep/seed=1/summary.csv").unlink()
+    again = fedsim("sweep", "sweep.yaml", "--parallel", "1")
+    assert again.stdout.splitlines()[1] == "1 of 2 runs left, in this process (serial engine)"
+    nothing = fedsim("sweep", "sweep.yaml", "--parallel", "1")
+    assert "left" not in nothing.stdout
+    assert nothing.exit_code == 0
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.slow
+@pytest.mark.integration
+def test_a_search_says_that_its_trials_are_done() -> None:
+    tune = ("tune", "search.yaml", "--pruner", "none", "--parallel", "1", "--trials")
+    first = fedsim(*tune, "2")
+    assert first.stdout.startswith("2 runs of trials, one at a time in this process (serial ")
+    again = fedsim(*tune, "1")
+    assert again.stdout.startswith("2 trials done already\n")
+    assert again.exit_code == 0
+    more = fedsim(*tune, "3")
+    assert more.stdout.startswith("1 run of trials, in this process (serial engine)\n")
+
+
+@pytest.mark.usefixtures("here")
+def test_the_file_says_what_is_done_whatever_the_name_of_the_command() -> None:
+    study = SMALL + "methods: {A: {algorithm: fedavg}}\nsearch: {train.lr: 'choice(0.1, 1)'}\n"
+    Path("study.yaml").write_text(study)
+    look = ("--dry-run", "--no-measure")
+    assert "tuning: 25 trials, 25 runs\n\n" in fedsim("sweep", "search.yaml", *look).stdout
+    assert "comparison: 3 runs" in fedsim("sweep", "study.yaml", *look).stdout
+    for command, file, wanted in (
+        ("tune", "sweep.yaml", "there is nothing to search: give a section 'search:'"),
+        ("tune", "study.yaml", "is the file of a study, see 'fedsim study --help'"),
+        ("study", "sweep.yaml", "a study needs 'methods:'"),
+    ):
+        done = fedsim(command, file, *look)
+        assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+        assert wanted in done.stderr
+
+
+@pytest.mark.usefixtures("here")
+def test_keys_of_a_search_have_no_effect_without_one() -> None:
+    Path("sweep.yaml").write_text(SWEEP + "trials: 3\n")
+    done = fedsim("sweep", "sweep.yaml", "--dry-run")
+    wanted = "error: sweep.yaml:8 (trials): has no effect without 'search:'\n"
+    assert (done.exit_code, done.stderr) == (2, wanted)
