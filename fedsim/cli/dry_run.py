@@ -28,7 +28,7 @@ def dry_run_options(function: F) -> F:
     dry = several_option(
         "--dry-run",
         is_flag=True,
-        help="Only list the runs, with the estimated time, disk, memory and GPU hours.",
+        help="Only list the runs, with the estimated time, memory and GPU hours.",
     )
     return dry(unmeasured(function))
 
@@ -48,20 +48,19 @@ def show_estimate(
     kinds = by_kind(configs)
     addresses = {config.engine.address for config in configs if config.engine.kind == "ray"}
     at_once = 1 if addresses else local_runs(configs, parallel)
-    rows, took, disk = [], [], 0.0
+    rows, took = [], []
     for runs in kinds:
         one = estimate.measure(runs[0]) if measured else None
         rows.append(_row(runs, one))
         if one is not None:
             took += [one.seconds(run) for run in runs]
-            disk += sum(one.fixed + run.train.rounds * one.per_round for run in runs)
     echo()
     show(rows)
     side_by_side = f", {at_once} at once" if at_once > 1 else ""
     total = {"runs": f"{counted(len(configs), 'run')}{side_by_side}", "time": "not measured"}
     if took:
         seconds, gpus = imports + estimate.makespan(took, at_once), num_gpus()
-        total |= {"time": duration(seconds), "disk": megabytes(disk)}
+        total["time"] = duration(seconds)
         if addresses - {None}:
             total["GPU hours"] = "not known: those of a cluster are not counted"
         elif gpus:
