@@ -72,16 +72,9 @@ def packed_rows(
 ) -> Array:
     """(count, 3, size, size) uint8 of images in some files, memory mapped and read-only.
 
-    The pack is made anew when the list of files, a file's size or its time of change, or ``how``
+    ``decode`` makes (3, size, size) uint8 of an image's number. The pack, whose name begins with
+    ``name``, is made anew when the list of files, a file's size or its time of change, or ``how``
     differs, and, with a warning, when it cannot be read.
-
-    Args:
-        name: of the data set, with which the pack's begins.
-        files: what the images are read from.
-        count: number of images.
-        size: height and width in pixels.
-        how: which images of the files are decoded, and how.
-        decode: number of an image -> (3, size, size) uint8.
 
     Raises:
         DataError: an image cannot be decoded, or the cache folder cannot be written.
@@ -108,12 +101,8 @@ def stored(
 ) -> Array:
     """The array of a pack, memory mapped and read-only; made where it is missing or damaged.
 
-    Args:
-        path: of the pack; its name says what decides the array.
-        shape: of the array.
-        dtype: of the array.
-        pieces: into how many pieces the work is divided, for several threads.
-        write: fills a piece, by its number, of the array.
+    Its name says what decides the array. ``write`` fills one of the ``pieces`` into which the work
+    is divided, by its number; several threads call it.
 
     Raises:
         DataError: the cache folder cannot be written; and what ``write`` raises.

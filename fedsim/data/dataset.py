@@ -44,11 +44,7 @@ class Request:
 
     @property
     def own_folder(self) -> Path:
-        """``folder``, for the data sets that cannot do without.
-
-        Raises:
-            ConfigError: none was given.
-        """
+        """``folder``; a ConfigError where none was given."""
         if self.folder is None:
             raise ConfigError(f"data set {self.name!r} needs data.dir: {self.source}")
         return self.folder
@@ -56,25 +52,14 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Raw(LabelledSamples):
-    """What a reader returns; images are square.
+    """What a reader returns; images are square, mean and std are by channel, of values in 0..1."""
 
-    Args:
-        source: the file or folder that was read, for messages.
-        mean: of images, per channel, of values in 0..1; by default 0.5.
-        std: of images, per channel, of values in 0..1; by default 0.5.
-        parts: (N,) part of each sample where the files say so, or None; where a part is drawn,
-            users have training samples of their own.
-        size: the model's image size where ``x`` is stored at another one and fitted on the
-            device; None: ``x`` is resized once.
-        augment: the training augmentation of the published pipeline.
-    """
-
-    source: Path | str
-    mean: tuple[float, ...] = ()
-    std: tuple[float, ...] = ()
-    parts: Parts | None = None
-    size: int | None = None
-    augment: str = "none"
+    source: Path | str  # that was read, for messages
+    mean: tuple[float, ...] = ()  # by default 0.5
+    std: tuple[float, ...] = ()  # by default 0.5
+    parts: Parts | None = None  # where the files say so; else they are drawn
+    size: int | None = None  # the model's, where ``x`` is fitted on the device; None: resized once
+    augment: str = "none"  # the training augmentation of the published pipeline
 
 
 Reader = Callable[..., Raw]
@@ -85,41 +70,24 @@ Reader = Callable[..., Raw]
 class DatasetInfo:
     """An entry of the catalogue, listed in ``DATASETS`` of a module of :mod:`fedsim.data.readers`.
 
-    Args:
-        name: the value of ``data.name``, and the name of the section with the options.
-        title: what it is, in a line.
-        read: the reader; its typed keyword-only parameters are the data set's options.
-        num_classes: 0 where the files say it.
-        image_size: default height and width in pixels that the model sees, 0: as stored, or no
-            images.
-        channels: 0 where the files say it, or no images.
-        default_model: the model that ``fedsim run`` takes for it.
-        default_partition: ``files``, ``by_site``, ``natural`` or ``dirichlet``.
-        source: how to get it.
-        needs_folder: whether ``data.dir`` has to be given.
-        generated: whether its samples are drawn for ``data.num_clients`` sites or users where
-            no ``data.dir`` is given; its options are those of the draw.
-        client_folders: whether ``data.partition_file`` may name a folder of client lists.
-        patients: whether its files may say whose the samples are.
-        columns: what ``data.columns`` may name: target, site, ...; empty: it has no named columns.
-        prepared: whether its samples depend on which of them are for training (scaling).
+    ``name`` is the value of ``data.name`` and the section of the options: the typed keyword-only
+    parameters of ``read``.
     """
 
     name: str
     title: str
     read: Reader
-    num_classes: int = 0
-    image_size: int = 0
+    num_classes: int = 0  # 0: the files say it
+    image_size: int = 0  # height and width that the model sees by default; 0: as stored
     channels: int = 0
     default_model: str = "cnn"
-    default_partition: str = "dirichlet"
+    default_partition: str = "dirichlet"  # or files, by_site, natural
     source: str = "downloaded on first use"
     needs_folder: bool = False
-    generated: bool = False
-    client_folders: bool = False
-    patients: bool = False
-    columns: tuple[str, ...] = ()
-    prepared: bool = False
+    generated: bool = False  # for ``data.num_clients``, where no ``data.dir`` is given
+    client_folders: bool = False  # ``data.partition_file`` may name a folder of client lists
+    columns: tuple[str, ...] = ()  # what ``data.columns`` may name
+    prepared: bool = False  # samples depend on which of them are for training (scaling)
 
 
 def parts_of(train: int, val: int, test: int) -> Parts:
@@ -196,7 +164,6 @@ def _parts(raw: Raw, group: str, val_fraction: float, test_fraction: float, seed
     patient, source = raw.patient, str(raw.source)
     if patient is not None and (group == "patient" or (group == "auto" and raw.clients is None)):
         patient = numbered(patient, raw.site)
-    stratum = raw.y if raw.site is None else raw.y + len(raw.class_names) * raw.site
     parts = np.full(len(raw.y), TRAIN, dtype=np.int8) if raw.parts is None else raw.parts.copy()
     for part, fraction in ((TEST, test_fraction), (VAL, val_fraction)):
         if fraction <= 0 or (parts == part).any():
@@ -206,6 +173,7 @@ def _parts(raw: Raw, group: str, val_fraction: float, test_fraction: float, seed
         if raw.sites_are_users and raw.site is not None:
             chosen = held_out_by_user(raw.y[train], raw.site[train], *draw)
         else:
+            stratum = raw.y if raw.site is None else raw.y + len(raw.class_names) * raw.site
             members = None if patient is None else patient[train]
             chosen = held_out(stratum[train], members, *draw)
         parts[train[chosen]] = part
@@ -213,9 +181,7 @@ def _parts(raw: Raw, group: str, val_fraction: float, test_fraction: float, seed
 
 
 def check(dataset: Dataset, source: str, whole: bool = False) -> None:
-    """Refuses a data set that breaks the contract; every reader's and every user's goes through.
-
-    One that is ``whole`` need not have a training part.
+    """Refuses a data set that breaks the contract; one that is ``whole`` needs no training part.
 
     Raises:
         ConfigError: an unknown augmentation.

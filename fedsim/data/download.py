@@ -48,10 +48,10 @@ def unpacked(archive: Path, folder: str) -> Path:
     target = cache_dir() / folder
     if target.exists():
         return target
-    safe = {} if archive.suffix == ".zip" else {"filter": "data"}
     with workspace(target.parent) as temporary:
         try:
-            shutil.unpack_archive(archive, temporary / "files", **safe)
+            form = None if archive.suffix == ".zip" else "data"  # zip files have no filter
+            shutil.unpack_archive(archive, temporary / "files", filter=form)
             os.replace(temporary / "files", target)
         except Exception as error:  # a damaged archive raises anything
             if not target.is_dir():  # else another process was faster

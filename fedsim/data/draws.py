@@ -18,7 +18,7 @@ MAX_TRIES = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Draw:
-    """What a random partition is drawn from; ``labels`` (n,) of the training part, in its order."""
+    """What a random partition is drawn from; ``labels`` (n,) of the training part, in order."""
 
     labels: I64
     num_clients: int
@@ -97,11 +97,8 @@ def redrawn(
 ) -> list[I64]:
     """Draws again, the generator going on, until every client has ``min_samples``; shuffles then.
 
-    With ``patient`` (n,), the samples' patients, every client must also have ``min_patients``.
-    ``alpha`` is that of the rule, for the message, where it has one.
-
-    Raises:
-        DataError: no draw of 1000 does; quotes the sizes of the best one.
+    With ``patient`` (n,), the samples' patients, every client must also have ``min_patients``. A
+    DataError where no draw of 1000 does quotes ``alpha`` and the sizes of the best one.
     """
     best: list[int] = []
     for _ in range(MAX_TRIES):

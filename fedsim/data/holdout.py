@@ -37,10 +37,9 @@ def hold_out(
 ) -> Partition:
     """Moves some of each client's training samples to its own validation and test parts.
 
-    A fraction above 0 is rounded to the nearest number of samples, but to 1 at least; one of 0
-    leaves that part as it is. The test samples depend neither on the order of a client's samples
-    nor on the validation fraction. With ``group`` "patient" whole patients are held out, whose
-    samples come near to that number. The order of ``partition.train`` stays.
+    A fraction above 0 is rounded to the nearest number of samples, but to 1 at least. The test
+    samples depend neither on the order of a client's samples nor on the validation fraction. With
+    ``group`` "patient" whole patients are held out, whose samples come near to that number.
 
     Raises:
         DataError: a client would keep fewer than ``min_samples``, or has too few patients.
@@ -82,10 +81,9 @@ def hold_out(
 def hold_out_clients(
     dataset: Dataset, partition: Partition, number: float, seed: int
 ) -> tuple[Dataset, Partition]:
-    """Draws clients that never train, uniformly; what they own of the common parts leaves these.
+    """Draws clients that never train; what they own of the common parts leaves these.
 
-    All clients keep their numbers and samples. ``number`` is how many they are; below 1 their
-    share, rounded to the nearest number, but to 1 at least.
+    ``number`` is how many they are; below 1 their share, rounded, but to 1 client at least.
 
     Raises:
         DataError: no client, or no common test sample, would be left.
@@ -131,11 +129,10 @@ def strata(y: I64) -> I64:
 
 
 def stratified(labels: I64, count: int, draw: np.random.Generator) -> I64:
-    """Positions of ``count`` random samples, of each class nearly its share.
+    """Positions of ``count`` random samples, or all, of each class nearly its share.
 
-    Every n/count-th sample of the shuffled samples in the order of their classes, from a random
-    first one on: a class of c samples gives c count/n of them, rounded down or up. ``labels`` are
-    the (n,) classes; all samples are taken where there are no more than ``count``.
+    Every n/count-th of the shuffled samples in the order of their classes, from a random first one
+    on: a class of c samples gives c count/n of them, rounded down or up. ``labels`` are (n,).
     """
     shuffled = draw.permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
@@ -149,9 +146,8 @@ def held_out_by_user(
 ) -> I64:
     """Positions of random samples, ``fraction`` of each user's rounded to the nearest number.
 
-    ``y`` holds (n,) labels, of each of which nearly its share is taken, or (n, T), not looked at,
-    and ``user`` (n,) the users' numbers; the others are as in :func:`held_out`. A user's samples
-    are drawn whatever other users have.
+    Of each label of ``y`` (n,) nearly its share is taken; (n, T) is not looked at. Samples of a
+    ``user`` (n,) are drawn whatever other users have. Others as in :func:`held_out`.
 
     Raises:
         DataError: no user has enough samples to give one, or nothing is left.
@@ -175,8 +171,8 @@ def held_out_by_user(
 def without_small_users(dataset: Dataset, min_samples: int) -> Dataset:
     """The data set without users that have fewer training samples, like LEAF's option -k.
 
-    Their samples stay in ``x`` but are in no part. A validation or test part of users of whom
-    none has training samples (LEAF's split by users) is common to all clients and stays whole.
+    A validation or test part of users of whom none has training samples (LEAF's split by users) is
+    common to all clients and stays whole.
 
     Raises:
         DataError: no user has so many.
@@ -220,8 +216,8 @@ def held_out(
         stratum: (n,) numbers of the classes, or of classes at sites.
         group: (n,) numbers of the patients, of whom none may be on both sides, or None.
         fraction: in 0..1, both excluded.
-        seed: of the draw.
-        stream: purpose of the draw, which makes it independent of other draws of ``seed``.
+        seed: of the draw, with ``stream``, its purpose.
+        stream: of random numbers.
         source: of the data, for messages.
 
     Raises:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image, ImageOps
 from PIL.PngImagePlugin import PngImageFile
-from PIL.TiffImagePlugin import BITSPERSAMPLE, EXTRASAMPLES, SAMPLEFORMAT, TiffImageFile
+from PIL.TiffImagePlugin import BITSPERSAMPLE, TiffImageFile
 
 from fedsim.core.errors import DataError, one_line
 from fedsim.core.types import Array
@@ -54,7 +54,7 @@ def decode(source: Path | bytes, size: int, where: str = "") -> Array:
 
     Raises:
         DataError: the file is truncated or no image; or its content would be cut: it has several
-            pages, more than eight bits a channel, or channels beside colours and transparency.
+            pages, or more than eight bits a channel.
     """
     return _resized(_rgb(source, where or str(source)), [size], crop=True)
 
@@ -99,20 +99,16 @@ def _cut(image: Image.Image) -> str:
 
     Pillow opens 16-bit colours as RGB, cut to their high bytes: the file's own header says it.
     """
-    pages, bits, signed = getattr(image, "n_frames", 1), 8, False
+    pages, bits = getattr(image, "n_frames", 1), 8
     if pages > 1 and image.format != "MPO":  # a JPEG file with previews after the image
         return f"{pages} pages or frames, needed is a file for each image"
     if isinstance(image, PngImageFile) and any(";16" in str(tile[3]) for tile in image.tile):
         bits = 16
     if isinstance(image, TiffImageFile):
         bits = max(image.tag_v2.get(BITSPERSAMPLE, (1,)))
-        signed = 2 in image.tag_v2.get(SAMPLEFORMAT, ())
-        if 0 in image.tag_v2.get(EXTRASAMPLES, ()):
-            return "a channel beside colours and transparency"
-    if bits <= 8 and not signed and image.mode in EIGHT_BIT:
+    if bits <= 8 and image.mode in EIGHT_BIT:
         return ""
-    odd = "signed numbers" if signed else f"{bits} bits a channel (mode {image.mode})"
-    return f"{odd}, needed are eight bits a channel (0..255)"
+    return f"{bits} bits a channel (mode {image.mode}), needed are eight (0..255)"
 
 
 def _rgb(source: Path | bytes, where: str) -> torch.Tensor:

@@ -57,21 +57,14 @@ def kind_of(name: str, *, by_label: bool = True) -> Kind:
 
 
 def options(name: str) -> Mapping[str, Parameter]:
-    """The options of a partition: the typed keyword-only parameters of its function.
-
-    Raises:
-        ConfigError: as :func:`kind_of`.
-    """
+    """The options of a partition: the typed keyword-only parameters of its function."""
     if name in FIXED:
         return {}
     where = f"partition {name!r}"
     function = KINDS[name].deal if name in KINDS else imports.resolve(name, where)
     declared = imports.options(function, where)
     for option in declared.keys() & signature(make).parameters.keys():
-        raise ConfigError(
-            f"{where}: {option!r} cannot be an option, since every partition has it (num_clients "
-            "and the random generator are in draw); call it otherwise"
-        )
+        raise ConfigError(f"{where}: {option!r} cannot be an option, every partition has it")
     return declared
 
 
@@ -95,14 +88,13 @@ def make(
         num_clients: K; None where lists, sites or users fix it.
         min_samples: samples that every client must have, >= 1.
         seed: of the draw.
-        listed: of ``files``, as it was read from a file; None takes the data set's own lists.
+        listed: of ``files``, as read from a file; None takes the data set's own lists.
         group: ``patient`` keeps patients together, ``none`` does not.
         min_patients: patients that every client must have where they are kept together.
-        given: options, see :func:`options`; those that the kind does not have are of no effect.
+        given: options; those that the kind does not have are of no effect.
 
     Raises:
-        ConfigError: a kind that the data set cannot have, or another number of clients than it
-            fixes.
+        ConfigError: a kind or number of clients that the data set cannot have.
         DataError: more clients than samples, a minimum that is out of reach, a damaged file.
     """
     if kind in ("by_site", "natural"):
@@ -189,11 +181,9 @@ def _patients(dataset: Dataset, num_clients: int, min_patients: int) -> I64:
 
 def default_kind(dataset: Dataset) -> str:
     """``files`` with client lists, ``natural`` with users, ``by_site`` with sites, or dirichlet."""
-    if dataset.clients is not None:
-        return "files"
-    if dataset.sites_are_users:
-        return "natural"
-    return "by_site" if dataset.site is not None else "dirichlet"
+    of_sites = "natural" if dataset.sites_are_users else "by_site"
+    by_default = "dirichlet" if dataset.site is None else of_sites
+    return by_default if dataset.clients is None else "files"
 
 
 def table(
@@ -201,9 +191,7 @@ def table(
 ) -> dict[str, Array]:
     """The columns of partition.csv, (n,) each: a row per client and label with any samples.
 
-    They are client_id, label, train_samples, test_samples (the client's own; 0 where the test set
-    is common), name where the clients have names, and malicious where any of them is. Where
-    every token has a label, all samples have the label -1.
+    ``test_samples`` are the client's own; where every token has a label, all labels are -1.
     """
     by_label = not dataset.per_token
     labels, first = (dataset.y, 0) if by_label else (np.zeros(len(dataset.y), np.int64), -1)

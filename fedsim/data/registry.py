@@ -83,8 +83,8 @@ def load(
         seed: of the draw of these parts.
         split: the folder of client lists (retina: ``split_1``, ``split_2``, ...).
         num_clients: sites or users of generated data.
-        group: ``patient`` knows the patients of drawn parts by site and name, ``none`` by name;
-            ``auto``: by site and name, but for data sets with client lists.
+        group: ``patient`` knows patients by site and name, ``none`` by name; ``auto``: by site
+            and name, but for data sets with client lists.
         whole: all samples are the test part, for predictions.
         columns: names of columns by what they hold, such as ``label``.
         known_words: the vocabulary to read texts with; None: their own one.

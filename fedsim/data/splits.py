@@ -32,10 +32,9 @@ class Rows(NamedTuple):
 def rows(dataset: Dataset, partition: Partition) -> Rows:
     """A row for every sample that is in a part.
 
-    First the clients, one after the other, with their training samples in the order in which the
-    partition has them, then their own validation and test samples; then training samples of no
-    client, and the common validation and test parts. A sample of these that also is a client's own
-    (of its site or user) has that client.
+    First the clients, one after the other, with their training samples in the partition's order,
+    then their own validation and test samples; then training samples of no client, and the common
+    parts, whose samples have the client that owns them (their site or user).
     """
     owner = np.full(len(dataset.y), -1, dtype=np.int64)
     common = np.concatenate([dataset.val, dataset.test])
@@ -51,8 +50,8 @@ def rows(dataset: Dataset, partition: Partition) -> Rows:
                 pieces.append((samples[~is_common[samples]], part, client))
     pieces.append((dataset.train[owner[dataset.train] < 0], TRAIN, -1))
     pieces += [(dataset.val, VAL, -1), (dataset.test, TEST, -1)]
-    samples, part_of, client_of = zip(*pieces, strict=True)
-    sizes, sample = list(map(len, samples)), np.concatenate(samples)
+    sample_of, part_of, client_of = zip(*pieces, strict=True)
+    sizes, sample = list(map(len, sample_of)), np.concatenate(sample_of)
     clients = np.repeat(client_of, sizes)
     clients[len(sample) - len(common) :] = owner[common]
     return Rows(sample, np.repeat(part_of, sizes), clients)

@@ -29,10 +29,6 @@ NO_SITE = "(none)"
 """The site of rows for validation and test that belong to no site."""
 _COMPARED = 200
 """The most names of classes among which typing errors are looked for."""
-_EXACT = 2.0**53
-"""Below it whole numbers are exact as floats."""
-_SMALL = 1e-9
-"""Added to a standard deviation."""
 
 
 def read_csv(
@@ -136,10 +132,7 @@ def _column(table: Table, name: str, key: str) -> str:
 def _features(
     table: Table, roles: Mapping[str, str], features: str, categorical: str
 ) -> dict[str, str | None]:
-    """By feature the category without a column of its own; None where each has one, "" for numbers.
-
-    A name may hold an equals sign: the category begins after the last one.
-    """
+    """By feature the category without a column; None where each has one, "" for numbers."""
     chosen = [_column(table, name, "csv.features") for name in listed(features)]
     for name in chosen:
         if name in roles.values() or chosen.count(name) > 1:
@@ -186,12 +179,9 @@ def _number(cell: str) -> float | None:
 
 
 def _level(cell: str) -> str:
-    """A category as a text: 1, 1.0 and +1 are the same, -0 is 0.
-
-    Whole numbers from 2^53 on stay as they are written: as floats several would be one.
-    """
+    """A category as a text: 1, 1.0 and +1 are the same, but not floats from 2^53 on."""
     value = _number(cell)
-    if value is None or abs(value) >= _EXACT:
+    if value is None or abs(value) >= 2.0**53:
         return cell
     return str(int(value)) if value.is_integer() else repr(value)
 
@@ -300,7 +290,7 @@ def _scaled(x: F64, training: F64) -> F64:
     """``(x - mean) / (sd + 1e-9)``; a column that is constant in training is not divided."""
     sd = training.std(axis=0, ddof=1) if len(training) > 1 else np.zeros(x.shape[1])
     constant = np.ptp(training, axis=0) == 0
-    scaled: F64 = (x - training.mean(axis=0)) / np.where(constant, 1.0, sd + _SMALL)
+    scaled: F64 = (x - training.mean(axis=0)) / np.where(constant, 1.0, sd + 1e-9)
     return scaled
 
 
@@ -312,7 +302,6 @@ DATASETS = (
         default_model="logistic",
         source="a CSV file with a header, as -d csv:FILE",
         needs_folder=True,
-        patients=True,
         columns=USUAL,
         prepared=True,
     ),

@@ -206,6 +206,5 @@ DATASETS = (
         channels=3,
         source="a folder with labels.csv (filename,label[,site][,patient][,split]) and the images",
         needs_folder=True,
-        patients=True,
     ),
 )

@@ -44,13 +44,10 @@ _NAMES = "classes integers texts", "texts, integers or classes"
 
 
 class Saved(NamedTuple):
-    """The rows of all splits, in the order train, validation, test.
+    """The rows of all splits, a ``datasets.Dataset``, in the order train, validation, test.
 
-    Args:
-        folder: that holds them.
-        rows: ``datasets.Dataset`` of the columns in use.
-        columns: their names by what they hold.
-        splits: by name the number of rows; one without a name has not been split yet.
+    ``columns`` are the names of those in use, by what they hold, ``splits`` the numbers of rows by
+    name, which is empty where the data set has not been split yet.
     """
 
     folder: Path
@@ -67,11 +64,7 @@ class Saved(NamedTuple):
         return f"{self.folder}{f', split {name}' if name else ''}, row {row}"
 
     def values(self, role: str) -> tuple[Sequence[Any], tuple[str, ...]]:
-        """The values of a column, and the names of its classes where it has some.
-
-        Raises:
-            DataError: it has another type, a damaged file, or a row without value.
-        """
+        """The values of a column, and the names of its classes where it has some."""
         name = self.columns[role]
         feature = self.rows.features[name]
         kind, (allowed, needed) = _kind(feature), _NEEDED.get(role, _NAMES)
@@ -140,12 +133,7 @@ def hf(
 
 
 def read(folder: Path, named: Mapping[str, str]) -> Saved:
-    """What ``save_to_disk`` wrote; ``named`` are names of columns by what they hold.
-
-    Raises:
-        ConfigError: the package ``datasets`` is missing; no such column.
-        DataError: a file is missing or damaged; there is no split train, or no row.
-    """
+    """What ``save_to_disk`` wrote; ``named`` are names of columns by what they hold."""
     try:
         import datasets
     except ImportError as error:
@@ -180,10 +168,7 @@ def read(folder: Path, named: Mapping[str, str]) -> Saved:
 def choose(names: Sequence[str], named: Mapping[str, str], folder: Path) -> dict[str, str]:
     """The columns in use by what they hold: those that are given, else those of the usual names.
 
-    There is one of image and text, and one at most of site and user.
-
-    Raises:
-        ConfigError: a column that is given does not exist, or one that is needed was not found.
+    There is one of image and text, and one at most of site and user; else a ConfigError.
     """
     listed = f"columns of {folder} are {', '.join(names)}"
     for role, name in named.items():
@@ -228,12 +213,9 @@ def _labels(saved: Saved) -> tuple[tuple[str, ...], I64]:
     y = np.array(values, dtype=np.int64)
     if not names:
         return names_by_number(y, saved.where, "or of type ClassLabel"), y
-    outside = np.flatnonzero((y < 0) | (y >= len(names)))
-    if len(outside):
-        raise DataError(
-            f"{saved.where(outside[0])}: label {y[outside[0]]} is outside the classes "
-            f"0..{len(names) - 1}"
-        )
+    for row in np.flatnonzero((y < 0) | (y >= len(names)))[:1]:
+        where = f"{saved.where(row)}: label {y[row]}"
+        raise DataError(f"{where} is outside the classes 0..{len(names) - 1}")
     return names, y
 
 
@@ -289,7 +271,6 @@ DATASETS = (
         source="a folder of save_to_disk, also as -d hf:DIR; "
         f"pip install '{DISTRIBUTION}[datasets]'",
         needs_folder=True,
-        patients=True,
         columns=tuple(USUAL),
     ),
 )

@@ -72,7 +72,8 @@ def _read(
             files.append(inside(root / part, name, where))
             if name not in labels:
                 raise DataError(f"{where}: {name!r} has no label in {root}/labels.csv")
-    people, patient = (), None
+    people: tuple[str, ...] = ()
+    patient: I64 | None = None
     if request.name == "retina":
         stems = [re.sub(r"_(left|right)$", "", Path(name).stem) for name in (*train, *test)]
         people, patient = coded(stems, str, "the patient")
@@ -170,7 +171,6 @@ DATASETS = tuple(
         "train.csv, test.csv, *_clients/",
         needs_folder=True,
         client_folders=True,
-        patients=read is retina,
     )
     for read, folder, num_classes, title in (
         (retina, "Retina", 2, "diabetic retinopathy, normal or diseased"),

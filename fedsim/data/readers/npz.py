@@ -18,9 +18,6 @@ from fedsim.data.files import (
 )
 from fedsim.data.readers.tables import coded, names_by_number
 
-_MOST_CLASSES = 10**5
-"""Labels of clients' files are numbers below this."""
-
 
 def load_npz(
     path: Path, required: tuple[str, ...], optional: tuple[str, ...] = ()
@@ -63,7 +60,8 @@ def with_sites(request: Request) -> Raw:
             )
     classes, y = _named(arrays, "labels", "class_names", path)
     sites, site = _named(arrays, "sites", "site_names", path) if "sites" in arrays else ((), None)
-    patients, patient = (), None
+    patients: tuple[str, ...] = ()
+    patient: I64 | None = None
     if "patients" in arrays:
         values = arrays["patients"].tolist()
         patients, patient = coded(values, lambda row: f"{path}, row {row}", "the patient")
@@ -111,12 +109,10 @@ def _named(
 def of_clients(folder: Path) -> Raw:
     """A folder of npz files, one for each client and part: ``train/0.npz``, ``test/0.npz``, ...
 
-    As PFLlib writes them: an entry ``data``, the pickle of a dictionary of the arrays x and y,
-    which is read without running any code of the file; or plain arrays x and y. Clients are in the
-    order of the files' names, numbers as numbers; each owns its test samples.
-
-    x holds images (n, channels, H, H), uint8, or float in -1..1 or 0..1 as torchvision's ToTensor
-    and Normalize(0.5, 0.5) leave them, which are taken back to 0..255; or features (n, d).
+    As PFLlib writes them: an entry ``data``, the pickle of a dictionary of the arrays x and y; or
+    plain arrays x and y. Clients are in the order of the files' names, numbers as numbers; each
+    owns its test samples. x holds features (n, d) or images (n, channels, H, H), uint8, or float in
+    -1..1 or 0..1 as ToTensor and Normalize(0.5, 0.5) leave them, which are taken back to 0..255.
 
     Raises:
         DataError: a damaged file, or arrays that do not fit together; names the file.
@@ -170,7 +166,7 @@ def _samples(file: Path) -> tuple[Array, I64]:
             "(n, channels, H, H) or features (n, d), as floats or uint8"
         )
     whole = y.astype(np.int64) if y.dtype.kind == "f" and np.array_equal(y, np.floor(y)) else y
-    labels = check_labels(whole, _MOST_CLASSES, f"{file}, y")
+    labels = check_labels(whole, 10**5, f"{file}, y")
     if len(labels) != len(x):
         raise DataError(f"{file}: {len(x)} samples in x, but {len(labels)} labels in y")
     return x, labels
@@ -212,7 +208,6 @@ DATASETS = (
         read=with_sites,
         source=f"{_SOURCE}, or a folder with train/0.npz, test/0.npz, ... of x and y, as PFLlib's",
         needs_folder=True,
-        patients=True,
     ),
     DatasetInfo(
         name="covid_cxr",
@@ -223,6 +218,5 @@ DATASETS = (
         default_partition="by_site",
         source=_SOURCE,
         needs_folder=True,
-        patients=True,
     ),
 )

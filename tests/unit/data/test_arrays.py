@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import gzip
 import hashlib
 import os
@@ -13,11 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
-from torchvision.datasets import utils as torchvision_utils
 
 from fedsim import data
-from fedsim.cli import main
 from fedsim.core.errors import DataError
 from fedsim.data.download import fetch, unpacked
 from fedsim.data.readers import medmnist as reader
@@ -102,23 +98,12 @@ def test_damaged_medmnist_is_refused(tmp_path: Path, change, message):
         data.load("retinamnist", tmp_path)
 
 
-@pytest.mark.parametrize("keep", [0.0, 0.5, 0.99])
-def test_truncated_npz_is_refused(tmp_path: Path, keep):
+@pytest.mark.parametrize("damage", [b"", slice(0, 900), slice(0, -200)], ids=str)
+def test_truncated_npz_is_refused(tmp_path: Path, damage):
     path = tmp_path / "retinamnist.npz"
     np.savez_compressed(path, **med_arrays())
-    content = path.read_bytes()
-    path.write_bytes(content[: int(keep * len(content))])
-    with pytest.raises(DataError, match=r"retinamnist\.npz: truncated"):
-        data.load("retinamnist", tmp_path)
-
-
-def test_npz_with_a_damaged_array_is_refused(tmp_path: Path):
-    path = tmp_path / "retinamnist.npz"
-    np.savez_compressed(path, **med_arrays())
-    content = bytearray(path.read_bytes())
-    content[2000:2100] = bytes(100)
-    path.write_bytes(content)
-    with pytest.raises(DataError, match=r"retinamnist\.npz: truncated"):
+    path.write_bytes(damage if damage == b"" else path.read_bytes()[damage])
+    with pytest.raises(DataError, match=r"retinamnist\.npz: missing, truncated"):
         data.load("retinamnist", tmp_path)
 
 
@@ -145,16 +130,6 @@ def test_download_with_another_md5_is_refused(tmp_path, cache, monkeypatch, web)
     with pytest.raises(DataError, match=r"cannot download retinamnist\.npz"):
         data.load("retinamnist")
     assert not (cache / "medmnist" / "retinamnist.npz").exists()
-
-
-def test_unreachable_download_says_what_to_put_where(cache, monkeypatch, web):
-    served(web, "retinamnist", MEDMNIST["retinamnist"].md5[0], monkeypatch)
-    with pytest.raises(DataError) as caught:
-        data.load("retinamnist")
-    message = str(caught.value)
-    assert "\n" not in message
-    for part in ("retinamnist.npz", "bd4c0672f1bba3e3a89f0e4e876791e4", str(cache), "data.dir"):
-        assert part in message
 
 
 def site_arrays(**changes: object) -> dict[str, np.ndarray]:
@@ -267,19 +242,6 @@ def test_each_file_is_a_client_with_its_own_test_part(tmp_path: Path, pfllib: bo
     assert (loaded.pipeline.mean, loaded.pipeline.std) == ((0.5,) * 3, (0.5,) * 3)
 
 
-def test_features_are_taken_as_they_are(tmp_path: Path):
-    folder = write(tmp_path, pfllib=True, convert=lambda x: x.reshape(len(x), -1)[:, :5] / 7)
-    loaded = data.load("npz", folder)
-    assert (loaded.inputs, loaded.x.shape) == ("features", (34, 5))
-
-
-def test_the_default_partition_is_natural(tmp_path: Path):
-    write(tmp_path / "d", pfllib=True)
-    done = CliRunner().invoke(main, ["partition", "-d", "npz", "--data-dir", str(tmp_path / "d")])
-    assert done.exit_code == 0, done.output
-    assert done.stdout.startswith("npz, natural: 23 training samples of 3 classes on 4 clients")
-
-
 class Harmful:
     """An object whose pickle runs code where it is loaded."""
 
@@ -302,21 +264,18 @@ def test_a_pickle_of_anything_else_is_refused_and_runs_nothing(tmp_path: Path):
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"x": pixels(3, 0), "z": np.arange(3)}, "needed are the arrays x and y, there are x"),
+        ({"x": pixels(3, 0), "z": np.arange(3)}, "truncated, or not an npz of x and y"),
         ({"x": pixels(3, 0), "y": np.arange(2)}, "3 samples in x, but 2 labels in y"),
         ({"x": pixels(3, 0)[:, :2], "y": np.arange(3)}, "square images of 1 or 3 channels"),
         ({"x": pixels(3, 0)[:, 0], "y": np.arange(3)}, r"x is uint8 \(3, 8, 8\), needed are"),
         ({"x": pixels(3, 0)[..., :4, :4], "y": np.arange(3)}, r"x of shape \(3, 4, 4\), before"),
         ({"x": pixels(3, 0), "y": -np.arange(3)}, "y: label -1 in row 1 is outside"),
         ({"x": pixels(3, 0), "y": np.full(3, 0.5)}, "y: labels are float64"),
-        ({"data": np.arange(3)}, "data is an array of int64"),
-        ({"data": [1, {}]}, "no dictionary|data is"),
+        ({"data": np.arange(3)}, "or of a dictionary of these arrays as PFLlib's"),
     ],
 )
 def test_a_file_that_does_not_fit_is_named(tmp_path: Path, arrays, message):
     folder = write(tmp_path, pfllib=False, convert=lambda x: x)
-    if isinstance(arrays.get("data"), list):
-        arrays = {"data": np.array(arrays["data"], dtype=object)}
     np.savez(folder / "train" / "10.npz", **arrays)
     with pytest.raises(DataError, match=rf"train/10\.npz.*{message}"):
         data.load("npz", folder)
@@ -381,7 +340,7 @@ def test_idx_files_are_found_and_read(tmp_path: Path, packed, name, below):
         ("train-images-idx3-ubyte", idx(IMAGES[:8])[:-1], "truncated .*8 x 5 x 5"),
         ("train-images-idx3-ubyte", idx(IMAGES[:8]) + b"x", "truncated or damaged"),
         ("train-images-idx3-ubyte", idx(LABELS[:8]), "not an idx file with magic 0x00000803"),
-        ("train-images-idx3-ubyte", b"", "not an idx file"),
+        ("train-images-idx3-ubyte", b"", "missing, truncated or not an idx file"),
         ("train-images-idx3-ubyte", idx(IMAGES[:7]), "7 images, but 8 labels"),
         ("t10k-labels-idx1-ubyte", idx(np.array([0, 1, 10, 2])), "label 10 in row 2"),
     ],
@@ -457,23 +416,16 @@ class Evil:
         return (os.system, ("touch never-made",))
 
 
-class EvilEncoding:
-    def __reduce__(self):
-        return (codecs.encode, ("text", "rot13"))
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         ({b"labels": [0, 1, 2], b"data": Evil()}, r"truncated .*system is not allowed"),
-        ({b"labels": [0, 1, 2], b"data": EvilEncoding()}, "encoding 'rot13' is not allowed"),
         ({b"labels": [0, 1], b"data": PIXELS[:3]}, "3 images, but 2 labels"),
         ({b"labels": [0, 1, 10], b"data": PIXELS[:3]}, "label 10 in row 2"),
-        ({b"labels": [0, 1, 2.5], b"data": PIXELS[:3]}, "no list of integers"),
-        ({b"labels": [0, 1, 2], b"data": PIXELS[:3].astype(np.int32)}, "no uint8 array"),
+        ({b"labels": [0, 1, 2.5], b"data": PIXELS[:3]}, "labels are float64"),
         ({b"labels": [0, 1, 2], b"data": PIXELS[:3, :5]}, r"no uint8 array \(n, 3072\)"),
         ({b"data": PIXELS[:3]}, "no entry labels; there are data"),
-        ([1, 2], "holds list"),
+        ([1, 2], "missing, truncated or no CIFAR batch"),
     ],
 )
 def test_damaged_cifar_is_refused_with_the_file(tmp_path: Path, monkeypatch, content, message):
@@ -509,23 +461,6 @@ def test_truncated_archive_is_refused(tmp_path: Path, cache: Path):
     with pytest.raises(DataError, match=r"a\.tar\.gz: cannot be unpacked"):
         unpacked(archive, "cifar/in")
     assert list((cache / "cifar").iterdir()) == []
-
-
-def test_two_processes_may_download_at_once(tmp_path: Path, cache: Path, monkeypatch, web):
-    (tmp_path / "file").write_bytes(b"content")
-    md5, download, calls = hashlib.md5(b"content").hexdigest(), torchvision_utils.download_url, []
-
-    def meanwhile(*args: object) -> None:
-        download(*args)
-        calls.append(args)
-        if len(calls) == 1:  # the other process begins and ends before this one's file is in place
-            fetch((f"{web}/file",), md5, "here", "file")
-
-    monkeypatch.setattr(torchvision_utils, "download_url", meanwhile)
-    path = fetch((f"{web}/file",), md5, "here", "file")
-    assert len(calls) == 2
-    assert path.read_bytes() == b"content"
-    assert list((cache / "here").iterdir()) == [path]
 
 
 def archive_of_two_files(folder: Path) -> Path:

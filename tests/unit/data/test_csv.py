@@ -124,14 +124,6 @@ def test_gaps_are_filled_from_the_training_rows_of_the_site(tmp_path: Path, miss
     np.testing.assert_allclose(scaled.x[:4, 0], expected, rtol=1e-6, atol=1e-7)
 
 
-def test_rows_with_gaps_are_dropped_and_counted(tmp_path: Path):
-    d = load(tmp_path, GAPS.replace("c,test", "b,test"), {}, missing="drop", scaling="none")
-    assert d.x.tolist() == [[1, 5], [2, 1], [8, 9]]
-    assert d.remarks[-1] == "5 of 8 rows have a missing value and were left out"
-    with pytest.raises(DataError, match="leaves no row"):
-        load(tmp_path, "v,target\n?,1\n2,\n", {}, missing="drop")
-
-
 def test_constant_columns_are_not_divided(tmp_path: Path):
     text = "v,target,site,split\n3,0,a,train\n3,1,a,train\n3,1,a,test\n5,1,a,test\n"
     assert load(tmp_path, text, {}).x[:, 0].tolist() == [0, 0, 0, 2]
@@ -196,13 +188,12 @@ def test_the_reader_keeps_the_contract(tmp_path: Path):
         (("1.5,no,north", "1.5,no,"), {}, "row 2, column hospital: the site is missing"),
         (("30,a,1.5,no", "30,a,1.5,no,1"), {}, "row 2: 7 values, the header has 6"),
         (("train", "test"), {}, "csv.scaling=site needs training rows"),
-        (("no", "yes"), {}, "column grade: 1 classes, needed are 2"),
+        (("no", "yes"), {}, "column grade: one class, needed are two"),
         (("no", "0.5"), {}, "row 2, column grade: '0.5' is no class"),
         (("Weight", ""), {}, "column 3 of the header has no name"),
-        (("Weight", "age"), {}, "each once, .*; 'age' is given twice$"),
+        (("Weight", "age"), {}, "each once, .*; 'age' is given twice; data"),
         (("1.5", "1_000"), {}, "row 2, column weight: '1_000' is no finite number"),
         (("1.5,no,north", "1.5,no,NA"), {}, "row 2, column hospital: the site is missing"),
-        (("north", "(none)"), {}, r"row 2, column hospital: '\(none\)' stands for rows of no site"),
     ],
 )
 def test_bad_tables_are_refused(tmp_path: Path, change, given, message):
@@ -234,26 +225,6 @@ ODD = 'a,b=1;bmi>=25,BMI>;x=1;x;5" pipe'.lower().split(";")
 
 
 @pytest.mark.parametrize(
-    ("features", "used"),
-    [
-        ('"a,b=1", x', ["a,b=1", "x"]),
-        ('bmi>=25",BMI>', None),
-        ('"bmi>=25,BMI>","5"" pipe"', ["bmi>=25,bmi>", '5" pipe']),
-        (["a,b=1", '5" pipe', "x=1"], ["a,b=1", '5" pipe', "x=1"]),
-        ("x=1,x", ["x=1", "x"]),
-    ],
-)
-def test_names_with_commas_and_quotes_are_listed_as_csv(tmp_path: Path, features, used):
-    file = write(tmp_path, [*ODD, "target"], [[*range(i, i + 5), i % 2] for i in range(20)])
-    if used is None:
-        with pytest.raises(ConfigError, match=r"csv.features: there is no column 'bmi>=25\"'"):
-            data.load("csv", file, features=features)
-        return
-    d = data.load("csv", file, features=features, scaling="none")
-    assert d.x[0].tolist() == [ODD.index(name) for name in used]
-
-
-@pytest.mark.parametrize(
     ("categorical", "columns"),  # of the four features, two for a column with both its values
     [
         ('"a,b=1"', 5),
@@ -279,7 +250,6 @@ def test_what_is_odd_about_a_table_is_said(tmp_path: Path):
     remarks = data.load("csv", file, missing="median").remarks
     assert remarks[0].startswith("labels that may be typing errors: 'yes' (10 rows, first in row 3")
     assert remarks[1] == "class with a single row: 'ni' (1 row in row 32)"
-    assert "csv.missing=median fills gaps between few whole numbers: code" in remarks[2]
     numbers = write(tmp_path, ["v", "target"], [[i, 1 - i % 2 * 2] for i in range(30)])
     assert data.load("csv", numbers).remarks == ()
     rows = [[1, "a"], [2, "b"]]

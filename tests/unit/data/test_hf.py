@@ -21,7 +21,7 @@ from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.settings import COLUMNS
 from fedsim.data.dataset import TEST, TRAIN
 from fedsim.data.readers import hf as reader
-from fedsim.data.readers.hf import Column
+from fedsim.data.readers.leaf_text import tokens
 from fedsim.data.readers.tables import check_patients
 
 FOLDER = Path("saved")
@@ -32,10 +32,6 @@ def png(value: int, width: int = 6, height: int = 6) -> bytes:
     file = io.BytesIO()
     Image.new("RGB", (width, height), (value, 0, 255 - value)).save(file, "png")
     return file.getvalue()
-
-
-def column(kind: str, *values: Any, names: tuple[str, ...] = (), where: str = "c") -> Column:
-    return Column(where, kind, values, names)
 
 
 # What needs no package ``datasets``
@@ -73,94 +69,6 @@ def test_columns_that_do_not_fit_are_refused(names, given, message):
     with pytest.raises(ConfigError) as error:
         reader.choose(names, given, FOLDER)
     assert message in str(error.value)
-
-
-def test_labels_of_all_splits_are_put_together():
-    names, y = reader.labels([column("integers", 2, 0), column("integers", 1)])
-    assert (names, y.tolist()) == (("0", "1", "2"), [2, 0, 1])
-    one = column("classes", 1, 1, names=("ill", "well"))
-    assert reader.labels([one])[0] == ("ill", "well")
-
-
-@pytest.mark.parametrize(
-    ("columns", "message"),
-    [
-        ((column("texts", "ill"),), "c: labels are texts, needed are classes (ClassLabel, which"),
-        ((column("float32", 1.0),), "c: labels are float32, needed are classes"),
-        ((column("bool", True),), "c: labels are bool, needed are classes"),
-        ((column("integers", 0, -1),), "c, row 1: label -1: they are numbered 0, 1, ... without"),
-        (
-            (column("integers", 0, 3),),
-            "c, row 1: label 3: they are numbered 0, 1, ... without a gap",
-        ),
-        ((column("integers", 0, None),), "c, row 1: there is no label"),
-        (
-            (column("classes", 1, 2, names=("a", "b")),),
-            "row 1: label 2 is outside the classes 0..1",
-        ),
-        (
-            (column("classes", names=("a", "b")), column("classes", names=("b", "a"), where="d")),
-            "d: other classes than those of c",
-        ),
-    ],
-)
-def test_labels_that_are_no_classes_are_refused_with_their_row(columns, message):
-    with pytest.raises(DataError) as error:
-        reader.labels(columns)
-    assert str(error.value).startswith(message) or message in str(error.value)
-
-
-def test_sites_are_numbered_in_order():
-    sites = [column("integers", 10, 9), column("integers", 10)]
-    assert reader.names_of(sites, "site")[0] == ("9", "10")
-    classes = column("classes", 1, 0, names=("south", "north"))
-    names, codes = reader.names_of([classes], "site")
-    assert codes is not None
-    assert (names, codes.tolist()) == (("north", "south"), [0, 1])
-    assert reader.names_of([], "site") == ((), None)
-    for bad in (column("texts", "a", ""), column("texts", "a", None)):
-        with pytest.raises(DataError, match="c, row 1: the site is empty"):
-            reader.names_of([bad], "site")
-    with pytest.raises(DataError, match="values are float64, needed are texts"):
-        reader.names_of([column("float64", 1.0)], "site")
-
-
-def test_a_patient_in_two_splits_is_refused_but_not_of_two_sites():
-    rows = [column("texts", "p", "q", where="train"), column("texts", "p", where="test")]
-    parts, patient = np.array([TRAIN, TRAIN, TEST], dtype=np.int8), np.array([0, 1, 0])
-    where = reader.rows_of(rows)
-    with pytest.raises(DataError, match=r"test, row 0: patient 'p' is in part test, .*row 0"):
-        check_patients(patient, None, parts, ("p", "q"), where)
-    check_patients(patient, np.array([0, 0, 1]), parts, ("p", "q"), where)
-
-
-def test_texts_become_the_frequent_words_of_the_training_split():
-    texts = [column("texts", "a good, good day", "a bad"), column("texts", "night night night")]
-    parts = np.array([TRAIN, TRAIN, TEST], dtype=np.int8)
-    x, words = reader.tokens(texts, parts, 4, 2)
-    assert words == ("a", "good")  # the comma, "day" and "night" are unknown, and what fills up
-    assert x.tolist() == [[0, 1, 2, 1], [0, 2, 2, 2], [2, 2, 2, 2]]
-    assert x.dtype == np.int32
-    with pytest.raises(DataError, match="c, row 1: there is no text"):
-        reader.tokens([column("texts", "a", None)], None, 4, 2)
-    with pytest.raises(DataError, match="values are images, needed are texts"):
-        reader.tokens([column("images", b"")], None, 4, 2)
-
-
-def test_images_are_decoded_from_their_bytes():
-    images = column("images", {"bytes": png(10), "path": "a.png"}, png(20), png(30, 9, 6), b"GIF")
-    assert reader.stored_size(images) == 6
-    assert reader.image(images, 1, 6, resized=False)[:, 0, 0].tolist() == [20, 0, 235]
-    assert reader.image(images, 2, 4, resized=True).shape == (3, 4, 4)
-    with pytest.raises(DataError, match="row 2: 9 x 6 pixels, the first image has 6 x 6: set data"):
-        reader.image(images, 2, 6, resized=False)
-    with pytest.raises(DataError, match="row 3: truncated or not an image"):
-        reader.image(images, 3, 6, resized=True)
-    with pytest.raises(DataError, match=r"row 0: 9 x 6 pixels are no square: set data\.image_size"):
-        reader.stored_size(column("images", png(0, 9, 6)))
-    for value in (None, {"bytes": None, "path": "/etc/passwd"}):
-        with pytest.raises(DataError, match="there is no image, or its path alone"):
-            reader.content(column("images", value), 0)
 
 
 # The settings
@@ -226,6 +134,68 @@ def refusal(folder: Path, *sets: str) -> str:
     return done.stderr
 
 
+@pytest.mark.parametrize(
+    ("columns", "named", "message"),
+    [
+        ({"label": ["ill"]}, "", "column label: labels are texts, needed are classes (ClassLabel"),
+        ({"label": [1.0]}, "", "column label: labels are float64, needed are classes"),
+        ({"label": [0, -1]}, "", "row 1: label -1: they are numbered 0, 1, ... without a gap"),
+        ({"label": [0, 3]}, "", "row 1: label 3: they are numbered 0, 1, ... without a gap"),
+        ({"label": [0, None]}, "", "row 1: there is no label"),
+        ({"site": [0.5, 1.5]}, "", "column site: sites are float64, needed are texts"),
+        ({"site": ["a", ""]}, "", "row 1: the site is empty"),
+        ({"text": ["a", None]}, "", "row 1: there is no text"),
+        ({"text": [1, 2]}, "", "column text: texts are integers, needed are texts"),
+        ({"image": ["a", "b"]}, "image=image", "images are texts, needed are images"),
+        ({"image": [b"GIF"] * 2}, "image=image", "row 0: truncated or not an image"),
+        ({"image": [{"path": "/etc/passwd"}] * 2}, "image=image", "needed are images"),
+    ],
+)
+def test_columns_that_cannot_be_read_are_refused_with_their_row(
+    datasets, tmp_path, columns, named, message
+):
+    plain = {"text": ["a", "b"], "label": [0, 1]}
+    rows = {name: values[: len(columns.get("label", "ab"))] for name, values in plain.items()}
+    datasets.Dataset.from_dict(rows | columns).save_to_disk(tmp_path / "d")
+    sets = [f"data.columns.{pair}" for pair in named.split() if pair]
+    assert message in refusal(tmp_path / "d", *sets)
+
+
+def test_rows_of_all_splits_are_put_together(datasets, tmp_path):
+    """Numbers of sites are sorted as numbers; the splits are in the order of their use."""
+    parts = {"test": ([2, 0], [10, 10]), "train": ([1, 0, 2], [9, 9, 10])}
+    splits = {
+        name: datasets.Dataset.from_dict({"text": ["x"] * len(y), "label": y, "site": site})
+        for name, (y, site) in parts.items()
+    }
+    datasets.DatasetDict(splits).save_to_disk(tmp_path / "d")
+    loaded = data.load("hf", tmp_path / "d")
+    assert (loaded.y.tolist(), loaded.class_names) == ([1, 0, 2, 2, 0], ("0", "1", "2"))
+    assert (loaded.site.tolist(), loaded.site_names) == ([0, 0, 1, 1, 1], ("9", "10"))
+    datasets.DatasetDict(splits | {"test": splits["test"].remove_columns("site")}).save_to_disk(
+        tmp_path / "e"
+    )
+    assert "its splits have other columns" in refusal(tmp_path / "e")
+    bad = datasets.Dataset.from_dict({"text": ["x"], "label": [-1], "site": [9]})
+    datasets.DatasetDict(splits | {"test": bad}).save_to_disk(tmp_path / "f")
+    assert "split test, row 0: label -1" in refusal(tmp_path / "f")
+
+
+def test_a_patient_in_two_parts_is_refused_but_not_of_two_sites():
+    parts, patient = np.array([TRAIN, TRAIN, TEST], dtype=np.int8), np.array([0, 1, 0])
+    with pytest.raises(DataError, match=r"row 2: patient 'p' is in part test, .*row 0"):
+        check_patients(patient, None, parts, ("p", "q"), "row {}".format)
+    check_patients(patient, np.array([0, 0, 1]), parts, ("p", "q"), "row {}".format)
+
+
+def test_texts_become_the_frequent_words_of_the_training_split():
+    texts = ["a good, good day", "a bad", "night night night"]
+    x, words = tokens(texts, 4, np.array([True, True, False]), 2)
+    assert words == ("a", "good")  # the comma, "day" and "night" are unknown, and what fills up
+    assert x.tolist() == [[0, 1, 2, 1], [0, 2, 2, 2], [2, 2, 2, 2]]
+    assert x.dtype == np.int32
+
+
 def test_a_saved_data_set_is_split_and_its_patients_stay_together(datasets, tmp_path):
     scans(datasets, 60).save_to_disk(tmp_path / "d")
     loaded = data.load("hf", tmp_path / "d", columns=SCANS, group="auto")
@@ -255,7 +225,7 @@ def test_images_of_mixed_sizes_need_a_size_and_are_cached(datasets, tmp_path):
     both = [scans(datasets, 12), scans(datasets, 12, 12, size=8)]
     datasets.concatenate_datasets(both).save_to_disk(tmp_path / "d")
     named = [f"data.columns.{what}={name}" for what, name in SCANS.items()]
-    message = "column img, row 12: 8 x 8 pixels, the first image has 6 x 6: set data.image_size"
+    message = "d, row 12: 8 x 8 pixels, the first image has 6 x 6: set data.image_size"
     assert message in refusal(tmp_path / "d", *named)
     packs = tmp_path / "cache" / "packed"
     loaded = data.load("hf", tmp_path / "d", columns=SCANS, image_size=6)
@@ -279,16 +249,6 @@ def test_texts_of_users(datasets, tmp_path):
     assert "hf has texts, no images" in refusal(tmp_path / "d", "data.image_size=8")
 
 
-def test_types_of_columns_that_do_not_fit(datasets, tmp_path):
-    scans(datasets, 12).save_to_disk(tmp_path / "d")
-    assert "labels are texts, needed are classes" in refusal(
-        tmp_path / "d", "data.columns.label=hospital"
-    )
-    wrong = refusal(tmp_path / "d", "data.columns.label=grade", "data.columns.image=hospital")
-    assert "column hospital: values are texts, needed are images" in wrong
-    assert "columns of" in refusal(tmp_path / "d", "data.columns.label=fine")
-
-
 @pytest.mark.parametrize(("keep", "what"), [(0.5, "cut off"), (0.0, "empty")])
 def test_a_damaged_file_is_named(datasets, tmp_path, keep, what):
     datasets.DatasetDict(train=scans(datasets, 30), test=scans(datasets, 30)).save_to_disk(
@@ -297,7 +257,7 @@ def test_a_damaged_file_is_named(datasets, tmp_path, keep, what):
     (file,) = (tmp_path / "d" / "test").glob("*.arrow")
     content = file.read_bytes()
     file.write_bytes(content[: int(keep * len(content))])
-    assert f"{file}: missing, damaged or cut off" in refusal(tmp_path / "d"), what
+    assert f"{tmp_path / 'd'}: missing, damaged or cut off" in refusal(tmp_path / "d"), what
 
 
 @pytest.mark.integration

@@ -26,7 +26,6 @@ from fedsim.metrics.splits import clients_with
 from fedsim.testing.rounds import config
 from fedsim.training import loading
 from fedsim.training.assemble import prepare
-from tests.sites import SHORTCUT
 
 
 def test_every_class_gives_its_share():
@@ -55,15 +54,6 @@ def test_no_patient_is_on_both_sides_and_the_classes_keep_their_share():
         share = np.bincount(y[out]) / np.bincount(y)
         # a patient has four images on average: the share is met to about a patient
         assert np.abs(share - 0.2).max() < 0.05
-
-
-def test_big_patients_are_on_both_sides():
-    # one patient in ten has 10 images, the others 1: the held-out part is not made of one kind
-    group = np.repeat(np.arange(200), np.where(np.arange(200) % 10 == 0, 10, 1))
-    out = held_out(np.zeros(len(group), dtype=np.int64), group, 0.2, 0, "test", "toy")
-    sizes = np.bincount(group[out])
-    assert 1 <= (sizes == 10).sum() <= 10
-    assert (sizes == 1).sum() >= 10
 
 
 @pytest.mark.parametrize("group", [None, np.zeros(4, dtype=np.int64)])
@@ -142,38 +132,6 @@ def test_a_client_that_cannot_give_is_named():
         hold_out(DIGITS, Partition(train=(DIGITS.train[:1],)), **FRACTIONS)
 
 
-@pytest.mark.parametrize(("val", "test"), [(0.6, 0.5), (-0.1, 0.5), (0.5, 0.5)])
-def test_impossible_fractions_are_refused(val, test):
-    with pytest.raises(ConfigError, match=r"^data\.client_(val|test)_fraction: "):
-        RunConfig(data={"client_val_fraction": val, "client_test_fraction": test})
-
-
-def test_a_written_split_holds_the_same_samples_out_again(tmp_path: Path):
-    made = held()
-    positions = np.argsort(np.argsort(DIGITS.train))  # the older form counts in the training part
-    number = dict(zip(DIGITS.train.tolist(), positions.tolist(), strict=True))
-    whole = split()
-    lines = [f"{k},{number[i]}" for k, own in enumerate(whole.train) for i in own.tolist()]
-    (tmp_path / "split.csv").write_text("\n".join(["client,index", *lines]))
-    same, read = splits.read(DIGITS, tmp_path / "split.csv")
-    again = hold_out(same, read, **FRACTIONS)
-    for part in ("train", "val", "test"):
-        assert all(map(np.array_equal, getattr(made, part), getattr(again, part)))
-
-
-@pytest.mark.slow
-def test_clients_of_sites_own_their_images_of_the_common_test_part():
-    shortcut = data.load(SHORTCUT, sites=6, samples_per_site=8, val_fraction=0.9)
-    made = partitions.make(shortcut, "by_site")
-    for common, own in ((shortcut.test, made.test), (shortcut.val, made.val)):
-        assert np.array_equal(np.sort(np.concatenate(own)), common)
-        for client, indices in enumerate(own):
-            assert set(shortcut.site[indices].tolist()) == {client}
-    # a site without a test image: nobody owns test data, and the table has none
-    many = data.load(SHORTCUT, sites=300, samples_per_site=2)
-    assert partitions.make(many, "by_site").test == ()
-
-
 @pytest.mark.parametrize("fractions", [(0, 0), (0.1, 0), (0, 0.2), (0.3, 0.3), (0.49, 0.5)])
 @pytest.mark.parametrize("min_samples", [1, 2, 10])
 def test_the_fewest_samples_of_which_enough_are_left(fractions, min_samples):
@@ -181,14 +139,6 @@ def test_the_fewest_samples_of_which_enough_are_left(fractions, min_samples):
     left = [n - sum(max(1, round(f * n)) for f in fractions if f) for n in range(count + 1)]
     assert left[count] >= min_samples
     assert max(left[:count], default=0) < min_samples
-
-
-def test_a_skewed_draw_is_repeated_until_the_held_out_parts_fit():
-    for seed in range(5):
-        data = {"alpha": 0.1, "seed": seed, "client_test_fraction": 0.2}
-        _, partition, _ = loading.load(RunConfig(data=data))
-        assert min(map(len, partition.train)) >= 2
-        assert min(map(len, partition.test)) >= 1
 
 
 def sites():
@@ -249,12 +199,6 @@ def test_numbers_shares_and_the_seed():
 
 def hold_out_ids(dataset, partition, seed):
     return hold_out_clients(dataset, partition, 1, seed)[1].held_out
-
-
-@pytest.mark.parametrize(("value", "words"), [(1.5, "whole number"), (-1, "0"), (True, "true")])
-def test_values_that_cannot_be_used(value, words):
-    with pytest.raises(ConfigError, match=f"data.heldout_clients: .*{words}|{words}"):
-        config("fedavg", data={"heldout_clients": value})
 
 
 def settings(name="fedavg", **data):
@@ -364,15 +308,6 @@ def test_no_patient_is_in_two_clients_or_parts(kind, val, test):
             for n, own in zip(whole, getattr(made, name), strict=bool(fraction)):
                 assert len(own) > 0
                 assert abs(len(own) - max(1, round(fraction * n))) <= 6
-
-
-@pytest.mark.parametrize("kind", ["iid", "dirichlet_per_client", "shards"])
-def test_equal_kinds_stay_within_two_patients_of_equal_sizes(kind):
-    for seed in range(5):
-        data = people(300, seed)
-        made = partitions.make(data, kind, num_clients=8, seed=seed, group="patient")
-        sizes = [len(own) for own in made.train]
-        assert max(abs(n - len(data.train) / 8) for n in sizes) <= 12
 
 
 @pytest.mark.parametrize("kind", DEALT)
@@ -517,14 +452,3 @@ def test_client_lists_that_split_a_patient_are_refused_where_asked(tmp_path):
     assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
     assert "the client lists of folder give patient p" in done.stderr
     assert "with these lists only 'none' is allowed" in done.stderr
-
-
-def settings_of_folder(root: Path, **changes: object) -> RunConfig:
-    return RunConfig(
-        algorithm="fedavg",
-        model={"name": "logistic"},
-        data={"name": "folder", "dir": str(root), "image_size": 6, "partition": "dirichlet",
-              "num_clients": 4, **changes},
-        train={"rounds": 1, "sample_rate": 1.0},
-        engine={"kind": "serial"},
-    )  # fmt: skip

