@@ -8,8 +8,6 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 import click
 
 from fedsim.cli.names import files, folders, key_or_value, named, value_of
-from fedsim.core.errors import ConfigError
-from fedsim.core.reading import ON_DISK, URL
 from fedsim.core.terminal import echo
 
 VERBOSE = "fedsim.verbose"
@@ -218,15 +216,7 @@ several_option = partial(click.option, cls=GroupedOption, group="Runs")
 """An option under the heading Runs: which are done, and how many at once."""
 
 
-def _on_disk(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
-    if value is not None and URL.match(value):
-        raise ConfigError(f"--out: {value!r} given; {ON_DISK}")
-    return value
-
-
-out_option = partial(
-    files_option, "--out", metavar="DIR", shell_complete=folders, callback=_on_disk
-)
+out_option = partial(files_option, "--out", metavar="DIR", shell_complete=folders)
 """``--out DIR``."""
 set_option = partial(
     click.option,

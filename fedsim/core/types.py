@@ -276,9 +276,8 @@ class Dataset(LabelledSamples):
 class Partition:
     """Which samples each client owns: K index arrays into ``Dataset.x`` per part.
 
-    ``names`` holds the site's, file's or user's name of each client where they have one; ``val``
-    and ``test`` are empty where clients have no such parts of their own. The clients ``held_out``,
-    ascending, never train.
+    ``names``: of each client's site, file or user, if any; ``val`` and ``test`` are empty where
+    clients have no such parts of their own. The clients ``held_out``, ascending, never train.
     """
 
     train: tuple[I64, ...]
@@ -403,10 +402,9 @@ class PrivateSteps:
 class Training:
     """The hyperparameters of local training that all methods share.
 
-    ``lr`` is the learning rate before its schedule, of which ``lr_head`` is the counterpart for the
-    head's tensors; None: the same. ``private``: steps of DP-SGD; None: plain ones. ``local_steps``
-    are those of a round, with batches that carry on from round to round; None: epochs, from the
-    start in every round.
+    ``lr`` is the learning rate before its schedule, ``lr_head`` that of the head; None: the same.
+    ``private``: steps of DP-SGD. ``local_steps`` are those of a round, with batches that carry on
+    from round to round; None: epochs, from the start in every round.
     """
 
     local_epochs: int = 1
