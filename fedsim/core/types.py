@@ -145,8 +145,7 @@ class ClientUpdate:
         state: what the client keeps for its next participation.
         diverged: what is NaN or infinite in all this, None if everything is finite.
         held: where an executor left the delta on its nodes.
-        version: of the model that it started from, see :class:`ClientTask`.
-        staleness: steps of the server since that version, known when the update is aggregated.
+        version: of the model that it started from; ``staleness``: steps of the server since then.
         wire_bytes: of the delta in a message; None where it is sent as it is.
     """
 

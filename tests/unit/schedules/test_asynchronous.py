@@ -22,8 +22,8 @@ from fedsim.schedules.base import Roster
 from fedsim.server import Average, Server
 from fedsim.server.staleness import StalenessWeights
 from fedsim.systems.clock import Clock, LocalSchedule, Series
-from fedsim.testing import check_schedule
 from fedsim.testing.rounds import config, results
+from tests.schedules import check_schedule
 from tests.stopping import Stop, Stopper
 
 SPEEDS = {"mode": "async", "samples_per_second": "lognormal(100, 0.8)", "upload_mb_s": 1}

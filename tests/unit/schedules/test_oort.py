@@ -13,8 +13,8 @@ from fedsim.core.types import ClientUpdate, RoundContext
 from fedsim.schedules.base import Roster
 from fedsim.schedules.oort import Oort
 from fedsim.systems.clock import Clock, LocalSchedule, Series
-from fedsim.testing import check_schedule
 from fedsim.testing.rounds import config, results
+from tests.schedules import check_schedule
 from tests.stopping import Stop, Stopper
 
 K = 6

@@ -14,8 +14,8 @@ from fedsim.schedules.base import Roster
 from fedsim.schedules.selection import BySize, Fixed, PowerOfChoice, RoundRobin, fixed
 from fedsim.systems.clock import Clock, LocalSchedule
 from fedsim.systems.distributions import constant
-from fedsim.testing import check_schedule
 from fedsim.testing.rounds import config, results
+from tests.schedules import check_schedule
 
 
 def context(round=0, clients=6):
