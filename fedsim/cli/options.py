@@ -65,8 +65,6 @@ def flag_option(
     from fedsim.config.sections import fields
 
     section = key.rpartition(".")[0]
-    heading = HEADINGS.get(section, section.capitalize())
-    declarations = [*names, key.replace(".", "__")]
     field, metavar = fields()[key], KEYS[key].metavar
     shown = default or (field.default if show_default else None)
     text = re.sub("`+", "'", " ".join((field.description or "").split()))
@@ -76,8 +74,8 @@ def flag_option(
         text += f"  [default: {f'{shown:g}' if isinstance(shown, float) else shown}]"
     switch = field.annotation is bool
     return GroupedOption(
-        declarations,
-        group=heading,
+        [*names, key.replace(".", "__")],
+        group=HEADINGS.get(section, section.capitalize()),
         default=None,
         is_flag=switch,
         metavar=None if switch else metavar or _metavar(field.annotation),
@@ -152,12 +150,9 @@ class SettingsCommand(GroupedCommand):
     @cached_property
     def setting_options(self) -> Mapping[str, GroupedOption]:
         """The options of the flags, by key."""
-        return {
-            key: flag_option(
-                key, names, show_default=self.show_defaults, default=self.defaults.get(key)
-            )
-            for key, names in self.flags.items()
-        }
+        shown, flags = self.show_defaults, self.flags.items()
+        words = self.defaults
+        return {k: flag_option(k, f, show_default=shown, default=words.get(k)) for k, f in flags}
 
     def listed(self, ctx: click.Context) -> list[click.Parameter]:
         """The parameters that the help lists."""
@@ -239,12 +234,9 @@ def preset_options(function: F) -> F:
     """``--preset`` and ``--config``."""
     config = "Read settings from a YAML file, such as a run's config.yaml."
     preset = "Start from a named experiment, one of 'fedsim list presets'."
-    function = files_option("-c", "--config", metavar="FILE", help=config, shell_complete=files)(
-        function
-    )
-    return files_option("--preset", metavar="NAME", help=preset, shell_complete=named("presets"))(
-        function
-    )
+    file = files_option("-c", "--config", metavar="FILE", help=config, shell_complete=files)
+    name = files_option("--preset", metavar="NAME", help=preset, shell_complete=named("presets"))
+    return name(file(function))
 
 
 TRACKERS = ("tensorboard", "wandb", "mlflow")
@@ -261,8 +253,7 @@ accept_option = several_option(
     "--accept-changed-code",
     is_flag=True,
     help="Go on although the source of a function of your own (module:function), or of what it "
-    "imports from its folder, has changed since the run began. A run that "
-    "is continued says so in its env.json.",
+    "imports from its folder, has changed since the run began.",
 )
 """``--accept-changed-code``."""
 

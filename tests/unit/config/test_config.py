@@ -447,7 +447,7 @@ search:
         ("train.local_epochs: uniform(1, 4)", "must be a valid integer"),
         ("algorithm: choice(fedavg, fedpro)", "unknown algorithm 'fedpro' (did you mean 'fedprox'"),
         ("train.lr: choice(0.1, -1)", "-1 given; must be greater than 0"),
-        ("train.lr: choice()", "must be choice(a, b, ...) with one to 1,000 values"),
+        ("train.lr: choice()", "must be choice(a, b, ...) with at least one value"),
         ("train.lr: choice(1, 1.0)", "has 1.0 twice"),
         ("train.lr: choice([1], 2)", "must be uniform(a, b), loguniform(a, b), int(a, b) or"),
         ("train.lr: normal(0, 1)", "must be uniform(a, b), loguniform(a, b), int(a, b) or choice"),
@@ -473,9 +473,9 @@ def test_keys_on_the_command_line() -> None:
     assert search.make_space(found, {}, {})["train.lr"].values == (1e-3, 1)
     with pytest.raises(ConfigError, match=r"--search train\.lr: 'fast' given; must be uniform"):
         search.make_space(search.from_flags(["train.lr=fast"]), {}, {})
-    with pytest.raises(ConfigError, match="must be key=form"):
+    with pytest.raises(ConfigError, match="must be key=value"):
         search.from_flags(["train.lr"])
-    with pytest.raises(ConfigError, match="given twice"):
+    with pytest.raises(ConfigError, match="also given by"):
         search.from_flags(["seed=int(1, 2)", "seed=int(1, 3)"])
 
 
