@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from fedsim import algorithms
 from fedsim.core.errors import ConfigError, ContractError
-from fedsim.core.reading import ON_DISK, URL
+from fedsim.core.reading import check_on_disk
 from fedsim.core.types import Array, ClientUpdate, Layout, RoundContext, Slot
 from fedsim.server.base import HistoryGram, RuleState, Server
 from fedsim.server.cohort import Cohort
@@ -46,14 +46,12 @@ def run(
         progress: whether the progress is shown; None: in terminals and notebooks.
 
     Raises:
-        ConfigError, DataError: the run cannot start.
-        DivergedError, WorkerError, StoreError: it failed.
-        Interrupted: the process was told to end.
+        FedsimError: the run cannot start (ConfigError, DataError), or it failed.
     """
     from fedsim.display.progress import displays
     from fedsim.training import driver
 
-    _check_on_disk(out)
+    check_on_disk("out", out)
     return driver.run(config, out, [*displays(progress), *callbacks], session)
 
 
@@ -79,10 +77,8 @@ def resume(
             env.json then says.
 
     Raises:
-        ConfigError, DataError: no run is there, another process has it, or its configuration, code
-            or data were changed.
-        DivergedError, WorkerError, StoreError: the run failed, or its checkpoints are damaged.
-        Interrupted: the process was told to end.
+        FedsimError: no run is there, another process has it, its configuration, code or data were
+            changed, or it failed.
     """
     from fedsim.display.progress import displays
     from fedsim.display.trackers import resumed
@@ -110,19 +106,15 @@ def sweep(
 
     Args:
         experiment: a preset, a YAML file, or the content of one: settings and ``grid``.
-        out: the directory of the sweep; default ``runs/sweep-NAME`` with the name of the preset or
-            file.
+        out: the directory of the sweep; default ``runs/sweep-NAME``.
         overrides: settings by dotted key that win over all others.
         parallel: how many runs at once; auto: as many as fit.
-        progress: whether the progress is shown; None: in terminals and notebooks.
-        accept_changed_code: whether the source of the user's own functions may have changed.
+        progress: as in :func:`run`.
+        accept_changed_code: as in :func:`resume`.
 
     Raises:
-        ConfigError, DataError: the runs cannot start.
-        FedsimError: a run failed; the others have ended.
-        Interrupted: the process was told to end.
+        FedsimError: the runs cannot start, or one failed; the others have ended.
     """
-
     from fedsim.studies.results import SweepStore
 
     folder = _folder(out, "sweep", experiment)
@@ -141,20 +133,11 @@ def study(
 ) -> StudyStore:
     """Tunes methods on partitions with equal budgets, compares them, and returns the results.
 
-    After an interruption the same call continues. Needs the extra ``tune``.
-
-    Args:
-        file: a YAML file of ``fedsim study``, or the content of one.
-        out: the directory of the study; default ``runs/study-NAME`` with the name of the file.
-        overrides: as in :func:`sweep`.
-        parallel: as in :func:`sweep`.
-        progress: as in :func:`sweep`.
-        accept_changed_code: as in :func:`sweep`.
+    ``file`` is a YAML file of ``fedsim study``, or the content of one; ``out`` is by default
+    ``runs/study-NAME``, the other arguments are those of :func:`sweep`.
 
     Raises:
-        ConfigError, DataError: the runs cannot start.
-        FedsimError: no trial of a search is complete, or a run failed.
-        Interrupted: the process was told to end.
+        FedsimError: the runs cannot start, one failed, or no trial of a search is complete.
     """
     from fedsim.studies import execute
     from fedsim.studies.results import StudyStore
@@ -201,17 +184,11 @@ def _several(
     return plan
 
 
-def _check_on_disk(out: Path | str | None) -> None:
-    """Refuses the URL of a storage service, which would be a folder of that name."""
-    if isinstance(out, str) and URL.match(out):
-        raise ConfigError(f"out: {out!r} given; {ON_DISK}")
-
-
 def _folder(out: Path | str | None, kind: str, given: Mapping[str, Any] | Path | str) -> Path:
     """The directory of a sweep or study."""
     from fedsim.storage.directories import folder_of
 
-    _check_on_disk(out)
+    check_on_disk("out", out)
     if out is None and isinstance(given, Mapping):
         raise ConfigError(f"out: a {kind} that is no file needs a directory")
     return folder_of(None if out is None else str(out), kind, str(given))

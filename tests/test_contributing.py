@@ -14,9 +14,10 @@ import pytest
 
 import fedsim
 from fedsim.storage.run_dir import RunStore
-from fedsim.testing import check_method, check_reader, check_schedule
+from fedsim.testing import check_method, check_reader
 from fedsim.training.rows import RoundLog
 from tests.executors import check_executor
+from tests.schedules import check_schedule
 from tests.seams import make_executor
 
 pytestmark = pytest.mark.integration

@@ -43,8 +43,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 def configuration(preset: str | None, config: str | None, flags: Settings) -> RunConfig:
     """The configuration of one run, from --preset, --config and the other flags.
 
-    The user's modules that they name can be imported from then on. Warns of settings that have no
-    effect.
+    The user's modules can be imported from then on. Warns of settings without effect.
     """
     from fedsim.config.resolve import read_layers, resolve, warn_unused
 
@@ -83,11 +82,8 @@ def write_table(frame: pd.DataFrame, out: str, form: str) -> None:
 
 
 def make_importable(*layers: Settings) -> None:
-    """Prepends ``engine.working_dir`` and the current directory to sys.path.
-
-    ``module:function`` then finds the user's own modules however fedsim was started. Of the layers
-    of settings a later one wins.
-    """
+    """Prepends ``engine.working_dir``, of the last layer that has it, and the current directory to
+    sys.path, so that ``module:function`` finds the user's own modules."""
     folders = [Path.cwd()]
     settings = [layer["engine.working_dir"] for layer in layers if "engine.working_dir" in layer]
     if settings and isinstance(settings[-1].value, str):
@@ -107,11 +103,7 @@ def make_run_importable(run: str | Path, flags: Settings | None = None) -> None:
 
 
 def newest(argument: str, *, sweeps: bool = False, searches: bool = False) -> str:
-    """The newest run below runs/, or the sweep of that run, or a search; names it on stderr.
-
-    Raises:
-        ConfigError: there is none for this ``argument`` of the command.
-    """
+    """The newest run below runs/, or the sweep of that run, or a search; names it on stderr."""
     from fedsim.storage import directories
 
     path = directories.newest(Path("runs"), sweeps=sweeps, searches=searches)
@@ -242,10 +234,7 @@ def repeatable(ctx: click.Context, place: Callable[[], tuple[str, Path] | None])
 
 @contextmanager
 def interruptible(ctx: click.Context, shown: Lines) -> Iterator[None]:
-    """Runs the block; an interruption or failure ends the command with how to resume.
-
-    Other errors, such as divergence, would only come again.
-    """
+    """Runs the block; an interruption or failure ends the command with how to resume."""
     try:
         with handled():
             yield

@@ -35,8 +35,7 @@ SHOWN = ("data.", "model.", "engine.", "train.sample_rate")
 def doctor(preset: str | None, config: str | None, flags: Settings) -> None:
     """Show this machine, and the placement that a run would get.
 
-    Starts nothing; with --address it queries that cluster. What
-    does not fit is refused as by 'fedsim run', below the table of the machines.
+    Starts nothing; with --address it queries that cluster.
 
     \b
       fedsim doctor
@@ -109,11 +108,7 @@ def machine() -> list[tuple[str, str]]:
 
 
 def gpu_rows(settings: RunConfig, gpus: float) -> Iterator[tuple[str, str]]:
-    """Name and value: what of a GPU an actor has, and what training a client takes of it.
-
-    Raises:
-        ConfigError: it does not fit.
-    """
+    """Name and value: what of a GPU an actor has, and what training a client takes of it."""
     from fedsim.engine import devices, footprint, transfer
     from fedsim.training.sizes import gpu_need
 
@@ -132,8 +127,7 @@ def gpu_rows(settings: RunConfig, gpus: float) -> Iterator[tuple[str, str]]:
 
 
 def size(settings: RunConfig) -> tuple[int, int, int]:
-    """K, and the bytes of the model's vector and of its frozen tensors; reads the data only if
-    their files decide any."""
+    """K, and the bytes of the model's vector and of its frozen tensors."""
     from fedsim import data
     from fedsim.training import assemble
     from fedsim.training.sizes import model_bytes

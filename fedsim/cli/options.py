@@ -8,8 +8,6 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 import click
 
 from fedsim.cli.names import files, folders, key_or_value, named, value_of
-from fedsim.core.errors import ConfigError
-from fedsim.core.reading import ON_DISK, URL
 from fedsim.core.terminal import echo
 
 VERBOSE = "fedsim.verbose"
@@ -73,10 +71,9 @@ def flag_option(
     from fedsim.config.sections import fields
 
     section = key.rpartition(".")[0]
-    heading = HEADINGS.get(section, section.capitalize())
-    declarations = [*names, key.replace(".", "__")]
     if key == "engine.fast":
-        return GroupedOption(declarations, group=heading, default=None, is_flag=True, help=FAST)
+        heading = HEADINGS.get("engine", "Engine")
+        return GroupedOption([*names, "engine__fast"], group=heading, is_flag=True, help=FAST)
     field, metavar = fields()[key], KEYS[key].metavar
     shown = default or (field.default if show_default else None)
     text = re.sub("`+", "'", " ".join((field.description or "").split()))
@@ -86,8 +83,8 @@ def flag_option(
         text += f"  [default: {f'{shown:g}' if isinstance(shown, float) else shown}]"
     switch = field.annotation is bool
     return GroupedOption(
-        declarations,
-        group=heading,
+        [*names, key.replace(".", "__")],
+        group=HEADINGS.get(section, section.capitalize()),
         default=None,
         is_flag=switch,
         metavar=None if switch else metavar or _metavar(field.annotation),
@@ -162,12 +159,9 @@ class SettingsCommand(GroupedCommand):
     @cached_property
     def setting_options(self) -> Mapping[str, GroupedOption]:
         """The options of the flags, by key."""
-        return {
-            key: flag_option(
-                key, names, show_default=self.show_defaults, default=self.defaults.get(key)
-            )
-            for key, names in self.flags.items()
-        }
+        shown, flags = self.show_defaults, self.flags.items()
+        words = self.defaults
+        return {k: flag_option(k, f, show_default=shown, default=words.get(k)) for k, f in flags}
 
     def listed(self, ctx: click.Context) -> list[click.Parameter]:
         """The parameters that the help lists."""
@@ -226,15 +220,7 @@ several_option = partial(click.option, cls=GroupedOption, group="Runs")
 """An option under the heading Runs: which are done, and how many at once."""
 
 
-def _on_disk(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
-    if value is not None and URL.match(value):
-        raise ConfigError(f"--out: {value!r} given; {ON_DISK}")
-    return value
-
-
-out_option = partial(
-    files_option, "--out", metavar="DIR", shell_complete=folders, callback=_on_disk
-)
+out_option = partial(files_option, "--out", metavar="DIR", shell_complete=folders)
 """``--out DIR``."""
 set_option = partial(
     click.option,
@@ -257,12 +243,9 @@ def preset_options(function: F) -> F:
     """``--preset`` and ``--config``."""
     config = "Read settings from a YAML file, such as a run's config.yaml."
     preset = "Start from a named experiment, one of 'fedsim list presets'."
-    function = files_option("-c", "--config", metavar="FILE", help=config, shell_complete=files)(
-        function
-    )
-    return files_option("--preset", metavar="NAME", help=preset, shell_complete=named("presets"))(
-        function
-    )
+    file = files_option("-c", "--config", metavar="FILE", help=config, shell_complete=files)
+    name = files_option("--preset", metavar="NAME", help=preset, shell_complete=named("presets"))
+    return name(file(function))
 
 
 TRACKERS = ("tensorboard", "wandb", "mlflow")
@@ -279,8 +262,7 @@ accept_option = several_option(
     "--accept-changed-code",
     is_flag=True,
     help="Go on although the source of a function of your own (module:function), or of what it "
-    "imports from its folder, has changed since the run began. A run that "
-    "is continued says so in its env.json.",
+    "imports from its folder, has changed since the run began.",
 )
 """``--accept-changed-code``."""
 

@@ -105,31 +105,21 @@ def class_table(dataset: Dataset, split: Partition) -> list[dict[str, str]]:
     """
     import numpy as np
 
-    shown = not dataset.vocabulary or dataset.num_classes <= CLASSES_OF_TEXT
-    heads = [class_head(dataset, c) for c in range(dataset.num_classes)] if shown else []
+    names = dataset.class_names
+    if dataset.vocabulary and dataset.num_classes > CLASSES_OF_TEXT:
+        names = ()
+    names = tuple(n if len(n) <= LONG else f"{n[: LONG - 3]}..." for n in names)
+    heads = [f"class {n}" if n == str(c) else f"{c} {n}" for c, n in enumerate(names)]
     rows = []
-    for client, own in enumerate([*split.train, np.concatenate(split.train)]):
+    for client, samples in enumerate([*split.train, np.concatenate(split.train)]):
         last = client == split.num_clients
         row = {"client": "all" if last else str(client)}
         if split.names:
             row["name"] = "" if last else split.names[client]
-        counts = np.bincount(dataset.y[own], minlength=dataset.num_classes) if heads else ()
+        counts = np.bincount(dataset.y[samples], minlength=dataset.num_classes) if heads else ()
         row |= {head: str(count) for head, count in zip(heads, counts, strict=True)}
-        rows.append(row | {"samples": str(len(own))})
+        rows.append(row | {"samples": str(len(samples))})
     return rows
-
-
-def class_head(dataset: Dataset, label: int) -> str:
-    """The heading of a class: its index and name, or ``class 3`` where that is its name."""
-    name = class_names(dataset)[label]
-    if name == str(label):
-        return f"class {label}"
-    return f"{label} {name if len(name) <= LONG else name[: LONG - 3] + '...'}"
-
-
-def class_names(dataset: Dataset) -> list[str]:
-    """The names of the classes, quoted where they cannot be seen (a line end, a space)."""
-    return [n if n.isprintable() and n.strip() else repr(n) for n in dataset.class_names]
 
 
 def site_line(dataset: Dataset) -> str:
@@ -153,7 +143,7 @@ def write_split(dataset: Dataset, split: Partition, folder: Path, malicious: Seq
 
     frame = pd.DataFrame(partitions.table(dataset, split, malicious=malicious))
     samples = splits.columns(dataset, split, malicious)
-    names = () if dataset.per_token else class_names(dataset)
+    names = () if dataset.per_token else dataset.class_names
     figure = analysis("figures.partition").figure(frame, names)
     with files.replacing_folder(folder) as unfinished, analysis("figures.style").look():
         (unfinished / "partition.csv").write_bytes(csv_text(frame).encode())

@@ -72,7 +72,7 @@ Settings = Mapping[str, Setting]
 
 
 COLUMNS_KEY = "data.columns"
-"""The key whose value may be a mapping: a third level of keys."""
+"""The key whose value may be a mapping."""
 
 
 @dataclass(frozen=True)
@@ -253,19 +253,18 @@ class _Document:
             self.add(settings, key, node)
         return settings
 
-    def add(self, settings: dict[str, Setting], key: str, node: yaml.Node) -> None:
+    def add(self, settings: dict[str, Setting], section: str, node: yaml.Node) -> None:
         """Adds a key, or all keys of a section."""
+        pairs: Iterable[tuple[str, yaml.Node]] = [(section, node)]
         if isinstance(node, yaml.MappingNode):
-            for leaf, leaf_node in self.pairs(node, key):
-                if isinstance(leaf_node, yaml.MappingNode) and f"{key}.{leaf}" != COLUMNS_KEY:
-                    origin = self.origin(leaf_node, f"{key}.{leaf}")
-                    raise ConfigError(f"{origin}: sections are one level deep")
-                self.add(settings, f"{key}.{leaf}", leaf_node)
-            return
-        setting = Setting(self.value(node, key), self.origin(node, key))
-        if key in settings:
-            raise ConfigError(f"{setting.origin}: given twice")
-        settings[key] = setting
+            pairs = ((f"{section}.{leaf}", value) for leaf, value in self.pairs(node, section))
+        for key, value in pairs:
+            origin = self.origin(value, key)
+            if isinstance(value, yaml.MappingNode) and key != COLUMNS_KEY:
+                raise ConfigError(f"{origin}: sections are one level deep")
+            if key in settings:
+                raise ConfigError(f"{origin}: given twice")
+            settings[key] = Setting(self.value(value, key), origin)
 
     def option(self, key: str, node: yaml.Node) -> Any:
         """The value of a key that is no setting, by its type."""

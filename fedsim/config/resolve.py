@@ -3,6 +3,7 @@
 import logging
 import reprlib
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -58,8 +59,9 @@ def resolve(*layers: Settings, build: bool = True) -> RunConfig:
     Raises:
         ConfigError: as :func:`load_config`.
     """
-    merged = _merged(layers)
+    merged = {key: setting for layer in layers for key, setting in layer.items()}
     nested: dict[str, Any] = {}
+    columns: dict[str, object] = {}
     keys = fields()
     for key, setting in merged.items():
         section, _, leaf = key.rpartition(".")
@@ -67,38 +69,24 @@ def resolve(*layers: Settings, build: bool = True) -> RunConfig:
             if setting.value is not None:
                 value = reprlib.repr(setting.value)
                 raise ConfigError(f"{setting.origin}: {value} given; {leaf} is a section of keys")
+        elif section == COLUMNS_KEY:  # data.columns.label
+            columns[leaf] = setting.value
         elif not section and key in keys:
             nested[key] = setting.value
         elif key in keys or is_section(section):
             nested.setdefault(section, {})[leaf] = setting.value
         else:
             raise ConfigError(f"{setting.origin}: {RunConfig.unknown(key)}")
+    if columns:
+        values = nested.setdefault("data", {})
+        with suppress(ValueError):  # data.columns is refused below
+            values["columns"] = column_names(values.get("columns") or {}) | columns
     try:
         return RunConfig.model_validate(nested, context={"build": build})
     except InvalidSetting as error:
         below = (s.origin for key, s in merged.items() if key.startswith(f"{error.key}."))
         origin = merged[error.key].origin if error.key in merged else next(below, error.key)
         raise ConfigError(f"{origin}: {error.reason}") from None
-
-
-def _merged(layers: Iterable[Settings]) -> dict[str, Setting]:
-    """All settings; those of single columns, ``data.columns.label``, as one of ``data.columns``."""
-    merged: dict[str, Setting] = {}
-    for layer in layers:
-        for key, setting in layer.items():
-            section, _, leaf = key.rpartition(".")
-            if section != COLUMNS_KEY:
-                merged[key] = setting
-                continue
-            before = merged.get(COLUMNS_KEY, setting)
-            try:
-                one = {leaf: setting.value}
-                column_names(one)
-                others = {} if before is setting else column_names(before.value or "")
-            except ValueError as error:
-                raise ConfigError(f"{setting.origin}: {error}") from None
-            merged[COLUMNS_KEY] = Setting(others | one, setting.origin)
-    return merged
 
 
 def warn_unused(settings: Settings, runs: Iterable[RunConfig]) -> None:
@@ -145,13 +133,24 @@ def from_flags(flags: Mapping[str, tuple[str, object]], sets: Iterable[str] = ()
         if key in settings:
             raise ConfigError(f"{flag}: {key} is also given by {settings[key].origin}")
         settings[key] = Setting(value, flag)
-    for text in sets:
+    for key, setting in pairs("--set", sets, "train.lr=0.05").items():
+        if key in settings:
+            text = f"--set {key}={setting.value}"
+            raise ConfigError(f"{text}: {key} is also given by {settings[key].origin}")
+        settings[key] = Setting(None if setting.value == "null" else setting.value, setting.origin)
+    return settings
+
+
+def pairs(flag: str, texts: Iterable[str], example: str) -> dict[str, Setting]:
+    """The settings of a flag that is given several times, each ``key=value``."""
+    settings: dict[str, Setting] = {}
+    for text in texts:
         key, equals, value = text.partition("=")
         if not (equals and key):
-            raise ConfigError(f"--set {text}: must be key=value, such as --set train.lr=0.05")
+            raise ConfigError(f"{flag} {text}: must be key=value, such as {flag} '{example}'")
         if key in settings:
-            raise ConfigError(f"--set {text}: {key} is also given by {settings[key].origin}")
-        settings[key] = Setting(None if value == "null" else value, f"--set {key}")
+            raise ConfigError(f"{flag} {text}: {key} is also given by {settings[key].origin}")
+        settings[key] = Setting(value, f"{flag} {key}")
     return settings
 
 

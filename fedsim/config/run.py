@@ -39,11 +39,8 @@ if TYPE_CHECKING:
 class RunConfig(RunSettings):
     """A whole run. Options of a method or a data set are given in a section of its name.
 
-    ``RunConfig(algorithm="fedprox", fedprox={"mu": 0.1})``; the options of the methods and the data
-    set in use are filled up with the defaults that their functions declare.
-
-    Raises:
-        ConfigError: a value that cannot be used, in one line.
+    ``RunConfig(algorithm="fedprox", fedprox={"mu": 0.1})``. Options that are left out have the
+    defaults that their functions declare. A ConfigError, in one line, where a value cannot be used.
     """
 
     if TYPE_CHECKING:  # sections may be dictionaries, too, and options stand beside them
@@ -254,10 +251,7 @@ class RunConfig(RunSettings):
         group: str = "none",
         client_batch: int | None = None,
     ) -> RunConfig:
-        """This configuration with what data and model decided filled in, for ``config.yaml``.
-
-        ``client_batch`` None leaves that as it is.
-        """
+        """This configuration with what data and model decided filled in, for ``config.yaml``."""
         batch = {} if client_batch is None else {"client_batch": client_batch}
         data = {"num_clients": num_clients, "partition": partition, "group": group}
         data["normalization"] = self.data.normalization or OF_DATASET
@@ -296,24 +290,16 @@ def _chain(server: Any) -> tuple[str, ...]:
 
 
 def _training(algorithm: str, rule: LocalRule | None, section: Any) -> TrainConfig:
-    """Section ``train``, where the client part of ``algorithm`` can be trained so.
+    """Section ``train`` as the client part of ``algorithm``, None where it is not built, allows.
 
-    There is no momentum with AdamW, nor where clients train by plain SGD. ``rule`` is None where
-    the method is not built.
+    There is no momentum with AdamW, nor where clients train by plain SGD.
     """
     train = TrainConfig.model_validate(section)
-    if rule is not None and rule.needs_sgd:
-        if train.optimizer != "sgd":
-            raise InvalidSetting(
-                "train.optimizer",
-                f"{train.optimizer} given; the equations of {algorithm} hold for SGD only",
-            )
-        if train.lr_head is not None:
-            raise InvalidSetting(
-                "train.lr_head",
-                f"{train.lr_head:g} given; the equations of {algorithm} hold for one learning rate "
-                "only",
-            )
+    for key, plain, what in (("optimizer", "sgd", "SGD"), ("lr_head", None, "one learning rate")):
+        value = getattr(train, key)
+        if rule is not None and rule.needs_sgd and value != plain:
+            reason = f"{value} given; the equations of {algorithm} hold for {what} only"
+            raise InvalidSetting(f"train.{key}", reason)
     if train.optimizer == "adamw":
         why = "AdamW has no momentum"
     elif rule is not None and rule.plain_sgd:
@@ -321,9 +307,8 @@ def _training(algorithm: str, rule: LocalRule | None, section: Any) -> TrainConf
     else:
         return train
     if "momentum" in train.model_fields_set and train.momentum > 0:
-        raise InvalidSetting(
-            "train.momentum", f"{train.momentum} given; {why}: leave it out, or set it to 0"
-        )
+        reason = f"{train.momentum} given; {why}: leave it out, or set it to 0"
+        raise InvalidSetting("train.momentum", reason)
     return train.model_copy(update={"momentum": 0.0})
 
 

@@ -17,7 +17,7 @@ from pydantic import (
 )
 
 from fedsim.core.errors import nearest
-from fedsim.core.reading import ON_DISK, URL
+from fedsim.core.reading import URL
 from fedsim.core.settings import InvalidSetting, first_problem
 
 Role = Literal["result", "neutral", "placement", "device"]
@@ -89,7 +89,7 @@ class Section(BaseModel):
         if isinstance(value, bool) and field.annotation is not bool:
             raise ValueError("must not be true or false")
         if isinstance(value, str) and URL.match(value):
-            raise ValueError(ON_DISK)
+            raise ValueError("must be a path on this machine: mount the storage, or copy from it")
         return value
 
     @model_validator(mode="wrap")

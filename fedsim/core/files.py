@@ -54,17 +54,24 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
     Raises:
         StoreError: a file cannot be written; what was there before is still there.
     """
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=folder) as name:
-            yield Path(name)
-            for path in sorted(Path(name).rglob("*")):
-                target = folder / path.relative_to(name)
-                if path.is_dir():
-                    target.mkdir(exist_ok=True)
-                else:
-                    sync(path)
-                    path.replace(target)
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=folder) as name:
+                yield Path(name)
+                for path in sorted(Path(name).rglob("*")):
+                    target = folder / path.relative_to(name)
+                    if path.is_dir():
+                        target.mkdir(exist_ok=True)
+                    else:
+                        sync(path)
+                        path.replace(target)
+    except BaseException:
+        for path in made:
+            with suppress(OSError):  # files were moved into it before another could not be
+                path.rmdir()
+        raise
 
 
 def write(path: Path, data: bytes) -> None:
@@ -106,12 +113,11 @@ def blocks(path: Path, size: int | None = None) -> Iterator[bytes]:
 
 def sync(path: Path) -> None:
     """Flushes a file, or a folder's entries where the file system can, to the disk (fsync)."""
-    is_folder = path.is_dir()
-    descriptor = os.open(path, os.O_RDONLY if is_folder else os.O_RDWR)
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP) or not is_folder:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP) or not path.is_dir():
             raise
     finally:
         os.close(descriptor)
@@ -138,18 +144,15 @@ LOCK_FILE = ".lock"
 LOCK_WAIT = 0.2
 """Seconds to wait for a lock: longer than :func:`lock_holder` ever holds one."""
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
-"""Error numbers of file systems without locks."""
+"""Of file systems without locks."""
 
 
 @contextmanager
 def lock(folder: Path) -> Iterator[None]:
     """Locks a run directory while the block runs; the lock of a process that dies is released.
 
-    On a file system without locks the block runs unprotected, with a warning.
-
-    Raises:
-        HeldError: another process, or another run of this one, holds the lock.
-        StoreError: the lock file cannot be written.
+    On a file system without locks the block runs unprotected, with a warning. A HeldError where
+    another process, or another run of this one, holds the lock.
     """
     path = folder / LOCK_FILE
     held = FileLock(
@@ -178,13 +181,10 @@ def lock(folder: Path) -> Iterator[None]:
 
 
 class LockHolder(NamedTuple):
-    """A process that locked a run directory and has not released it in order.
+    """A process, by number and machine, that locked a run directory and has not released it.
 
-    Args:
-        process: its number and machine.
-        held: whether it still holds the lock; else it was killed, or this file system does not
-            show the locks of other machines.
-        elsewhere: whether it is a process of another machine.
+    Not ``held``: it was killed, or this file system does not show the locks of other machines.
+    ``elsewhere``: of another machine.
     """
 
     process: str
@@ -226,10 +226,7 @@ def _write_holder(descriptor: int) -> None:
 
 
 def run_around(path: Path) -> Path | None:
-    """The run directory that a path lies in, also by a link; None where it lies in none.
-
-    A config.yaml alone makes no run directory of a folder above: it may be one of the user's own.
-    """
+    """The run directory that a path lies in, also by a link; None where it lies in none."""
     for folder in Path(os.path.realpath(path)).parents:
         signs = ("env.json", "rounds.csv", LOCK_FILE)
         if (folder / "config.yaml").is_file() and any((folder / s).is_file() for s in signs):

@@ -25,15 +25,15 @@ class Normalization:
     @classmethod
     def parse(cls, text: str) -> Normalization:
         """That of ``mean/std`` or ``mean/std/size``; a ValueError says what is allowed."""
-        mean, slash, rest = text.partition("/")
+        mean, _, rest = text.partition("/")
         std, _, size = rest.partition("/")
         try:
             means, stds = (tuple(map(float, part.split(","))) for part in (mean, std))
-            size_is_fine = not size or 1 <= int(size) <= 8192
+            sizes = range(1, 8193)
+            fits = len(means) == len(stds) and min(stds) > 0 and (not size or int(size) in sizes)
         except ValueError:
             raise ValueError(_FORM) from None
-        fits = len(means) == len(stds) and min(stds) > 0 and size_is_fine
-        if not (slash and fits and all(map(math.isfinite, (*means, *stds)))):
+        if not (fits and all(map(math.isfinite, (*means, *stds)))):
             raise ValueError(_FORM)
         return cls(means, stds, int(size) if size else None)
 

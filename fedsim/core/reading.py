@@ -4,12 +4,17 @@ import json
 import re
 from typing import Any
 
+from fedsim.core.errors import ConfigError
+
 URL = re.compile(r"(?!ray://)[A-Za-z][\w+.:-]+://")
 """The beginning of a URL as fsspec takes it, such as ``s3://``; ``C:\\`` and Ray's are none."""
-ON_DISK = (
-    "must be a path on this machine: mount the storage (NFS, mount-s3, gcsfuse) or copy from it"
-)
-"""What is said of a URL where a path is needed."""
+
+
+def check_on_disk(name: str, value: object) -> None:
+    """Refuses a URL where a path is needed: it would be a folder of that name."""
+    if isinstance(value, str) and URL.match(value):
+        reason = "mount the storage (NFS, mount-s3, gcsfuse) or copy from it"
+        raise ConfigError(f"{name}: {value!r} given; must be a path on this machine: {reason}")
 
 
 def parse_json(text: str | bytes) -> Any:

@@ -25,12 +25,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Registry:
-    """The parts of one kind.
-
-    Args:
-        kind: what one is called in messages, such as ``attack``.
-        package: whose files define ``build``.
-        first: the number of parameters that ``build`` gets from fedsim, before the settings.
+    """The parts of one ``kind``, as messages call it: files of a ``package`` that define ``build``,
+    whose ``first`` so many parameters fedsim gives.
     """
 
     kind: str
@@ -78,12 +74,7 @@ class Registry:
         return {key.arg: ast.literal_eval(value) for key, value in pairs if value is not None}
 
     def build(self, name: str, kind: type[T], first: Iterable[Any], values: Mapping[str, Any]) -> T:
-        """The part; ``first`` are the arguments that fedsim gives.
-
-        Raises:
-            ConfigError: no such part or setting, a value that it refuses, or a function of the
-                user's that builds something else than ``kind``.
-        """
+        """The part; ``first`` are the arguments that fedsim gives, ``values`` the settings."""
         builder, settings = self.builder(name), checked(name, self.parameters(name), values)
         return self.made(name, kind, builder, *first, **settings)
 

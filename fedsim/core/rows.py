@@ -24,12 +24,8 @@ the best accuracy, the mean of those among the last ten."""
 class Metric:
     """What summaries, tables and curves know of a number by round; it marks its column.
 
-    Args:
-        title: in a heading, such as ``balanced accuracy``.
-        unit: % for shares in 0..1, nats, or none.
-        lowest: whether small values are better.
-        takes: those of :data:`WHEN` that summary.csv has.
-        late: whether these columns stand at its end.
+    ``title`` stands in a heading; ``lowest``: small values are better; ``takes``: those of
+    :data:`WHEN` that summary.csv has, at its end where they are ``late``.
     """
 
     title: str

@@ -24,12 +24,8 @@ class TableRow(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """The cells of a CSV file with a header, as stripped texts.
-
-    Args:
-        file: that was read.
-        columns: (n,) cells by the name of the column, in small letters.
-        numbers: (n,) of the rows, as an editor shows them.
+    """The cells of a CSV file with a header, as stripped texts, by the name of the column in small
+    letters, and the numbers of the rows as an editor shows them.
     """
 
     file: Path

@@ -145,8 +145,7 @@ class ClientUpdate:
         state: what the client keeps for its next participation.
         diverged: what is NaN or infinite in all this, None if everything is finite.
         held: where an executor left the delta on its nodes.
-        version: of the model that it started from, see :class:`ClientTask`.
-        staleness: steps of the server since that version, known when the update is aggregated.
+        version: of the model that it started from; ``staleness``: steps of the server since then.
         wire_bytes: of the delta in a message; None where it is sent as it is.
     """
 
@@ -276,9 +275,8 @@ class Dataset(LabelledSamples):
 class Partition:
     """Which samples each client owns: K index arrays into ``Dataset.x`` per part.
 
-    ``names`` holds the site's, file's or user's name of each client where they have one; ``val``
-    and ``test`` are empty where clients have no such parts of their own. The clients ``held_out``,
-    ascending, never train.
+    ``names``: of each client's site, file or user, if any; ``val`` and ``test`` are empty where
+    clients have no such parts of their own. The clients ``held_out``, ascending, never train.
     """
 
     train: tuple[I64, ...]
@@ -403,10 +401,9 @@ class PrivateSteps:
 class Training:
     """The hyperparameters of local training that all methods share.
 
-    ``lr`` is the learning rate before its schedule, of which ``lr_head`` is the counterpart for the
-    head's tensors; None: the same. ``private``: steps of DP-SGD; None: plain ones. ``local_steps``
-    are those of a round, with batches that carry on from round to round; None: epochs, from the
-    start in every round.
+    ``lr`` is the learning rate before its schedule, ``lr_head`` that of the head; None: the same.
+    ``private``: steps of DP-SGD. ``local_steps`` are those of a round, with batches that carry on
+    from round to round; None: epochs, from the start in every round.
     """
 
     local_epochs: int = 1

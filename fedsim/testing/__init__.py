@@ -5,6 +5,5 @@ Each raises a :class:`~fedsim.core.errors.ContractError` that names the case and
 
 from fedsim.testing.methods import check_method
 from fedsim.testing.readers import check_reader
-from fedsim.testing.schedules import check_schedule
 
-__all__ = ["check_method", "check_reader", "check_schedule"]
+__all__ = ["check_method", "check_reader"]

@@ -106,21 +106,6 @@ def test_a_broken_link_is_warned_of(html, link, tmp_path, caplog):
     assert record.getMessage().startswith(f"c.html links {link}: ")
 
 
-def test_links_of_a_notebook_are_those_of_the_site():
-    class Target(SimpleNamespace):
-        def url_relative_to(self, other):
-            return "../../GRAM/"
-
-    known = {"GRAM.md": Target()}
-    files = SimpleNamespace(get_file_from_path=known.get)
-    page = SimpleNamespace(file=SimpleNamespace(src_uri="notebooks/rules.ipynb"))
-    html = '<a href="../GRAM.md#x">G</a><a href="../NO.md">N</a><a href="https://x.y/z.md">Z</a>'
-    wanted = html.replace("../GRAM.md", "../../GRAM/")
-    assert hooks.on_page_content(html, page, files) == wanted
-    page.file.src_uri = "concepts/rules.md"
-    assert hooks.on_page_content(html, page, files) == html
-
-
 @pytest.mark.parametrize(
     ("html", "warnings"),
     [

@@ -9,12 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import fedsim
 from analysis.cli import main as analysis_main
 from fedsim import algorithms
-from fedsim.cli import main
 from fedsim.cli.report import COMMANDS, descriptions
 from fedsim.core.errors import ConfigError, ContractError, FedsimError
 from tests.commands import clean_environment
@@ -43,15 +41,6 @@ def test_matrix_or_list_the_step_is_one_vector_of_their_precision(method, dtype)
     np.testing.assert_array_equal(g, before)
     np.testing.assert_array_equal(fedsim.aggregate(list(g), np.array(N), method, sizes=SIZES), step)
     assert np.isfinite(step).all()
-
-
-def test_mixed_and_other_types_are_float64():
-    rows = [np.ones(3, np.float32), np.ones(3, np.float64)]
-    assert fedsim.aggregate(rows, [1, 1], "fedavg").dtype == np.float64
-    whole = fedsim.aggregate(np.array([[1, 2], [3, 5]]), [1, 1], "fedavg")
-    assert (whole.dtype, whole.tolist()) == (np.float64, [2.0, 3.5])
-    half = fedsim.aggregate(np.ones((2, 3), np.float16), [1, 1], "fedavg")
-    assert half.dtype == np.float64
 
 
 def test_the_default_method_is_fedld_and_rounds_draw_anew():
@@ -172,15 +161,6 @@ def test_fedsim_has_all_commands_of_analysis_and_its_words() -> None:
     for name, command in known.items():
         own = analysis_main.commands[name].help
         assert own.partition("\n")[0] == command.help
-
-
-def test_a_command_has_its_own_help_and_refusals(tmp_path: Path) -> None:
-    text = CliRunner().invoke(main, ["table", "--help"])
-    assert text.output.startswith("Usage: main table [OPTIONS] [DIR]...")
-    assert "--baseline METHOD" in text.output
-    absent = CliRunner().invoke(main, ["table", str(tmp_path)])
-    assert absent.exit_code == 2
-    assert absent.stderr == f"error: {tmp_path}: no run directory (a folder with rounds.csv) here\n"
 
 
 def test_the_report_says_what_methods_and_settings_are() -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,19 +15,17 @@ from click.testing import CliRunner
 import benchmarks
 import fedsim
 from benchmarks import decomposition, gpu, loops, models, same_bytes, serverstep, sweeps
-from benchmarks.__main__ import BENCHMARKS, _peers, main
+from benchmarks.__main__ import BENCHMARKS, main
 from benchmarks.bare import Bare, job_of, principal
-from benchmarks.gpu import Bench, Case, Part, measure_row
+from benchmarks.gpu import Bench
 from benchmarks.loops import Loop, StackedLoop, images
 from benchmarks.mutations import chosen, mutants_of
 from benchmarks.pairing import Pairs, Spread
-from benchmarks.processes import peak_memory, start_up
-from benchmarks.report import Result, of_pairs, of_step, save
-from benchmarks.serverstep import Machine, Step
+from benchmarks.report import Result, of_pairs, save
 from benchmarks.workloads import WORKLOADS, Workload, run_config
 from fedsim import models as networks
 from fedsim.config.sections import TrainConfig
-from fedsim.core.errors import FedsimError, WorkerError
+from fedsim.core.errors import WorkerError
 from fedsim.core.layout import FlatModel
 from fedsim.core.types import ModelSpec
 from fedsim.training.assemble import prepare
@@ -114,17 +110,6 @@ def test_ratios_are_pair_by_pair_against_the_faster_loop():
     assert not of_pairs("W1", "fedavg", pairs, 2.0).missed
 
 
-def test_the_floor_is_the_larger_of_reading_and_computing():
-    machine = Machine(bandwidth=40e9, rate=100e9)
-    reads = 2 * 5 * 1e6 * 4 / 40e9
-    assert machine.floor(5, 10**6) == pytest.approx(reads)
-    assert machine.floor(50, 10**6) == pytest.approx(50 * 51 * 1e6 / 100e9)
-    step = Step("fedld", 5, 10**6, (2.0, 4.0, 12.0), (1.0, 1.0, 4.0))
-    assert step.ratio == Spread(3.0, 2.5, 3.5)
-    assert of_step(step, 3.0).missed is False
-    assert of_step(step, 2.9).missed is True
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("case", decomposition.CASES)
 def test_every_second_round_is_decomposed(case, tmp_path):
@@ -142,18 +127,6 @@ def test_the_measured_step_is_the_methods_own(method):
     assert len({row.tobytes() for row in rows}) == 4
     expected = fedsim.aggregate(rows, [100] * 4, method)
     np.testing.assert_array_equal(serverstep.step(method, rows), expected)
-
-
-@pytest.mark.slow
-def test_a_run_is_watched_from_outside():
-    arguments = ["--engine", "serial", "--rounds", "1", "--sample-rate", "0.02"]
-    peak = peak_memory(arguments, tree=True)
-    assert 50 << 20 < peak.driver <= peak.tree
-    assert start_up(arguments) > 0
-    with pytest.raises(FedsimError, match=r"ended with 2"):
-        peak_memory(["--algorithm", "fedlb"], tree=False)
-    with pytest.raises(FedsimError, match=r"ended without a round"):
-        start_up(["--algorithm", "fedlb"])
 
 
 def test_results_are_saved_line_by_line(tmp_path):
@@ -196,63 +169,6 @@ def test_same_bytes_allows_new_columns_and_no_other_change(tmp_path):
     ):
         after.write_text(text)
         assert same_bytes.equal(before, after) == wanted
-
-
-TORCHRUN = """Traceback (most recent call last):
-  File "/x/benchmarks/peers_pfl.py", line 17, in <module>
-ModuleNotFoundError: No module named 'pfl'
-E1123 09:00:00 api.py:874] failed (exitcode: 1) local_rank: 0 (pid: 77) of binary: python
-Traceback (most recent call last):
-torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
-============================================================
-benchmarks.peers_pfl FAILED
-  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
-============================================================
-"""
-
-
-def test_a_peer_that_fails_says_why_and_what_was_measured_stays(tmp_path, monkeypatch):
-    python = tmp_path / "python"
-    python.write_text(f"#!/bin/sh\ncat >&2 <<'END'\n{TORCHRUN}END\nexit 1\n")
-    python.chmod(0o755)
-    timed = SimpleNamespace(fedsim=(0.1, 0.2))
-    monkeypatch.setattr("benchmarks.__main__.compare", lambda *_, **__: timed)
-
-    def measured(options):
-        yield Result("W1", "fedavg", "ms", 12.5)
-        yield from _peers("W1", "w1", options)
-
-    monkeypatch.setitem(BENCHMARKS, "W1", measured)
-    out = tmp_path / "table.json"
-    given = ["W1", "--peers", "pfl", "--pfl-python", str(python), "--out", str(out)]
-    done = CliRunner().invoke(main, given)
-    assert done.exit_code == 1
-    why = "pfl-research, a process per core ended with status 1: ModuleNotFoundError: No module"
-    first, second = csv.DictReader(out.with_suffix(".csv").open())
-    assert (first["value"], second["skipped"]) == ("12.5", f"failed: {why} named 'pfl'")
-    assert "12.50 ms" in done.stdout, "the table is shown"
-
-
-@pytest.mark.parametrize("same", [True, False])
-def test_sweeps_are_compared_turn_by_turn_and_must_have_the_same_bytes(monkeypatch, same):
-    def sweep(preset, arguments, folder):
-        serial = "serial" in arguments
-        (folder / "one-run").mkdir(parents=True)
-        (folder / "one-run" / "rounds.csv").write_bytes(b"b" if serial and not same else b"a")
-        (folder / "one-run" / "timings.csv").write_text(" ".join(arguments))
-        return {"2": 6.0, "1": 8.0 if serial else 12.0}[arguments[1]]
-
-    monkeypatch.setattr(sweeps, "sweep_seconds", sweep)
-    found = sweeps.measure(sweeps.cases(2)["SW"], 3)
-    if same:
-        ray, serial = found
-        assert (ray.ratio.median, serial.ratio.median) == (0.5, 0.75)
-        assert (ray.value, ray.reference, serial.reference) == (6.0, 12.0, 8.0)
-        assert not ray.missed
-        assert not serial.missed
-    else:
-        with pytest.raises(FedsimError, match="not the same bytes"):
-            list(found)
 
 
 # gpu
@@ -312,39 +228,6 @@ def test_the_network_of_pfls_job_is_that_of_the_preset(tmp_path):
     assert (w.clients, w.cohort, w.model) == (
         config.data.num_clients, config.train.sample_rate * w.clients, "reddi"
     )  # fmt: skip
-
-
-def test_cases_share_a_row_and_fail_alone(monkeypatch, tmp_path):
-    shares = []
-
-    def value(number, share):
-        shares.append(share)
-        return {"round": number}, {"n": number}
-
-    def broken(share):
-        raise RuntimeError("CUDA error:\nno such kernel")
-
-    def row(bench):
-        yield Case("plain", partial(value, 4.0))
-        yield Case("broken", broken)
-        yield Case(
-            "ours", partial(value, 6.0), (Part(beside="plain: round", target=1.4), Part("train"))
-        )
-
-    monkeypatch.setitem(gpu.ROWS, "P", row)
-    first, second, third, fourth = measure_row("P", Bench(CPU, tmp_path), 30.0)
-    assert 9.9 < shares[0] <= 10.0
-    assert 29.9 < shares[1] <= 30.0
-    assert (first.value, first.reference, first.missed) == (4.0, None, False)
-    assert (second.skipped, second.failed) == (
-        "failed: RuntimeError: CUDA error: no such kernel",
-        True,
-    )
-    assert (third.reference, third.ratio.median, third.missed) == (4.0, 1.5, True)
-    assert fourth.skipped == "skipped: the row has taken 0 s (--seconds 30)"
-    skipped = [*measure_row("P", Bench(CPU, tmp_path), 1e-12)]
-    assert [line.value for line in skipped] == [None] * 4
-    assert {line.failed for line in skipped} == {False}
 
 
 def tried_out(out: Path, *rows: str) -> dict[str, list[dict]]:

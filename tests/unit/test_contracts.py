@@ -16,9 +16,10 @@ from fedsim.core.errors import ContractError
 from fedsim.core.types import Dataset, Pipeline
 from fedsim.schedules.base import Synchronous
 from fedsim.server import Average, Server
-from fedsim.testing import check_method, check_reader, check_schedule
+from fedsim.testing import check_method, check_reader
 from fedsim.testing.rounds import rounds, small
 from fedsim.training.assemble import prepare
+from tests.schedules import check_schedule
 from tests.seams import buffered, power_of_choice
 from tests.sites import SHORTCUT
 

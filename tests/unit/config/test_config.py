@@ -16,12 +16,12 @@ from fedsim.cli.options import flag_names
 from fedsim.client import LocalRule, Phase
 from fedsim.config import experiments, search
 from fedsim.config.keys import FREE, KEYS, conditions, is_setting
-from fedsim.config.resolve import from_flags, load_config, resolve, to_yaml
+from fedsim.config.resolve import from_flags, load_config, to_yaml
 from fedsim.config.run import RunConfig
 from fedsim.config.sections import fields
 from fedsim.config.validation import cohort_size
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.core.types import Layout, Slot, Training
+from fedsim.core.types import Layout, Slot
 from fedsim.studies import sweep
 from fedsim.systems.clock import LocalSchedule, Series
 from fedsim.systems.distributions import constant, parse
@@ -54,53 +54,25 @@ def set_refusal(*texts: str) -> str:
     return str(error.value)
 
 
-def test_defaults_are_the_documented_ones() -> None:
-    c = RunConfig()
-    assert (c.algorithm, c.data.name, c.data.num_clients, c.data.alpha) == (
-        "fedld",
-        "digits",
-        50,
-        0.5,
-    )
-    t = c.train
-    assert (t.rounds, t.local_epochs, t.batch_size, t.sample_rate) == (100, 1, 50, 0.1)
-    assert (t.lr, t.momentum, t.weight_decay, t.lr_schedule) == (0.01, 0.5, 5e-4, "constant")
-    assert (c.data.min_samples, c.data.test_fraction, c.data.val_fraction) == (2, 0.2, 0.0)
-    assert (c.engine.kind, c.engine.actors, c.engine.cpus_per_client) == ("ray", "auto", 1.0)
-    assert c.engine.gpus_per_client is None
-    assert RunConfig(algorithm="fedprox").hyperparameters["fedprox"]["mu"] == 0.1
-
-
-def test_a_method_section_fills_up_with_the_defaults_of_build() -> None:
-    c = RunConfig(algorithm="fedprox", fedprox={"mu": 0.5})
-    assert c.hyperparameters == {"fedprox": {"mu": 0.5, "prox_form": "squared"}}
-
-
 @pytest.mark.parametrize(
     ("values", "parts"),
     [
         ({"algorithm": "fedldd"}, ["algorithm:", "'fedldd'", "did you mean 'fedld'?", "fedavg"]),
-        ({"server": "fedavgg"}, ["server:", "did you mean 'fedavg'?"]),
         ({"algoritm": "fedld"}, ["unknown key", "did you mean 'algorithm'?"]),
         ({"lr": 0.1}, ["did you mean 'train.lr'?"]),
         ({"margin": "marglog"}, ["did you mean 'marg_log'?", "sigma_stitch"]),
-        ({"data": {"name": "digit"}}, ["data.name:", "did you mean 'digits'?"]),
         ({"data": {"partition": "dirichelt"}}, ["data.partition:", "did you mean 'dirichlet'?"]),
         ({"data": {"augment": "flop"}}, ["data.augment:", "did you mean 'flip'?"]),
         ({"model": {"norm": "layer"}}, ["model.norm:", "'batch' or 'group'"]),
         ({"data": {"alpha": 0}}, ["data.alpha: 0 given", "greater than 0"]),
         ({"data": {"alpha": float("nan")}}, ["data.alpha:", "finite"]),
-        ({"train": {"lr": -0.1}}, ["train.lr: -0.1 given", "greater than 0"]),
-        ({"train": {"sample_rate": 1.5}}, ["train.sample_rate:", "less than or equal to 1"]),
         ({"train": {"rounds": 1.5}}, ["train.rounds: 1.5 given", "integer"]),
         ({"train": {"rounds": True}}, ["train.rounds: True given", "must not be true or false"]),
         ({"train": {"epochs": 2}}, ["train.epochs", "did you mean 'train.local_epochs'?"]),
         ({"train": {"seed": 1}}, ["unknown key 'train.seed' (did you mean 'seed'?)"]),
         ({"data": {"dir": "s3://b/d"}}, ["data.dir: 's3://b/d' given; must be a path", "mount"]),
-        ({"data": {"partition_file": "memory://x"}}, ["data.partition_file:", "or copy"]),
         ({"mu": 1}, ["did you mean 'fed", ".mu'?"]),
         ({"engine": {"actors": "many"}}, ["'many' given", "auto, per-client or a whole number"]),
-        ({"engine": {"aggregation_shards": "per-client"}}, ["auto or a whole number"]),
         (
             {"evaluation": {"conflicts": "often"}},
             ["always, never or a whole number from 1 to 1000000000"],
@@ -221,12 +193,6 @@ def test_set_parses_by_the_type_of_the_field() -> None:
     assert c.hyperparameters["fedprox"]["mu"] == 0.5
 
 
-def test_messages_name_the_flag() -> None:
-    flags = from_flags({"data.alpha": ("--alpha", "-1")})
-    with pytest.raises(ConfigError, match=r"^--alpha: '-1' given; must be greater than 0$"):
-        load_config(overrides=flags)
-
-
 def test_messages_name_the_set() -> None:
     assert set_refusal("train.lr=x") == "--set train.lr: 'x' given; must be a valid number"
     assert "must be key=value" in set_refusal("train.lr")
@@ -262,11 +228,6 @@ def test_messages_name_the_set() -> None:
 )
 def test_a_file_is_refused_with_its_line(tmp_path: Path, text: str, wanted: str) -> None:
     assert wanted in file_refusal(tmp_path, text)
-
-
-def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"none\.yaml: cannot be read: No such file"):
-        load_config(file=tmp_path / "none.yaml")
 
 
 def test_an_empty_file_and_an_empty_section_are_the_defaults(tmp_path: Path) -> None:
@@ -340,7 +301,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "train.selection: size given; it has no effect without train.schedule=synchronous",
     ),
     ({"train": {"schedule": "a:b"}, "clock": SPEEDS}, "train.schedule: a:b given"),
-    ({"train": {"selection": "best"}}, "train.selection: 'best' given"),
     ({"train": {"selection": "fixed"}}, "train.selection: fixed given; give train.clients"),
     ({"train": {"clients": []}}, "train.clients: must be ids of clients"),
     ({"train": {"clients": "0,a"}}, "train.clients: '0,a' given; must be ids of clients"),
@@ -351,20 +311,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"train": {"shuffle": "dataloader", "local_steps": 9, "sample_rate": 0.5}},
         "needs train.local_steps and train.sample_rate=1",
     ),
-    ({"train": {"local_steps": 0}}, "local_steps: 0 given"),
     ({"clock": {"mode": "async"}}, "clock.mode: async given, but nothing takes time"),
     ({"clock": SPEEDS | {"deadline": 3}}, "clock.deadline: 3.0 given; it has no effect"),
-    ({"clock": {"samples_per_second": "0"}}, "'0' given; must be above 0"),
     ({"clock": {"upload_mb_s": "uniform(-1, 1)"}}, "(1e-100 to 1e100), this goes from -1 to 1"),
-    ({"clock": {"availability": "1.5"}}, "'1.5' given; must be from 0 to 1"),
     ({"clock": {"availability": True}}, "clock.availability: True given"),
     ({"clock": {"availability": 0}}, "none of them would ever answer"),
     ({"clock": {"work": "normal(1, 1)"}}, "must be a number, choice(a, b, ...), uni"),
     ({"clock": {"work": None}}, "null given; must be a number"),
-    ({"clock": {"late": "never"}}, "'never' given; must be 'drop' or 'partial'"),
-    ({"clock": {"speed": 1}}, "unknown key 'clock.speed'"),
     ({"async": {"bufer": 3}}, "async.bufer: unknown key"),
-    ({"clock": SPEEDS, "async": {"buffer": 0}}, "async.buffer: 0 given"),
     ({"clock": SPEEDS, "async": {"mixing": 1.5}}, "async.mixing: 1.5 given"),
     ({"clock": SPEEDS, "async": {"slope": 2}}, "effect without async.staleness=hinge"),
     ({"dp": {"level": "user"}}, "give the norm to clip updates (or dp.quantile, to adapt it)"),
@@ -377,8 +331,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"dp": {**USER, "population": 9}}, "it has no effect without dp.noise_cohort"),
     ({"dp": {**USER, "noise_cohort": 9, "population": 8}}, "dp.noise_cohort: 9 given, more than"),
-    ({"dp": {**USER, "delta": 1.0}}, "dp.delta: 1.0 given"),
-    ({"dp": {**USER, "noise_multiplier": 1e30}}, "dp.noise_multiplier: 1e+30 given"),
 ]
 
 
@@ -439,34 +391,7 @@ def test_flags_are_of_one_key_and_roles_are_those_that_resuming_needs():
         assert not is_setting(column)
 
 
-def test_the_clipping_norm_of_the_first_round():
-    assert RunConfig().dp.level is None
-    assert RunConfig(dp=USER).dp.clip_norm == 1.0
-    assert RunConfig(dp={"level": "user", "quantile": 0.5}).dp.clip_norm == 0.1
-
-
-def test_distributions_in_text_are_the_same_configuration():
-    texts = resolve(from_flags({}, ["clock.availability=0.9", "clock.work=choice(0.5,1)"]))
-    same = RunConfig(clock={"availability": 0.9, "work": "choice(0.5,1)"})
-    assert to_yaml(texts) == to_yaml(same)
-
-
 # local steps
-
-
-def test_workers_are_told():
-    config = RunConfig(train={"local_steps": 9, "sample_rate": 1.0, "shuffle": "dataloader"})
-    assert (config.training.local_steps, config.training.shuffle) == (9, "dataloader")
-    again = RunConfig.model_validate(config.model_dump(by_alias=True))
-    assert again == config
-
-
-def test_other_work_of_the_clients_and_the_server():
-    training = Training(local_steps=9, shuffle="dataloader")
-    works = algorithms.load("fltrust").works(training, finetune_epochs=3)
-    assert (works["root"].training.local_steps, works["root"].training.shuffle) == (9, "fedsim")
-    tuned = works["finetune"].training
-    assert (tuned.local_steps, tuned.local_epochs) == (None, 3)
 
 
 @pytest.mark.parametrize(
@@ -531,7 +456,7 @@ search:
         ("train.local_epochs: uniform(1, 4)", "must be a valid integer"),
         ("algorithm: choice(fedavg, fedpro)", "unknown algorithm 'fedpro' (did you mean 'fedprox'"),
         ("train.lr: choice(0.1, -1)", "-1 given; must be greater than 0"),
-        ("train.lr: choice()", "must be choice(a, b, ...) with one to 1,000 values"),
+        ("train.lr: choice()", "must be choice(a, b, ...) with at least one value"),
         ("train.lr: choice(1, 1.0)", "has 1.0 twice"),
         ("train.lr: choice([1], 2)", "must be uniform(a, b), loguniform(a, b), int(a, b) or"),
         ("train.lr: normal(0, 1)", "must be uniform(a, b), loguniform(a, b), int(a, b) or choice"),
@@ -557,9 +482,9 @@ def test_keys_on_the_command_line() -> None:
     assert search.make_space(found, {}, {})["train.lr"].values == (1e-3, 1)
     with pytest.raises(ConfigError, match=r"--search train\.lr: 'fast' given; must be uniform"):
         search.make_space(search.from_flags(["train.lr=fast"]), {}, {})
-    with pytest.raises(ConfigError, match="must be key=form"):
+    with pytest.raises(ConfigError, match="must be key=value"):
         search.from_flags(["train.lr"])
-    with pytest.raises(ConfigError, match="given twice"):
+    with pytest.raises(ConfigError, match="also given by"):
         search.from_flags(["seed=int(1, 2)", "seed=int(1, 3)"])
 
 
@@ -572,19 +497,7 @@ def test_run_and_sweep_name_the_command_that_searches(tmp_path: Path) -> None:
         sweep.expand(sweep.load(str(file)), {})
 
 
-def test_the_search_of_a_file_goes_over_that_of_its_preset() -> None:
-    base = experiments.parse("search: {train.lr: 'uniform(0.1, 1)'}\n", "base.yaml")
-    own = experiments.parse("search: {train.momentum: 'uniform(0, 1)'}\n", "own.yaml")
-    assert list(own.over(base).search) == ["train.momentum"]
-    assert list(experiments.Experiment().over(base).search) == ["train.lr"]
-
-
 # experiments
-
-
-def test_aliases_of_ordinary_size_are_read() -> None:
-    found = experiments.parse("server: &s [fedgh, fedadam]\ngrid: {server: [*s, fedgh]}\n", "e")
-    assert [value.label for value in found.grid[0].values] == ["fedgh,fedadam", "fedgh"]
 
 
 # clock settings
@@ -649,11 +562,6 @@ def test_steps_in_place_of_epochs_are_what_takes_time():
     assert half.participation(0, 0, 20).max_steps == 4
 
 
-def test_without_a_section_nothing_takes_time():
-    found = clock()
-    assert (found.timed, found.deadline, found.distributions) == (False, math.inf, {})
-
-
 class Curious(LocalRule):
     def phases(self, env):
         return (Phase(len(env.x), 0.1),)
@@ -702,18 +610,12 @@ def test_a_trace_and_a_key_for_the_same_are_refused(tmp_path):
     ("lines", "message"),
     [
         (["client_id,speed", "0,1"], "unknown column 'speed'"),
-        (["client_id,round", "0,1"], "no trait; the columns are client_id"),
         (["client,upload_mb_s", "0,1"], "needed are the columns client_id"),
         (["client_id,upload_mb_s", "0,1", "3,1"], "row 3: client_id 3 must be 0 to 2"),
-        (["client_id,upload_mb_s", "0.5,1"], "row 2: client_id '0.5' is not a whole number"),
         (["client_id,upload_mb_s", "0,1", "0,2"], "row 3: client_id 0 is given twice"),
         (["client_id,upload_mb_s", "0,1", "2,2"], "trace.csv: no row of client_id 1 for round 1"),
         (["client_id,round,upload_mb_s", "0,2,1"], "no row of client_id 0 for round 1"),
-        (["client_id,round,upload_mb_s", "0,0,1"], "row 2: round 0 must be 1 or more"),
         (["client_id,upload_mb_s", "0,fast"], "row 2: upload_mb_s 'fast' must be above 0"),
-        (["client_id,upload_mb_s", "0,"], "row 2: upload_mb_s '' must be above 0"),
-        (["client_id,upload_mb_s", "0,0"], "row 2: upload_mb_s '0' must be above 0"),
-        (["client_id,upload_mb_s", "0,inf"], "row 2: upload_mb_s 'inf' must be above 0"),
         (
             ["client_id,availability", "0,0", "1,0", "2,0"],
             "trace.csv: availability is 0 in all rows",
@@ -727,8 +629,3 @@ def test_traces_that_are_refused(tmp_path, lines, message):
         read_trace(path, 3)
     assert str(error.value).startswith(str(path))
     assert message in str(error.value)
-
-
-def test_a_trace_that_is_not_there(tmp_path):
-    with pytest.raises(DataError, match=r"^clock\.trace .*none\.csv: there is no such file$"):
-        clock(trace=str(tmp_path / "none.csv"))

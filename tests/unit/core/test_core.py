@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import io
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -17,8 +15,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from torch import nn
 
 from fedsim import algorithms, data
 from fedsim.algorithms.catalogue import METHODS
@@ -30,7 +26,7 @@ from fedsim.core.errors import ConfigError, DataError, StoreError
 from fedsim.core.machine import kind_of, other_kind
 from fedsim.core.settings import defaults
 from fedsim.core.tables import SEPARATORS, read_table, records
-from fedsim.core.terminal import echo, printable, tell
+from fedsim.core.terminal import echo, printable
 from fedsim.core.types import ModelSpec
 from tests.commands import clean_environment
 
@@ -158,25 +154,6 @@ def test_lines_are_printed_as_lines(capsys):
     echo("a\nb\x1b[0m", nl=False)
     echo("c\x07", err=True)
     assert capsys.readouterr() == ("a\nb\\x1b[0m", "c\\x07\n")
-
-
-def test_what_a_stream_cannot_write_is_escaped():
-    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    echo("caf\u00e9 \udcc3", file=stream)
-    stream.flush()
-    assert stream.buffer.getvalue() == b"caf\\xe9 \\udcc3\n"
-
-
-def test_what_nobody_reads_is_no_failure() -> None:
-    """As after ``| head``: the reading end of the pipe is closed."""
-    reading, writing = os.pipe()
-    os.close(reading)
-    stream = os.fdopen(writing, "w", buffering=1)
-    tell("a line", file=stream)
-    with pytest.raises(BrokenPipeError):
-        echo("a line", file=stream)
-    with suppress(BrokenPipeError):
-        stream.close()
 
 
 # background
@@ -386,18 +363,3 @@ def test_runs_of_a_driver_share_a_value_until_the_driver_ends() -> None:
         assert reuse.once("data", 1, make) is first
         assert reuse.once("features", 1, make) is not first
     assert reuse.once("data", 1, make) == [3]
-
-
-def test_what_cannot_be_pickled_is_made_anew() -> None:
-    made = []
-
-    def make() -> nn.Module:
-        model = nn.Linear(1, 1)
-        model.register_forward_hook(lambda *_: made.append(model))  # of this very module
-        return model
-
-    with reuse.across_runs():
-        first, second = (reuse.copied("model", 1, make) for _ in range(2))
-        second(torch.zeros(1, 1))
-    assert made == [second]
-    assert first is not second

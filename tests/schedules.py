@@ -1,7 +1,4 @@
-"""The contract of schedules, for the tests of whoever writes one.
-
-``check_schedule(build)`` has a schedule plan some rounds, and compares the plans.
-"""
+"""The contract of schedules: pure plans, which go on from a checkpoint and keep their word."""
 
 from __future__ import annotations
 
@@ -37,12 +34,6 @@ def check_schedule(build: Callable[[], Schedule]) -> None:
 
     Its plans are pure functions of their arguments, go on from a checkpoint, name clients that may
     train, once each, and models that were kept; what it tells of later rounds is what they plan.
-
-    Args:
-        build: makes the schedule, as ``train.schedule`` names it.
-
-    Raises:
-        ContractError: it does not; names the clock, the round and what is broken.
     """
     with users_code("the schedule cannot be made", ContractError):
         schedule = build()
