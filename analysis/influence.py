@@ -50,11 +50,7 @@ def _column(frame: pd.DataFrame) -> str:
 
 
 def draw(frame: pd.DataFrame, out: Path) -> None:
-    """Draws the rows of :func:`fedsim.influence` to a file; see :func:`figure`.
-
-    Raises:
-        AnalysisError: the figure cannot be written.
-    """
+    """Draws the rows of :func:`fedsim.influence` to a file; see :func:`figure`."""
     style.save(figure(frame), out)
 
 

@@ -164,12 +164,7 @@ def _without_each(m: int) -> list[int]:
 def values_of(
     rerun: Rerun, state: ServerState, sets: Coalitions, metric: str, coalitions: Sequence[int]
 ) -> dict[int, float]:
-    """The value of each coalition, by the metric; ``state`` is that before the round.
-
-    Raises:
-        DivergedError: a model's outputs are not finite.
-        ConfigError: the part has no such score.
-    """
+    """The value of each coalition, by the metric; ``state`` is that before the round."""
     if metric == STEP:
         return {c: sets.along(members(c)) for c in coalitions}
 
@@ -234,11 +229,7 @@ def rows_of(
 
 
 def parse_rounds(text: str) -> Collection[int] | None:
-    """``all``, or numbers and ranges such as ``1,4,8-10``.
-
-    Raises:
-        ConfigError: it is neither.
-    """
+    """``all``, or numbers and ranges such as ``1,4,8-10``."""
     if text == "all":
         return None
     numbers: set[int] = set()

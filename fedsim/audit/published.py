@@ -156,11 +156,7 @@ def names() -> tuple[str, ...]:
 
 
 def load(name: str) -> Table:
-    """The table of that name.
-
-    Raises:
-        ConfigError: there is none; names the nearest.
-    """
+    """The table of that name."""
     if name not in names():
         raise ConfigError(
             f"fedsim reproduce: unknown table {name!r}{nearest(name, names())}; "
@@ -322,12 +318,7 @@ def _text(value: float, form: str) -> str:
 
 
 def write(table: Table, job: Job, runs: Sequence[SweepRun], out: Path) -> list[Result]:
-    """Writes OUT/values.csv and OUT/verdicts.csv; returns the verdicts.
-
-    Raises:
-        StoreError: a finished run lacks a table or a column, or has several rows for one value; or
-            a file cannot be written.
-    """
+    """Writes OUT/values.csv and OUT/verdicts.csv; returns the verdicts."""
     import pandas as pd  # for which no list of the tables has to wait
 
     values = measured(table, job, runs, out)
@@ -375,9 +366,6 @@ def read(
 ) -> float:
     """The value in a column of a run's table, in its last round and the rows that ``where`` selects
     by column; NaN where the run is not finished, or has none.
-
-    Raises:
-        StoreError: the table or the column is missing, or the value is in no row or several.
     """
     store, path, where = RunStore(run), run / f"{table}.csv", where or {}
     if not store.finished:

@@ -224,11 +224,7 @@ def rounds(
 
 
 def check(rerun: Rerun, changed: Settings, first: int, last: int) -> None:
-    """Refuses rounds that the run has not, and what cannot be changed in its middle.
-
-    Raises:
-        ConfigError: so it is; says why.
-    """
+    """Refuses rounds that the run has not, and what cannot be changed in its middle."""
     rerun.check(first, "--round")
     rerun.check(last, "--until")
     if last < first:
@@ -272,11 +268,7 @@ def configuration(run: Path, rerun: Rerun, changed: Settings) -> RunConfig:
 
 
 def assemble_again(setup: Setup, config: RunConfig) -> Setup:
-    """The run with another configuration, on the data that are loaded; no start vector.
-
-    Raises:
-        ConfigError: they do not fit, or the model's vector is another one.
-    """
+    """The run with another configuration, on the data that are loaded; no start vector."""
     evaluate.check_parts(config, setup.dataset, setup.partition)
     kind, digests = setup.config.data.partition or "", setup.provenance.data
     other = assemble(with_normalization(config), setup.dataset, setup.partition, kind, digests)

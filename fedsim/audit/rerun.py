@@ -66,11 +66,7 @@ class Rerun:
         return {rounds: paths[rounds] for rounds in sorted(paths) if 0 < rounds <= self.rounds}
 
     def nearest(self, rounds: int) -> Position:
-        """The newest intact checkpoint of at most so many rounds, else the start.
-
-        Raises:
-            ConfigError: a checkpoint is that of another configuration or model.
-        """
+        """The newest intact checkpoint of at most so many rounds, else the start."""
         for number, record in reversed(self.checkpoints().items()):
             if number > rounds:
                 continue
@@ -91,12 +87,7 @@ class Rerun:
         return state
 
     def step(self, state: ServerState, number: int) -> tuple[ServerState, RoundLog]:
-        """Round ``number``, from 1, done again: the state after it, and its rows.
-
-        Raises:
-            DivergedError: a client diverged and the policy is ``raise``.
-            WorkerError: a client's work failed.
-        """
+        """Round ``number``, from 1, done again: the state after it, and its rows."""
         log = RoundLog(number)
         ctx = context(self.setup, number - 1)
         with users_code(f"round {number}", FedsimError):
@@ -121,10 +112,6 @@ def opened(
             a GPU where the run was done on one and there is one here.
         data_dir: where the run's data are now, in place of ``data.dir``.
         accept_changed_code: go on where the user's code is not that of the run.
-
-    Raises:
-        ConfigError, DataError: code or data are not those of the run, or are not here.
-        StoreError: the directory cannot be read.
     """
     store, rounds = RunStore(run), len(status.rounds(run))
     on_gpu = device_of(store.read_environment()) != "cpu" and num_gpus() > 0

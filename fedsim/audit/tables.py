@@ -48,11 +48,7 @@ class Difference(Exception):
 
 
 def recorded(run: Path) -> dict[str, dict[int, list[tuple[int, Cells]]]]:
-    """The rows of a run; a line that is still being written does not count.
-
-    Raises:
-        Difference: a table is none, or has other columns than fedsim writes.
-    """
+    """The rows of a run; a line that is still being written does not count."""
     rows_of: dict[str, dict[int, list[tuple[int, Cells]]]] = {}
     for path in (run / f"{table}.csv" for table in COMPARED):
         if not path.exists():
@@ -75,9 +71,6 @@ def check_rounds(run: Recorded, done: int, *, finished: bool) -> None:
     """Whether rows are in the order of the rounds, one per round in rounds.csv and models.csv.
 
     A finished run has no row of any later round, one that is not may have those of the next.
-
-    Raises:
-        Difference: the first table that is not so.
     """
     for table, by_round in run.items():
         numbers, lines = [*by_round], [line for rows in by_round.values() for line, _ in rows]
@@ -113,11 +106,7 @@ class Comparison:
     scores: float = 0.0
 
     def compare(self, run: Recorded, log: RoundLog) -> None:
-        """The rows of a round, cell by cell.
-
-        Raises:
-            Difference: the first one.
-        """
+        """The rows of a round, cell by cell."""
         for table in COMPARED:
             rows, there = log.tables.get(table, []), run.get(table)
             if there is None and rows:

@@ -14,7 +14,7 @@ import reprlib
 import secrets
 import shutil
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -181,12 +181,7 @@ def verify(
 
 
 def runs_of(folder: Path, sample: int, seed: int) -> list[Path]:
-    """The run of a directory itself, or of a sweep so many of its finished runs, drawn by the seed.
-
-    Raises:
-        ConfigError: there is no run.
-        NotPossible: no run of the sweep is finished, or the folder cannot be read.
-    """
+    """The run of a directory itself, or so many finished runs of a sweep, drawn by the seed."""
     try:
         runs = [each for each in directories.find(folder) if isinstance(each, RunStatus)]
     except FedsimError as error:
@@ -210,11 +205,7 @@ def _draw(seed: int, done: int, count: int | Literal["all"]) -> list[int]:
 
 
 def _compare(result: Verification, rerun: Rerun, scratch: Path) -> None:
-    """All that data, settings and the drawn rounds give with what the run says.
-
-    Raises:
-        Difference: the first one; those of tables that the newest checkpoint tells are noted.
-    """
+    """All that data, settings and the drawn rounds give with what the run says."""
     store, setup = rerun.store, rerun.setup
     result.planned, result.finished = setup.config.train.rounds, store.finished
     _compare_environment(result, rerun)
@@ -224,10 +215,9 @@ def _compare(result: Verification, rerun: Rerun, scratch: Path) -> None:
     _compare_split(result, rerun, scratch)
     has_model = setup.config.engine.save_model and (store.finished or (store.path / MODEL).exists())
     last = {rerun.rounds} if result.others and has_model else set()
-    for span in _stretches(rerun, {*result.drawn, *last}):
-        state = _compare_stretch(result, rerun, run, *span)
-        if span[1] == result.rounds and (store.finished or has_model):
-            _compare_models(result, rerun, state, scratch)
+    state = _compare_rounds(result, rerun, run, {*result.drawn, *last})
+    if result.executed[-1][1] == result.rounds and (store.finished or has_model):
+        _compare_models(result, rerun, state, scratch)
     if has_model:
         vector = final_models.load_vector(store.path, setup.layout)
         if not _is_named(run, rerun.rounds, vector):
@@ -313,44 +303,42 @@ def _compare_split(result: Verification, rerun: Rerun, scratch: Path) -> None:
             raise Difference(name, "is not what data and settings give")
 
 
-def _stretches(rerun: Rerun, wanted: Collection[int]) -> Iterator[tuple[int, int]]:
-    """First and last round of what is to be done again, from checkpoint to drawn round."""
-    starts = sorted({0, *rerun.checkpoints()})
-    ends: dict[int, int] = {}
-    for number in sorted(wanted):
-        start = max(start for start in starts if start < number)
-        merged = next((first for first, last in ends.items() if first <= start <= last), start)
-        ends[merged] = number
-    yield from ((start + 1, end) for start, end in ends.items())
-
-
 def _is_named(run: Recorded, rounds: int, params: np.ndarray) -> bool:
     """Whether a model is the one that models.csv names after so many rounds, if any."""
     rows = run.get("models", {}).get(rounds, [])
     return all(row["sha256"] == model_sha256(params) for _, row in rows)
 
 
-def _compare_stretch(
-    result: Verification, rerun: Rerun, run: Recorded, first: int, last: int
+def _compare_rounds(
+    result: Verification, rerun: Rerun, run: Recorded, wanted: Collection[int]
 ) -> ServerState:
-    """The rounds ``first`` to ``last`` with what the run says of them; the state after them."""
-    position = rerun.nearest(first - 1)
-    state, first = position.state, position.rounds + 1
-    if position.rounds and not _is_named(run, position.rounds, state.params):
-        raise Difference(f"checkpoint of round {position.rounds}", "its model is not in models.csv")
-    errors, lost = result.run / "errors.csv", set()
+    """The wanted rounds, and those from the checkpoint before each, with what the run says of them;
+    the state after the last one."""
+    checkpoints, errors, lost = rerun.checkpoints(), result.run / "errors.csv", set()
     if rerun.setup.config.engine.on_client_failure == "drop" and errors.exists():
         lost = {row["round"] for row in tables.read(errors)}  # which is not lost again
-    for number in range(first, last + 1):
-        state, log = rerun.step(state, number)
-        if str(number) in lost:
-            raise NotPossible(f"{result.run}: round {number} lost a client's work (errors.csv)")
-        result.compare(run, log)
-        if result.others and number in rerun.checkpoints():
-            passed = rerun.nearest(number)
-            if passed.rounds == number and not is_close(state.params, passed.state.params):
-                raise Difference(f"checkpoint of round {number}", "its model is too far off")
-    result.executed.append((first, last))
+    state, first, done = rerun.start, 1, 0
+    for last in sorted(wanted):
+        if any(done < rounds < last for rounds in checkpoints):
+            position = rerun.nearest(last - 1)
+            if position.rounds > done:
+                result.executed += [(first, done)] if done else []
+                state, first, done = position.state, position.rounds + 1, position.rounds
+                if not _is_named(run, done, state.params):
+                    raise Difference(
+                        f"checkpoint of round {done}", "its model is not in models.csv"
+                    )
+        for number in range(done + 1, last + 1):
+            state, log = rerun.step(state, number)
+            if str(number) in lost:
+                raise NotPossible(f"{result.run}: round {number} lost a client's work (errors.csv)")
+            result.compare(run, log)
+            if result.others and number in checkpoints:
+                passed = rerun.nearest(number)
+                if passed.rounds == number and not is_close(state.params, passed.state.params):
+                    raise Difference(f"checkpoint of round {number}", "its model is too far off")
+        done = last
+    result.executed.append((first, done))
     return state
 
 

@@ -47,15 +47,15 @@ measure_option = partial(click.option, cls=GroupedOption, group="What to measure
     default="step",
     show_default=True,
     metavar="NAME",
-    help="What a client's influence is on: step, the way along the round's step, which takes no "
-    "evaluation; or a score of the model after it, such as val_loss, val_accuracy or test_loss.",
+    help="What a client's influence is on: the step of the round, or a score of the model after "
+    "it, such as val_loss.",
 )
 @measure_option(
     "--shapley/--no-shapley",
     default=True,
     show_default=True,
-    help="Shapley values beside leave-one-out: exact for cohorts of at most 10 clients, from all "
-    "their coalitions; else estimated from random orders, with a standard error.",
+    help="Shapley values beside leave-one-out: exact for cohorts of at most 10 clients, else "
+    "estimated from random orders.",
 )
 @measure_option(
     "--permutations",
@@ -64,14 +64,6 @@ measure_option = partial(click.option, cls=GroupedOption, group="What to measure
     show_default=True,
     metavar="N",
     help="Random orders in each round, for cohorts of more than 10 clients.",
-)
-@measure_option(
-    "--seed",
-    type=click.IntRange(0, 2**63 - 1),
-    default=0,
-    show_default=True,
-    metavar="N",
-    help="Of the random orders.",
 )
 @files_option(
     "--out", metavar="FILE", shell_complete=files, help="A CSV file: a row per round and client."
@@ -92,7 +84,6 @@ def influence(
     metric: str,
     shapley: bool,
     permutations: int,
-    seed: int,
     out: str | None,
     figure: str | None,
     accept_changed_code: bool,
@@ -102,9 +93,8 @@ def influence(
     """Who helped and who hurt: the influence of each client on a run.
 
     The rounds are done again up to the server; its rule then aggregates the same updates without
-    one client, or for every coalition of clients. Nothing is trained without anybody, and RUN stays
-    as it is. Positive is help: a longer way along the round's step, a lower loss, a higher
-    accuracy. The Shapley values of a round add up to what all its clients gained together.
+    one client, or for every coalition of clients. RUN stays as it is. Positive is help: a longer
+    way along the round's step, a lower loss, a higher accuracy.
 
     \b
       fedsim influence RUN
@@ -126,7 +116,6 @@ def influence(
         metric=metric,
         shapley=shapley,
         permutations=permutations,
-        seed=seed,
         overrides=flags,
         accept_changed_code=accept_changed_code,
     )

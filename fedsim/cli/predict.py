@@ -70,20 +70,16 @@ def predict(
 ) -> None:
     """Write what the final models of a run predict, sample by sample.
 
-    RUN is the directory of a finished run, by default the newest below runs/. FILE gets the columns
-    sample, client_id, label, prediction, a probability_K for each class K, label_name,
-    prediction_name, and file where samples are files. Without --client the models are those that
-    the run evaluates: the global one, or, with personalised methods, each client's own.
+    RUN is the directory of a finished run, by default the newest below runs/. FILE gets a row per
+    sample: label, prediction and the probability of each class. Without --client the models are
+    those that the run evaluates: the global one, or, with personalised methods, each client's own.
 
-    With --images FILE gets the columns file, prediction (the name of the class) and a
-    probability_CLASS for each class. The run's own data need not be there. With a personalised
-    method --client says whose model it is to be.
+    With --images the run's own data need not be there.
 
     \b
       fedsim predict RUN --images new_scans/ --out new.csv
       fedsim predict RUN --client 2 --images a.jpg b.jpg --out two.csv
-      fedsim predict RUN --client 3 --split own_test --out client3.csv
-      fedsim predict RUN --client 'hospital b' --out hospital_b.csv
+      fedsim predict RUN --client 'hospital b' --split own_test --out hospital_b.csv
       fedsim predict RUN --data-dir new_images/ --out new.csv
     """
     if images is None and more:

@@ -88,12 +88,9 @@ def replay(
 ) -> None:
     """Do rounds of a run again with one thing changed.
 
-    Both sides start from the state of the run before round R; cohorts, random numbers and the
-    states of clients and server are those of the run, and what the change replaces on the server
-    starts afresh, which is said. RUN stays as it is. Without a change the rounds are compared with
-    what the run wrote, byte for byte; the exit status is then 1 where they differ.
-
-    Data, model, privacy and simulated time cannot change in the middle of a run.
+    Both sides start from the state of the run before round R; what the change replaces on the
+    server starts afresh. RUN stays as it is. Without a change the rounds are compared with what the
+    run wrote, byte for byte; the exit status is then 1 where they differ.
 
     \b
       fedsim replay RUN --round 3

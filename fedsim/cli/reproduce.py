@@ -87,10 +87,8 @@ def reproduce(
       fedsim reproduce fedld_table1_retina --job full --data-dir data/ --gpus-per-client 0.2
 
     A number is confirmed where the 90 % interval of the difference ours - published lies inside a
-    margin fixed beforehand (two one-sided t tests), contradicted where its 95 % interval lies
-    outside, and else not decidable, with the number of seeds that would decide. A claim that one
-    method is above another is tested by a paired t test, with Holm's correction over the claims of
-    the table. A scaled job tests claims alone.
+    margin fixed beforehand, contradicted where its 95 % interval lies outside, else not decidable.
+    A claim that one method is above another is tested by a paired t test, with Holm's correction.
     """
     if listed:
         _list()

@@ -67,8 +67,8 @@ OF_A_RUN = (
 @verify_option(
     "--allow-code",
     is_flag=True,
-    help="Also run the functions (module:function, FILE.py:function) that the runs name, with your "
-    "rights. Without it such a run is refused, the functions are named, and none is imported.",
+    help="Also run the functions (FILE.py:function) that the runs name, with your rights. Without "
+    "it such a run is refused.",
 )
 @accept_option
 @format_option
@@ -87,16 +87,13 @@ def verify(
 
     RUN is a run directory, finished or not, by default the newest below runs/; of a SWEEP some runs
     are drawn. Each drawn round starts from the nearest earlier checkpoint, and all rounds on the
-    way are compared, too. Nothing is written into RUN, and code that it names is run with
-    --allow-code alone. On another kind of processor, or with other versions of torch and NumPy, a
-    run is never verified, but consistent within what rounding explains, which is no proof.
+    way are compared, too. Nothing is written into RUN. On another kind of processor a run is never
+    verified, but consistent within what rounding explains, which is no proof.
 
-    Exit status: 0 verified or consistent, 1 something differs (the first difference is named), 2
-    not possible.
+    Exit status: 0 verified or consistent, 1 something differs, 2 not possible.
 
     \b
-      fedsim verify runs/digits/fedld/RUN
-      fedsim verify runs/digits/fedld/RUN --rounds all
+      fedsim verify RUN --rounds all
       fedsim verify runs/sweep-table3_small --sample 3 --seed 7
     """
     ctx = click.get_current_context()

@@ -76,10 +76,6 @@ def check_begun(
 
     Returns:
         What env.json is to say as well: the code that was accepted.
-
-    Raises:
-        ConfigError: a user's code has changed, and that is not accepted; or env.json is damaged.
-        DataError: data, trace, listed clients or frozen weights have changed.
     """
     before, began = RunStore(run).read_environment(), Provenance.read(run)
     changed = check_code(run, began, now.code, accept=accept_changed_code)

@@ -114,11 +114,7 @@ def functions_in(settings: Settings) -> list[str]:
 
 
 def code_of(config: RunConfig) -> dict[str, Code]:
-    """By role the sources of the user's functions that a configuration names.
-
-    Raises:
-        ConfigError: a source file has changed since Python imported it.
-    """
+    """By role the sources of the user's functions that a configuration names."""
     sources = {}
     for role, key in FUNCTIONS.items():
         names = chain(attrgetter(key)(config) or "")
@@ -170,11 +166,7 @@ class Provenance:
 
     @classmethod
     def read(cls, run: Path) -> Provenance:
-        """What env.json says that a run is made of.
-
-        Raises:
-            ConfigError: it cannot be read, or is not what fedsim writes.
-        """
+        """What env.json says that a run is made of."""
         recorded = RunStore(run).read_environment()
         try:
             code, instead = (
@@ -209,9 +201,6 @@ def check_code(run: Path, before: Provenance, now: Mapping[str, Code], *, accept
 
     Returns:
         Whether the code is another one.
-
-    Raises:
-        ConfigError: it is; names the file and both digests.
     """
     change = changed_code(before, now)
     if change is not None and not accept:
@@ -223,11 +212,7 @@ def check_code(run: Path, before: Provenance, now: Mapping[str, Code], *, accept
 
 
 def check_data(run: Path, before: Provenance, now: Data | None, advice: str) -> None:
-    """Refuses data that are not those of a run, as far as both are known.
-
-    Raises:
-        DataError: they differ; says in what, and ends with the advice.
-    """
+    """Refuses data that are not those of a run, as far as both are known."""
     if before.data is None or now is None:
         return
     differ = [PARTS[part] for part in PARTS if getattr(before.data, part) != getattr(now, part)]
@@ -240,12 +225,7 @@ def check_data(run: Path, before: Provenance, now: Data | None, advice: str) -> 
 
 
 def accept_code(run: Path, now: Mapping[str, Code]) -> None:
-    """Records in env.json that a finished run counts as one of the code of now.
-
-    Raises:
-        ConfigError: env.json cannot be read.
-        StoreError: it cannot be written.
-    """
+    """Records in env.json that a finished run counts as one of the code of now."""
     store = RunWriter(run)
     store.write("env.json", to_json(store.read_environment() | accepted(now)))
     logger.warning("%s: %s: its results are those of the code before the change", run, ACCEPT)

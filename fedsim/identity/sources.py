@@ -32,10 +32,6 @@ def sha256_of_files(module: str) -> dict[str, str]:
 
     Empty where the module has no source file of the user's: it is installed, compiled, or not
     there.
-
-    Raises:
-        ConfigError: a file has changed since Python imported it.
-        OSError: one cannot be read.
     """
     top = module.partition(".")[0]
     root = next((r for r in _roots(top) if top not in OWN and any(_files(r, module))), None)

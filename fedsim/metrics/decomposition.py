@@ -38,18 +38,15 @@ def terms(client_losses: F64, global_losses: F64, p: F64, q: F64, owners: I64) -
         ``global_loss``; and, no part of the sum, ``shift_spread``, which is
         ``sum_ij p_i q_j |L_j(w_i) - L_i(w_i)|``, and ``aggregation_spread``, which is
         ``sum_i p_i |Lq(w) - Lq(w_i)|``.
-
-    Raises:
-        DivergedError: losses so large that the terms do not add up to the global loss in float64.
     """
-    own = client_losses[np.arange(len(p)), owners]
-    shifts = client_losses - own[:, None]
+    at_home = client_losses[np.arange(len(p)), owners]
+    shifts = client_losses - at_home[:, None]
     pairs = p[:, None] * q
     seen = np.array([math.fsum(row) for row in q * client_losses])
     after = np.array([math.fsum(row) for row in q * global_losses])
     whole = math.fsum(p * after)
     losses = {
-        "local_loss": math.fsum(p * own),
+        "local_loss": math.fsum(p * at_home),
         "shift_loss": math.fsum((pairs * shifts).ravel()),
         "aggregation_loss": math.fsum(p * (after - seen)),
         "global_loss": whole,

@@ -31,9 +31,6 @@ def finished_run(run: Path, settings: Settings | None = None) -> RunConfig:
     """The configuration of a finished run, for work in this process without training.
 
     ``settings`` take the place of the run's.
-
-    Raises:
-        ConfigError: no finished run is there, or its configuration cannot be used.
     """
     file = run / "config.yaml"
     if not file.is_file():
@@ -62,9 +59,6 @@ def final_state(
     """The models of a finished run, those of the clients read when they are asked for.
 
     Unless they are ``needed``, the ``personal`` tensors of the clients may be missing.
-
-    Raises:
-        StoreError: a file is missing or damaged, or does not fit the network.
     """
     params = final_models.load_vector(run, layout)
     if not personal or (not needed and not (run / CLIENTS).exists()):

@@ -58,11 +58,7 @@ class ImageModel:
     config: RunConfig
 
     def read(self, file: Path) -> Array:
-        """An image file as (channels, size, size) uint8.
-
-        Raises:
-            DataError: it is truncated or no image.
-        """
+        """An image file as (channels, size, size) uint8."""
         pixels = decode(file, self.spec.image_size)
         return grey(pixels) if self.spec.in_channels == 1 else pixels
 
@@ -94,13 +90,7 @@ class ImageModel:
 def image_model(
     run: Path, client: int | str | None = None, *, accept_changed_code: bool = False
 ) -> ImageModel:
-    """The final model of a finished run on images, or that of one client, by number or name.
-
-    Raises:
-        ConfigError: no finished run, no such client, none named where each has a model of its own,
-            a run on other data than images, or a user's function whose code has changed.
-        StoreError: a file of the run is missing or damaged.
-    """
+    """The final model of a finished run on images, or that of one client, by number or name."""
     config = finished_run(run)
     if client is not None:
         client = client_number(run, config.data.num_clients, client)
@@ -122,11 +112,7 @@ def image_model(
 
 
 def image_files(paths: Sequence[Path | str]) -> list[Path]:
-    """The files among ``paths``, and the images in those that are folders, each once.
-
-    Raises:
-        DataError: a path does not exist, or no image is in a folder.
-    """
+    """The files among ``paths``, and the images in those that are folders, each once."""
     images: dict[Path, None] = {}
     for path in map(Path, paths):
         if not path.exists():
@@ -141,11 +127,7 @@ def image_files(paths: Sequence[Path | str]) -> list[Path]:
 
 
 def probabilities(logits: Array, name: Callable[[int], str]) -> F64:
-    """(n, C) softmax of logits (n, C).
-
-    Raises:
-        DivergedError: some of them are not finite; ``name`` gives the sample of a row.
-    """
+    """(n, C) softmax of logits (n, C)."""
     finite = np.isfinite(logits).all(axis=1)
     if not finite.all():
         raise DivergedError(

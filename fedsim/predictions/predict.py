@@ -11,6 +11,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -22,6 +23,7 @@ from fedsim.config import experiments
 from fedsim.config.run import RunConfig
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, DataError, nearest
+from fedsim.core.text import few
 from fedsim.core.types import I64, Array, Dataset, Owned, Part, Partition
 from fedsim.data.dataset import in_one_part
 from fedsim.engine.base import OUTPUTS
@@ -51,6 +53,7 @@ every sample of the data set."""
 Own = Literal["train", "val", "test"]
 OWN: tuple[Own, ...] = ("train", "val", "test")
 
+_few = partial(few, most=6)
 DATA_PATHS = ("data.dir", "data.partition_file")
 ELSEWHERE = "go to the directory where the run was started, or give --data-dir"
 """What to do where relative paths lead nowhere."""
@@ -133,10 +136,10 @@ def predict(
         check_paths({**written, **settings}, DATA_PATHS, ELSEWHERE)
         setup = _own_data(path, config)
     _check_fit(setup, description, _origin(config, setup.dataset))
-    own, part = _owned(setup, split), split
+    owned, part = _owned(setup, split), split
     if split == ALL:
-        setup, own, part = replace(setup, dataset=in_one_part(setup.dataset)), None, "test"
-    _check_samples(setup, client, own, part, split)
+        setup, owned, part = replace(setup, dataset=in_one_part(setup.dataset)), None, "test"
+    _check_samples(setup, client, owned, part, split)
     setup = replace(setup, frozen=final_models.load_tensors(path, setup.frozen))
     personal = personal_slots(setup.algorithm, setup.layout)
     state = final_state(path, setup.layout, personal, needed=setup.personalised)
@@ -145,11 +148,11 @@ def predict(
             "evaluation.personal=%s: the tables of the run score other models than its final ones",
             setup.config.evaluation.personal,
         )
-    return pd.concat(_frames(setup, state, client, own, part), ignore_index=True)
+    return pd.concat(_frames(setup, state, client, owned, part), ignore_index=True)
 
 
 def _frames(
-    setup: Setup, state: ServerState, client: int | None, own: Own | None, part: str
+    setup: Setup, state: ServerState, client: int | None, owned: Own | None, part: str
 ) -> Iterator[pd.DataFrame]:
     """The rows, model by model and client by client.
 
@@ -157,11 +160,11 @@ def _frames(
         setup: of the run, with the data to predict.
         state: its final models.
         client: the only one, or None for all.
-        own: which of the clients' own parts, where they own the samples.
+        owned: which of the clients' own parts, where they own the samples.
         part: the common part, where they do not.
     """
     with closing(SerialExecutor(with_features(setup.spec), setup.config.engine)) as executor:
-        for clients, model, samples in _passes(setup, state, client, own, part):
+        for clients, model, samples in _passes(setup, state, client, owned, part):
             (outputs,) = executor.evaluate([(model.load(), samples)], OUTPUTS)
             frame = _frame(setup.dataset, indices(setup.spec, samples), np.asarray(outputs))
             frame.insert(1, "client_id", pd.Series(clients, dtype="Int64"))
@@ -169,19 +172,19 @@ def _frames(
 
 
 def _passes(
-    setup: Setup, state: ServerState, client: int | None, own: Own | None, part: str
+    setup: Setup, state: ServerState, client: int | None, owned: Own | None, part: str
 ) -> Iterator[tuple[Sequence[int | None], Candidate, Part]]:
     """Each row's client, the model and the samples of every pass, as the evaluation has it."""
     split = setup.partition
     clients = split.participants if client is None else (client,)
     one = Candidate(None, lambda: (state.params, {}))
-    owners = () if own is None else clients_with(split, own, held_out=client is not None)
-    if own is not None and not setup.personalised:
-        samples = Owned(own, owners)
+    owners = () if owned is None else clients_with(split, owned, held_out=client is not None)
+    if owned is not None and not setup.personalised:
+        samples = Owned(owned, owners)
         yield np.repeat(owners, counts(split, samples)).tolist(), one, samples
-    elif own is not None:
+    elif owned is not None:
         for c in (c for c in owners if c in clients):
-            samples = Owned(own, (c,))
+            samples = Owned(owned, (c,))
             yield sum(counts(split, samples)) * [c], own_model(state, c), samples
     elif not setup.personalised:
         yield count(setup.spec, part) * [client], one, part
@@ -291,11 +294,6 @@ def _check_fit(setup: Setup, description: Description, origin: str) -> None:
             raise DataError(f"{origin}: {name} {have}, the model of the run takes {need}")
 
 
-def _few(names: Sequence[str]) -> str:
-    more = f", ... ({len(names)})" if len(names) > 6 else ""
-    return ", ".join(names[:6]) + more
-
-
 def _owned(setup: Setup, split: str) -> Own | None:
     """Which of the clients' own parts a split is, None for a common part."""
     for part in OWN:
@@ -305,16 +303,18 @@ def _owned(setup: Setup, split: str) -> Own | None:
 
 
 def _check_samples(
-    setup: Setup, client: int | None, own: Own | None, part: str, split: str
+    setup: Setup, client: int | None, owned: Own | None, part: str, split: str
 ) -> None:
     """Refuses a split without samples, or without any of the client."""
-    if own is None:
+    if owned is None:
         if not len(getattr(setup.dataset, part)):
             raise ConfigError(f"--split {split}: {setup.dataset.name} has no such part in this run")
         return
-    owners = clients_with(setup.partition, own, held_out=client is not None)
+    owners = clients_with(setup.partition, owned, held_out=client is not None)
     if not owners:
-        raise ConfigError(f"--split {split}: the clients of this run own no {own} samples")
+        raise ConfigError(f"--split {split}: the clients of this run own no {owned} samples")
     if client is not None and client not in owners:
         those = _few([str(c) for c in owners])
-        raise ConfigError(f"--client {client}: owns no {own} samples; the clients that do: {those}")
+        raise ConfigError(
+            f"--client {client}: owns no {owned} samples; the clients that do: {those}"
+        )

@@ -75,11 +75,6 @@ class Release:
         return self.cohort / self.population
 
     @property
-    def neighbours(self) -> Neighbours:
-        """The data sets that epsilon tells apart."""
-        return neighbours(self.sampling)
-
-    @property
     def effective_noise(self) -> float:
         """Standard deviation of the noise over the sensitivity: z, or z / 2 (replace one)."""
         return self.noise_multiplier / (2 if self.sampling == "fixed" else 1)
@@ -120,15 +115,12 @@ def statement(release: Release, delta: float, accountant: Accountant = "pld") ->
         "fixed": f"{release.cohort:g} of {release.population} drawn without replacement",
         "full": "full participation",
     }[release.sampling]
-    return f"neighbours {release.neighbours}, {drawn}, delta={delta:g}, {accountant} accountant"
+    relation = neighbours(release.sampling)
+    return f"neighbours {relation}, {drawn}, delta={delta:g}, {accountant} accountant"
 
 
 def library() -> ModuleType:
-    """The package dp-accounting, imported when it is needed.
-
-    Raises:
-        ConfigError: it is not installed; says how to.
-    """
+    """The package dp-accounting, imported when it is needed."""
     try:
         import dp_accounting as package
         import dp_accounting.pld

@@ -136,8 +136,8 @@ def fedsim(*args: str) -> Result:
         warnings.filterwarnings("ignore", module=r"PIL\.")  # as fedsim.data.images does
         with answering(" ".join(args)):
             result = CliRunner().invoke(main, args)
-    told = [f"{w.category.__name__}: {w.message}" for w in caught]
-    assert not told, f"fedsim {' '.join(args)}: a warning of Python: {told[0]}"
+    report = [f"{w.category.__name__}: {w.message}" for w in caught]
+    assert not report, f"fedsim {' '.join(args)}: a warning of Python: {report[0]}"
     return result
 
 
@@ -216,12 +216,12 @@ def started(
     tmp_path: Path, *args: str, without: tuple[str, ...] = (), **environment: str
 ) -> subprocess.Popen[bytes]:
     """``fedsim ARGS`` in a folder of its own."""
-    known = clean_environment(PYTHONDONTWRITEBYTECODE="1", TMPDIR=str(tmp_path))
-    known = {k: v for k, v in known.items() if k not in without}
+    expected = clean_environment(PYTHONDONTWRITEBYTECODE="1", TMPDIR=str(tmp_path))
+    expected = {k: v for k, v in expected.items() if k not in without}
     return subprocess.Popen(
         [sys.executable, "-m", "fedsim", *args],
         cwd=tmp_path,
-        env=known | environment,
+        env=expected | environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         stdin=subprocess.DEVNULL,

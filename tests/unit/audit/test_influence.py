@@ -49,13 +49,13 @@ def losses_without(run, number):
         state = again.state(number - 1)
         _, log = again.step(state, number)
         cohort = [row.client_id for row in log.tables["clients"]]
-        found = {frozenset(): log.tables["rounds"][0].val_loss}
+        outcome = {frozenset(): log.tables["rounds"][0].val_loss}
         for mask in range(1, 2 ** len(cohort)):
             out = frozenset(c for i, c in enumerate(cohort) if mask >> i & 1)
             setup = replace(again.setup, schedule=Without(again.setup.schedule, out))
             _, log = replace(again, setup=setup).step(state, number)
-            found[out] = log.tables["rounds"][0].val_loss
-    return cohort, found
+            outcome[out] = log.tables["rounds"][0].val_loss
+    return cohort, outcome
 
 
 def test_values_are_those_of_rounds_done_again_without_the_clients(run, by_loss):

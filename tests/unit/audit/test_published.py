@@ -354,10 +354,10 @@ def test_a_job_from_start_to_verdict() -> None:
     assert "Two networks on digits (Somebody, 2024, Table 1)\n" in done.output
     assert "full job: 4 runs of the preset tiny; data: digits, embedded\n" in done.output
     folder = Path("runs/reproduce-tiny-full")
-    found = pd.read_csv(folder / "verdicts.csv")
-    assert found["method"].tolist() == ["IID", "IID", "IID > Shards"]
-    assert found["verdict"].tolist()[1] == "not testable here"
-    assert found["n"].tolist() == [2, 0, 2]
+    outcome = pd.read_csv(folder / "verdicts.csv")
+    assert outcome["method"].tolist() == ["IID", "IID", "IID > Shards"]
+    assert outcome["verdict"].tolist()[1] == "not testable here"
+    assert outcome["n"].tolist() == [2, 0, 2]
     values = pd.read_csv(folder / "values.csv")
     assert values["method"].tolist() == ["IID"] * 2 + ["Shards"] * 2
     for _, row in values.iterrows():
@@ -369,7 +369,7 @@ def test_a_job_from_start_to_verdict() -> None:
     assert "not testable here: 1 number (not in the runs of the full job)" in done.output
     again = call("tiny", "--engine", "serial", "--parallel", 1)
     assert again.output.count("finished before") == 4
-    assert pd.read_csv(folder / "verdicts.csv").equals(found)
+    assert pd.read_csv(folder / "verdicts.csv").equals(outcome)
     listed = call("--list")
     assert "1 not testable here" in listed.output
     (folder / "verdicts.csv").unlink()

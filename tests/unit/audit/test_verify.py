@@ -43,14 +43,14 @@ ROUNDS = 6
 def small(name="fedavg", model=None, **sections):
     """Six rounds of a method with checkpoints of every second one, and all tables."""
     model = model or ("cnn" if name == "fedbn" else "mlp")
-    given = {
+    arguments = {
         "train": {"rounds": ROUNDS},
         "evaluation": {"every": 2, "cosines": True},
         "engine": {"checkpoint_every": 1, "keep_every": 2},
     }
     for section, values in sections.items():
-        given[section] = given.get(section, {}) | values
-    return config(name, model, **given)
+        arguments[section] = arguments.get(section, {}) | values
+    return config(name, model, **arguments)
 
 
 @pytest.fixture(scope="module")
@@ -86,30 +86,30 @@ def forge(run):
         record.write_bytes(encode_record(content))
 
 
-def first(run, **given):
+def first(run, **arguments):
     """The first difference, as text."""
-    found = verify(run, **({"rounds": "all"} | given))
-    assert not found.verified
-    return str(found.differences[0])
+    result = verify(run, **({"rounds": "all"} | arguments))
+    assert not result.verified
+    return str(result.differences[0])
 
 
 def test_an_honest_run(honest):
     before = {p: p.stat().st_mtime_ns for p in honest.rglob("*")}
-    found = verify(honest, rounds=2, seed=5)
-    assert found.verified
-    assert (found.seed, found.rounds, len(found.drawn)) == (5, ROUNDS, 2)
-    assert found.models == found.num_executed >= 2
-    assert found.coverage == pytest.approx(2 / ROUNDS)
+    result = verify(honest, rounds=2, seed=5)
+    assert result.verified
+    assert (result.seed, result.rounds, len(result.drawn)) == (5, ROUNDS, 2)
+    assert result.models == result.num_executed >= 2
+    assert result.coverage == pytest.approx(2 / ROUNDS)
     assert {p: p.stat().st_mtime_ns for p in honest.rglob("*")} == before
-    assert verify(honest, rounds=2, seed=5).drawn == found.drawn
+    assert verify(honest, rounds=2, seed=5).drawn == result.drawn
 
 
 def test_a_run_that_leaves_no_model(tmp_path):
     run = fedsim.run(small("fedbn", engine={"save_model": False}), tmp_path / "run").path
     assert not [*run.glob("*.safetensors")]
-    found = verify(run, rounds="all")
-    assert found.verified
-    assert found.models == ROUNDS  # by the digests of models.csv
+    result = verify(run, rounds="all")
+    assert result.verified
+    assert result.models == ROUNDS  # by the digests of models.csv
     with pytest.raises(StoreError, match=r"model\.safetensors: .*engine\.save_model=false"):
         fedsim.predict(run)
 
@@ -223,8 +223,8 @@ def test_what_is_found(case, run):
 
 
 def test_a_changed_table_of_the_final_clients(tmp_path):
-    given = small(data={"heldout_clients": 2}, evaluation={"clients_every": 0})
-    run = fedsim.run(given, tmp_path / "run").path
+    arguments = small(data={"heldout_clients": 2}, evaluation={"clients_every": 0})
+    run = fedsim.run(arguments, tmp_path / "run").path
     assert verify(run, rounds="all").verified
     rewrite(run / "final_clients.csv", another_digit)
     forge(run)
@@ -263,17 +263,17 @@ def test_a_patched_rule_in_one_round(tmp_path, monkeypatch):
     monkeypatch.undo()
     assert re.match(r"\w+\.csv, line \d+, round 4, column", first(run))
     for number in range(1, ROUNDS + 1):
-        found = verify(run, rounds=1, seed=drawing(number))
-        assert found.drawn == [number]
-        assert found.verified == (number != 4)
+        result = verify(run, rounds=1, seed=drawing(number))
+        assert result.drawn == [number]
+        assert result.verified == (number != 4)
 
 
 def test_a_checkpoint_with_another_model(run):
     """Whoever replaces a run's tables from some round on must also replace its checkpoints."""
     rewrite(run / "models.csv", lambda rows: rows[4].__setitem__(1, "0" * 64))
     forge(run)
-    found = verify(run, rounds=1, seed=drawing(5))
-    assert str(found.differences[0]) == "checkpoint of round 4: its model is not in models.csv"
+    result = verify(run, rounds=1, seed=drawing(5))
+    assert str(result.differences[0]) == "checkpoint of round 4: its model is not in models.csv"
 
 
 # what is said of what is missing
@@ -281,9 +281,9 @@ def test_a_checkpoint_with_another_model(run):
 
 def without(key):
     def change(run):
-        known = json.loads((run / "env.json").read_text())
-        del known[key]
-        (run / "env.json").write_text(json.dumps(known))
+        reference = json.loads((run / "env.json").read_text())
+        del reference[key]
+        (run / "env.json").write_text(json.dumps(reference))
 
     return change
 
@@ -301,9 +301,9 @@ def without(key):
 def test_what_is_not_compared_is_named(change, words, run):
     change(run)
     forge(run)
-    found = verify(run, rounds=2, seed=drawing(ROUNDS))
-    assert found.verified
-    assert words in found.not_compared
+    result = verify(run, rounds=2, seed=drawing(ROUNDS))
+    assert result.verified
+    assert words in result.not_compared
     assert f"  unknown    {words}: not compared\n" in spoken(run)
 
 
@@ -314,8 +314,8 @@ def spoken(run):
 
 def test_an_unfinished_run_says_so(run):
     (run / "summary.csv").unlink()
-    found = verify(run, rounds=1)
-    assert (found.verified, found.finished) == (True, False)
+    result = verify(run, rounds=1)
+    assert (result.verified, result.finished) == (True, False)
     assert f"  unfinished {ROUNDS} of {ROUNDS} rounds, no summary.csv\n" in spoken(run)
     rewrite(run / "clients.csv", lambda rows: rows.append([str(ROUNDS + 2), *rows[-1][1:]]))
     assert first(run) == f"clients.csv: its rows do not follow rounds 1 to {ROUNDS}"
@@ -330,8 +330,8 @@ def test_an_unfinished_table_may_end_anywhere(run):
     shutil.rmtree(run / "checkpoints")
     for path in run.glob("*.safetensors"):
         path.unlink()
-    found = verify(run, rounds="all")
-    assert (found.verified, found.rounds) == (True, ROUNDS - 1)
+    result = verify(run, rounds="all")
+    assert (result.verified, result.rounds) == (True, ROUNDS - 1)
     assert [*recorded(run)["models"]] == [*range(1, ROUNDS)]
 
 
@@ -348,9 +348,9 @@ def test_a_damaged_checkpoint_is_left_out(run):
     """The run is honest, and rounds begin at the checkpoint before."""
     (run / "checkpoints" / f"round-{ROUNDS:06d}.json").write_text("{")
     (run / "checkpoints" / "round-000004.json").write_text("{")
-    found = verify(run, rounds=1, seed=drawing(5))
-    assert found.verified
-    assert found.executed == [(3, 5)]
+    result = verify(run, rounds=1, seed=drawing(5))
+    assert result.verified
+    assert result.executed == [(3, 5)]
 
 
 # what is not possible, and other processors
@@ -401,8 +401,8 @@ def test_another_kind_of_device_is_named(changes, others, run):
     environment = json.loads((run / "env.json").read_text())
     (run / "env.json").write_text(json.dumps(environment | changes))
     forge(run)
-    found = verify(run, rounds=1)
-    assert (found.others, found.outcome) == (others, "consistent" if others else "verified")
+    result = verify(run, rounds=1)
+    assert (result.others, result.outcome) == (others, "consistent" if others else "verified")
 
 
 def scaled(column, by, *lines):
@@ -419,13 +419,13 @@ def scaled(column, by, *lines):
 def test_a_run_of_another_processor(elsewhere):
     rewrite(elsewhere / "rounds.csv", scaled("train_loss", 1e-5, 3))
     forge(elsewhere)
-    found = verify(elsewhere, rounds="all")
-    assert found.outcome == "consistent"
-    assert not found.verified
-    assert "AVX512_FP16" in found.others
-    assert found.largest == pytest.approx(1e-5, rel=1e-3)
-    assert (found.equal, found.scores) == (found.cells - 1, 0)
-    assert found.models == ROUNDS  # the same processor did it, after all
+    result = verify(elsewhere, rounds="all")
+    assert result.outcome == "consistent"
+    assert not result.verified
+    assert "AVX512_FP16" in result.others
+    assert result.largest == pytest.approx(1e-5, rel=1e-3)
+    assert (result.equal, result.scores) == (result.cells - 1, 0)
+    assert result.models == ROUNDS  # the same processor did it, after all
     done = call("verify", elsewhere, "--rounds", "all")
     assert done.output.endswith("consistent within 1e-05; not a proof\n")
     rewrite(elsewhere / "rounds.csv", scaled("train_loss", 3e-2))
@@ -499,13 +499,15 @@ def test_code_that_a_run_names_is_not_run(change, run, tmp_path, monkeypatch):
     monkeypatch.chdir(run)
     monkeypatch.setattr(sys, "path", [*sys.path])
     (run / "canary.py").write_text(f"open({str(tmp_path / 'sang')!r}, 'w')\nbuild = None\n")
-    given = yaml.safe_load((run / "config.yaml").read_text())
-    given["engine"]["working_dir"] = str(run)
+    arguments = yaml.safe_load((run / "config.yaml").read_text())
+    arguments["engine"]["working_dir"] = str(run)
     for section, values in yaml.safe_load(change).items():
-        given[section] = (
-            given[section] | values if section in given and isinstance(values, dict) else values
+        arguments[section] = (
+            arguments[section] | values
+            if section in arguments and isinstance(values, dict)
+            else values
         )
-    (run / "config.yaml").write_text(yaml.safe_dump(given))
+    (run / "config.yaml").write_text(yaml.safe_dump(arguments))
     forge(run)
     done = CliRunner().invoke(main, ["verify", str(run)])
     assert done.exit_code == 2
@@ -597,6 +599,8 @@ def test_runs_of_a_sweep_are_drawn(tmp_path):
     done = call("verify", sweep, "--sample", 2, "--rounds", 1, "--seed", 1)
     assert done.exit_code == 1, done.output
     assert done.output.index(f"{some[0].name}: 1 round\n") < done.output.index(some[1].name)
-    told = json.loads(call("verify", sweep, "--sample", 2, "--seed", 1, "--format", "json").output)
-    assert (told["outcome"], told["verified"], told["seed"]) == ("differs", False, 1)
-    assert [run["outcome"] for run in told["runs"]] == ["verified", "differs"]
+    report = json.loads(
+        call("verify", sweep, "--sample", 2, "--seed", 1, "--format", "json").output
+    )
+    assert (report["outcome"], report["verified"], report["seed"]) == ("differs", False, 1)
+    assert [run["outcome"] for run in report["runs"]] == ["verified", "differs"]

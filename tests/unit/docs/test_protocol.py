@@ -242,19 +242,3 @@ class TestCheck:
     )
     def test_claims_hold_only_where_all_comparisons_do(self, words: list[str], word: str) -> None:
         assert check.together(words) == word
-
-    @pytest.mark.slow
-    def test_all_of_the_study_is_printed(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        block = "head_fundus_sites"
-        runs = pd.concat(
-            planted([0.0] * 10).query("method == 'B'").assign(method=name, balanced_accuracy=0.5)
-            for name in FILES[block]["methods"]
-        )
-        runs.to_csv(tmp_path / f"{block}.csv", index=False)
-        check.main(tmp_path)
-        out = capsys.readouterr().out
-        assert out.count("\nheadline,") == 2 * 72
-        assert "C2,headline,accuracy,head_fundus_sites,practically equal" in out
-        assert "C2,headline,accuracy,head_covid_sites,not decidable" in out

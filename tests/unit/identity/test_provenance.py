@@ -9,9 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib.util import spec_from_file_location
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -24,8 +22,9 @@ from fedsim.core.errors import ConfigError, DataError
 from fedsim.identity import provenance
 from fedsim.identity.provenance import Code, Data, Provenance
 from fedsim.identity.sources import sha256_of_files
-from fedsim.training import loading
 from tests.fuzz.harness import fedsim, workplace
+
+pytestmark = pytest.mark.integration
 
 ALGORITHM = "from fedsim.algorithms import Algorithm\ndef build(): return Algorithm()\n"
 A, B, C = "a" * 64, "b" * 64, "c" * 64
@@ -41,7 +40,7 @@ def test_every_role_in_which_a_users_function_serves(folder: Path) -> None:
     for role in ("way", "first", "second", "network", "samples", "worker"):
         (folder / f"for_{role}.py").write_text(f"import for_all\n{ALGORITHM}")
     (folder / "for_all.py").write_text("")
-    found = provenance.code_of(
+    outcome = provenance.code_of(
         RunConfig(
             algorithm="for_way:build",
             server="fedgh,for_first:build,for_second:build",
@@ -50,7 +49,7 @@ def test_every_role_in_which_a_users_function_serves(folder: Path) -> None:
             engine={"kind": "for_worker:build"},
         )
     )
-    assert {role: (code.name, list(code.files)) for role, code in found.items()} == {
+    assert {role: (code.name, list(code.files)) for role, code in outcome.items()} == {
         "method": ("for_way:build", ["for_all.py", "for_way.py"]),
         "server": (
             "for_first:build,for_second:build",
@@ -67,13 +66,13 @@ def test_a_table_has_one_digest_on_all_partitions_though_it_is_scaled_by_each(
 ) -> None:
     file = tmp_path / "t.csv"
 
-    def found(rows: int, seed: int) -> Data:
+    def outcome(rows: int, seed: int) -> Data:
         lines = (f"{x * x % 7},{'' if x % 5 == 1 else x % 3},{x % 2},{x % 3}" for x in range(rows))
         file.write_text("\n".join(("a,b,target,site", *lines)))
         dataset = data.load("csv", file, missing="median", seed=seed)
         return provenance.data_of(dataset, str(file))
 
-    first, second, more = found(60, 0), found(60, 1), found(61, 0)
+    first, second, more = outcome(60, 0), outcome(60, 1), outcome(61, 0)
     assert first.samples != second.samples, "the partition decides about scaling and gaps"
     assert first.short == second.short != more.short
     made_of = Provenance(data=first)
@@ -86,14 +85,14 @@ def test_a_table_has_one_digest_on_all_partitions_though_it_is_scaled_by_each(
 
 def test_the_digests_of_data_are_those_of_samples_labels_and_names() -> None:
     dataset = data.load("digits")
-    known = provenance.data_of(dataset, "given")
-    assert known.dir == "given"
+    expected = provenance.data_of(dataset, "given")
+    assert expected.dir == "given"
     same = (
         data.load("digits", seed=3, test_fraction=0.5, val_fraction=0.1),  # other parts
         replace(dataset, x=np.asfortranarray(dataset.x)),
         replace(dataset, y=dataset.y.copy()),
     )
-    assert {provenance.data_of(other, None).short for other in same} == {known.short}
+    assert {provenance.data_of(other, None).short for other in same} == {expected.short}
     changed = dataset.x.copy()
     changed[-1, 0, 0, 0] ^= 1
     others = {
@@ -106,10 +105,10 @@ def test_the_digests_of_data_are_those_of_samples_labels_and_names() -> None:
     others["samples"] += [shapes, tokens]
     for part, cases in others.items():
         for case in cases:
-            found = provenance.data_of(case, None)
-            differ = {p for p in provenance.PARTS if getattr(found, p) != getattr(known, p)}
+            outcome = provenance.data_of(case, None)
+            differ = {p for p in provenance.PARTS if getattr(outcome, p) != getattr(expected, p)}
             assert differ == {part}
-            assert found.short != known.short
+            assert outcome.short != expected.short
 
 
 def state(name: str = "mine:build", **files: str) -> dict[str, Code]:
@@ -133,8 +132,8 @@ def state(name: str = "mine:build", **files: str) -> dict[str, Code]:
 def test_a_change_of_code_names_file_and_digests(
     before: dict[str, Code], now: dict[str, Code], says: str | None
 ) -> None:
-    found = provenance.changed_code(Provenance(before), now)
-    assert found is None if says is None else says in (found or "")
+    outcome = provenance.changed_code(Provenance(before), now)
+    assert outcome is None if says is None else says in (outcome or "")
     run, began = Path("run"), Provenance(before)
     assert provenance.check_code(run, began, now, accept=True) is (says is not None)
     if says is not None:
@@ -155,13 +154,13 @@ def test_what_is_recorded_is_read_again_and_accepted_code_counts(tmp_path: Path)
     file = tmp_path / "env.json"
     made_of = Provenance(state(mine=A), Data(A, B, A, "folder"))
     file.write_text(json.dumps(made_of.record()))
-    found = Provenance.read(tmp_path)
-    assert (found.code, found.data) == (made_of.code, Data(A, B, A, None))
+    outcome = Provenance.read(tmp_path)
+    assert (outcome.code, outcome.data) == (made_of.code, Data(A, B, A, None))
     provenance.accept_code(tmp_path, state(mine=B))
-    found = Provenance.read(tmp_path)
-    assert (found.code, found.accepted) == (state(mine=A), state(mine=B))
-    assert [provenance.changed_code(found, state(mine=each)) for each in (A, B)] == [None, None]
-    assert provenance.changed_code(found, state(mine=C)) is not None
+    outcome = Provenance.read(tmp_path)
+    assert (outcome.code, outcome.accepted) == (state(mine=A), state(mine=B))
+    assert [provenance.changed_code(outcome, state(mine=each)) for each in (A, B)] == [None, None]
+    assert provenance.changed_code(outcome, state(mine=C)) is not None
     assert json.loads(file.read_bytes()).items() >= made_of.record().items()
     file.unlink()
     assert Provenance.read(tmp_path) == Provenance()
@@ -223,49 +222,19 @@ def test_a_digest_is_that_of_the_text_whatever_the_line_ends(folder: Path) -> No
 def test_names_are_relative_so_that_they_are_the_same_everywhere(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = []
+    outcome = []
     for place in ("here", "there"):
         written(folder / place, moved="import also_moved\n", also_moved="")
         with monkeypatch.context() as patch:
             patch.syspath_prepend(folder / place)
-            found.append(sha256_of_files("moved"))
-    assert found[0] == found[1]
-    assert list(found[0]) == ["also_moved.py", "moved.py"]
+            outcome.append(sha256_of_files("moved"))
+    assert outcome[0] == outcome[1]
+    assert list(outcome[0]) == ["also_moved.py", "moved.py"]
 
 
 @pytest.mark.parametrize("name", ["json", "numpy.linalg", "sys", "fedsim.api", "not_there", "a..b"])
 def test_what_is_installed_or_nowhere_has_none(name: str) -> None:
     assert sha256_of_files(name) == {}
-
-
-def test_the_module_that_python_has_imported_counts(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written(folder / "first", twin="a = 1\n")
-    monkeypatch.syspath_prepend(folder / "first")
-    __import__("twin")
-    written(folder / "second", twin="a = 2\n")
-    monkeypatch.syspath_prepend(folder / "second")
-    assert sha256_of_files("twin") == {"twin.py": hashlib.sha256(b"a = 1\n").hexdigest()}
-    del sys.modules["twin"]
-    assert sha256_of_files("twin") == {"twin.py": hashlib.sha256(b"a = 2\n").hexdigest()}
-
-
-def test_a_module_that_an_import_hook_finds_counts_before_it_is_imported(tmp_path, monkeypatch):
-    """As of an editable installation, whose folder is not on sys.path."""
-    file = tmp_path / "found_by_a_hook.py"
-    file.write_text("x = 1\n")
-
-    class Hook:
-        """Finds that module and no other."""
-
-        @staticmethod
-        def find_spec(name, path=None, target=None):
-            return spec_from_file_location(name, file) if name == file.stem else None
-
-    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Hook])
-    assert [*sha256_of_files("found_by_a_hook")] == ["found_by_a_hook.py"]
-    assert "found_by_a_hook" not in sys.modules
 
 
 # what is refused after code or data have changed
@@ -411,8 +380,8 @@ def test_an_unfinished_run_is_not_resumed_with_other_code(code: Path) -> None:
     edit()
     refused(fedsim("resume", RUN), *OTHER, RUN)
     succeeded(fedsim("resume", RUN, WAY_OUT))
-    known = environment()
-    assert known["accepted_code"] == known["resumed"][0]["code"] != known["code"]  # type: ignore[index]
+    expected = environment()
+    assert expected["accepted_code"] == expected["resumed"][0]["code"] != expected["code"]  # type: ignore[index]
     assert "finished before" in succeeded(fedsim(*SWEEP)).output
 
 
@@ -483,18 +452,6 @@ def test_a_sweep_does_not_keep_the_numbers_of_other_data(scans: Path) -> None:
     assert "finished before" in succeeded(fedsim(*SWEEP)).output
     invert()
     refused(fedsim(*SWEEP), "the samples are not those", RUN, "give another --out")
-
-
-@pytest.mark.slow
-def test_data_are_read_once_for_all_finished_runs(scans: Path) -> None:
-    shutil.copytree(RUN, "sweep/seed=1")
-    config = Path("sweep/seed=1/config.yaml")
-    config.write_text(config.read_text().replace("\nseed: 0\n", "\nseed: 1\n"))
-    grid = Path("grid.yaml")
-    grid.write_text(grid.read_text().replace("[0]", "[0, 1]"))
-    with mock.patch.object(loading, "read", wraps=loading.read) as read:
-        assert succeeded(fedsim(*SWEEP)).output.count("finished before") == 2
-    assert read.call_count == 1
 
 
 @pytest.mark.slow

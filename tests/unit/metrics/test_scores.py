@@ -24,7 +24,6 @@ from fedsim.metrics.scores import (
     calibration_error,
     gini,
     group_score,
-    joined,
     mean_scores,
     per_sample,
     score,
@@ -208,14 +207,6 @@ def test_mean_over_models_by_hand() -> None:
     assert mean_scores([a]) == a
 
 
-def test_mean_needs_one_common_test_set() -> None:
-    a = score(logits_of((1, 0), (1, 0)), labels_of(0, 1))
-    with pytest.raises(ContractError, match="2 different sample sets"):
-        mean_scores([a, score(logits_of((1, 0), (1, 0)), labels_of(0, 0))])
-    with pytest.raises(ContractError, match="at least one model"):
-        mean_scores([])
-
-
 def drawn(seed: int, num_samples: int = 50, num_classes: int = 4) -> tuple[np.ndarray, np.ndarray]:
     """Logits and labels at random."""
     rng = np.random.default_rng(seed)
@@ -232,16 +223,6 @@ def test_single_samples_by_hand() -> None:
     )
     assert got.correct.tolist() == [True, True, False]
     assert (got.loss.dtype, got.correct.dtype) == (np.float64, np.bool_)
-
-
-@pytest.mark.parametrize("cuts", [(), (1,), (16, 32, 48), (7, 7, 20)])
-def test_runs_of_samples_are_joined_in_their_order(cuts: tuple[int, ...]) -> None:
-    logits, labels = drawn(3)
-    pieces = zip(np.split(logits, cuts), np.split(labels, cuts), strict=True)
-    got = joined([per_sample(a, b) for a, b in pieces if len(a)])
-    whole = per_sample(logits, labels)
-    np.testing.assert_array_equal(got.loss, whole.loss)
-    np.testing.assert_array_equal(got.correct, whole.correct)
 
 
 def test_the_mean_loss_is_rounded_once() -> None:
@@ -265,19 +246,6 @@ def test_groups_are_scored_as_if_they_were_alone() -> None:
             accuracy=alone.accuracy,
         )
     assert replace(got, groups=()) == score(logits, labels), "nothing else depends on groups"
-
-
-def test_the_mean_over_models_is_that_of_each_group() -> None:
-    (a, labels), (b, _) = drawn(5), drawn(6)
-    groups = {"first": np.arange(10), "rest": np.arange(10, 50)}
-    scores = [score(logits, labels, groups) for logits in (a, b)]
-    mean = mean_scores(scores)
-    for i, (name, where) in enumerate(groups.items()):
-        one, two = (s.groups[i] for s in scores)
-        assert (mean.groups[i].group, mean.groups[i].num_samples) == (name, len(where))
-        assert mean.groups[i].loss == pytest.approx((one.loss + two.loss) / 2, rel=1e-15)
-        assert mean.groups[i].accuracy == pytest.approx((one.accuracy + two.accuracy) / 2)
-    assert mean_scores(scores[:1]) == scores[0]
 
 
 def plain_calibration_error(confidence: list[float], right: list[bool]) -> float:
@@ -322,8 +290,8 @@ COUNTS = [1, 3]
 def test_two_clients_by_hand():
     # local 0.2 / 4 + 3 * 0.4 / 4 = 0.35; Lq(w_0) = 0.8, Lq(w_1) = 0.525, so that their mean is
     # 0.59375 and shift 0.24375; Lq(w) = 0.5 / 4 + 3 * 0.6 / 4 = 0.575
-    found = fedsim.decompose(MATRIX, AFTER, COUNTS)
-    assert found == pytest.approx(
+    result = fedsim.decompose(MATRIX, AFTER, COUNTS)
+    assert result == pytest.approx(
         {
             "local_loss": 0.35,
             "shift_loss": 0.24375,
@@ -332,7 +300,7 @@ def test_two_clients_by_hand():
         },
         abs=1e-12,
     )
-    assert tuple(found) == TERMS
+    assert tuple(result) == TERMS
 
 
 def test_the_spreads_by_hand():
@@ -365,15 +333,15 @@ def losses_of(seed):
 
 @pytest.mark.parametrize("seed", range(40))
 def test_any_losses_and_weights_agree_with_fractions_and_add_up(seed):
-    given = losses_of(seed)
-    got = fedsim.decompose(*given)
-    exact = decomposing.terms(*given)
-    scale = max(given[0].max(), given[1].max())
+    arguments = losses_of(seed)
+    got = fedsim.decompose(*arguments)
+    exact = decomposing.terms(*arguments)
+    scale = max(arguments[0].max(), arguments[1].max())
     for name in TERMS:
         assert got[name] == pytest.approx(exact[name], rel=1e-13, abs=1e-14 * scale), name
     total = got["local_loss"] + got["shift_loss"] + got["aggregation_loss"]
     assert total == pytest.approx(got["global_loss"], rel=1e-9)
-    local, after, samples, owner_samples, owners = given
+    local, after, samples, owner_samples, owners = arguments
     p, q = samples / samples.sum(), owner_samples / owner_samples.sum()
     whole = terms(local, np.broadcast_to(after, local.shape), p, q, owners)
     for name in SPREADS:
@@ -493,8 +461,8 @@ def test_exact_values_are_the_mean_over_all_orders(m):
 
 def test_who_adds_nothing_gets_nothing_and_equal_ones_get_the_same():
     size = [bin(s & 0b0111).count("1") for s in range(16)]  # player 3 changes nothing
-    found = shapley.exact([s**2 for s in size])
-    np.testing.assert_allclose(found, [3, 3, 3, 0], atol=1e-14)
+    result = shapley.exact([s**2 for s in size])
+    np.testing.assert_allclose(result, [3, 3, 3, 0], atol=1e-14)
 
 
 def test_an_estimate_and_its_error_by_hand():

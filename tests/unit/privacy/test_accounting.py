@@ -302,20 +302,20 @@ def normals(rounds):
 def test_equals_the_dense_solution(bands, block, monkeypatch):
     monkeypatch.setattr(banded, "BLOCK", block)
     c = coefficients(bands, 12)
-    found, state = noises(BandedNoise(SENT, tuple(c)), 12, scale=2.0)
+    result, state = noises(BandedNoise(SENT, tuple(c)), 12, scale=2.0)
     column = np.concatenate([c, np.zeros(12 - bands)])
     expected = solve_triangular(toeplitz(column, np.zeros(12)), normals(12), lower=True)
-    np.testing.assert_allclose(found[:, INSIDE], 2.0 * expected, rtol=1e-9, atol=1e-12)
-    assert not found[:, [5, 6, 11]].any()
+    np.testing.assert_allclose(result[:, INSIDE], 2.0 * expected, rtol=1e-9, atol=1e-12)
+    assert not result[:, [5, 6, 11]].any()
     assert state["noise"].shape == (bands - 1, 9)
 
 
 def test_one_band_adds_independent_noise_to_the_byte():
     step = np.linspace(-1, 1, 12).astype(np.float32)
-    found, state = BandedNoise(SENT, (1.0,))(step.copy(), 0.3, {}, ctx(5))
+    result, state = BandedNoise(SENT, (1.0,))(step.copy(), 0.3, {}, ctx(5))
     expected, fresh = step.copy(), generator(4, "dp", 5).standard_normal(9)
     expected[INSIDE] = step[INSIDE] + 0.3 * fresh
-    assert found.tobytes() == expected.tobytes()
+    assert result.tobytes() == expected.tobytes()
     assert state["noise"].shape == (0, 9)
 
 
@@ -330,7 +330,7 @@ def test_goes_on_from_its_state():
 
 def test_no_noise_leaves_the_step():
     step = np.ones(12)
-    found, state = BandedNoise(SENT, (0.8, 0.6))(step, 0.0, {}, ctx(0))
-    assert found is step
-    assert (found == 1).all()
+    result, state = BandedNoise(SENT, (0.8, 0.6))(step, 0.0, {}, ctx(0))
+    assert result is step
+    assert (result == 1).all()
     assert state == {}
