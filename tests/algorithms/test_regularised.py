@@ -377,7 +377,7 @@ def objective_of(w, x, y, a_l2r, a_cmi, power):
     """FedSR's loss in float64, and the cross-entropy in it, with the client's draws in order."""
     draws = torch.Generator().manual_seed(seed_for(0, "client", 0, 0))
 
-    def losses(params):
+    def objective(params):
         hidden, hidden_bias, encoder, encoder_bias, head, head_bias, r_mu, r_sigma, scale = params
         h = torch.clamp(x @ hidden.T + hidden_bias, min=0)
         both = h @ encoder.T + encoder_bias
@@ -393,7 +393,7 @@ def objective_of(w, x, y, a_l2r, a_cmi, power):
         total = ce + a_l2r * ((z**2).sum(dim=1).sqrt() ** power).mean()
         return total + a_cmi * apart.sum(dim=1).mean(), ce
 
-    return losses
+    return objective
 
 
 @pytest.mark.parametrize("power", [1, 2])
@@ -407,10 +407,10 @@ def test_fedsr_training_follows_the_oracle(power):
     x, y = training.data(w, 0)
     order = torch.Generator().manual_seed(seed_for(0, "shuffle", 0, 0))
     rows = torch.randperm(len(y), generator=order)
-    losses = objective_of(w, x[rows], y[rows], 0.2, 0.05, power)
+    objective = objective_of(w, x[rows], y[rows], 0.2, 0.05, power)
     before = training.tensors(w, start)
     leaves = [p.clone().requires_grad_() for p in before]
-    total, ce = losses(leaves)
+    total, ce = objective(leaves)
     slopes = torch.autograd.grad(total, leaves)
     assert all(slope.abs().max() > 0 for slope in slopes)
     step = [-0.1 * (g + 0.01 * p) for g, p in zip(slopes, before, strict=True)]
