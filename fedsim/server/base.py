@@ -16,7 +16,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import count
-from typing import ClassVar, Literal, Protocol, runtime_checkable
+from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 
@@ -169,14 +169,6 @@ class CohortTransform(Protocol):
         """The cohort that the next part sees; ``state`` is {} in the first round."""
 
 
-@runtime_checkable
-class Checks(Protocol):
-    """A reduction or transform that needs a cohort of some size."""
-
-    def check(self, m: int, clients: int) -> int:
-        """How many updates it hands on, of m updates that it gets from all clients of a cohort."""
-
-
 @dataclass(frozen=True)
 class Exchanged:
     """The answer of an exchange, see :class:`ServerStep`."""
@@ -310,10 +302,13 @@ class Server:
         return bool(self.incompatible_reason or self.exchange or reads)
 
     def check(self, m: int) -> None:
-        """Refuses a cohort of m clients that is too small for a part, by a ConfigError."""
+        """Refuses a cohort of m clients that is too small for a part, by a ConfigError.
+
+        A part may have ``check(m, clients)``: how many updates it hands on, of m that it gets.
+        """
         clients = m
         for part in (*self.receive, self.reduction):
-            if isinstance(part, Checks):
+            if hasattr(part, "check"):
                 m = part.check(m, clients)
 
     def step(self, state: RuleState, cohort: Cohort, ctx: RoundContext) -> ServerStep:

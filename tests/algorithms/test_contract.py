@@ -255,28 +255,6 @@ def test_the_range_of_a_number(key, kind):
             algorithms.load(method, {name: value})
 
 
-@pytest.mark.parametrize(
-    ("key", "least"),
-    [
-        ("fedpac.head_epochs", 0),
-        ("pfedla.width", 1),
-        ("pfedla.keep_local", 0),
-        ("fedsr.z_dim", 1),
-        ("multikrum.q", 0),
-        ("bucketing.size", 1),
-        ("geometric_median.iterations", 1),
-        ("centered_clipping.iterations", 1),
-        ("fltrust.samples", 1),
-    ],
-)
-def test_the_least_count(key, least):
-    method, _, name = key.partition(".")
-    algorithms.load(method, {name: least})
-    for value in (least - 1, least + 0.5):
-        with pytest.raises(ConfigError, match=rf"{method}\.{name}: {value} given; must be "):
-            algorithms.load(method, {name: value})
-
-
 def test_no_number_is_without_a_range():
     listed = {key for keys in HYPERPARAMETERS.values() for key in keys}
     numbers = {

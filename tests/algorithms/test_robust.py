@@ -17,7 +17,7 @@ from fedsim.core.rng import generator
 from fedsim.core.types import ClientTask, RoundContext
 from fedsim.server.base import RuleState
 from fedsim.server.cohort import Cohort
-from fedsim.server.robust import Faulty, squared_distances_to
+from fedsim.server.robust import Faulty
 from fedsim.testing.rounds import rounds, small
 from fedsim.training.assemble import make_executor, prepare
 from fedsim.training.round import root_update
@@ -139,14 +139,6 @@ def test_the_geometric_median_is_a_minimum():
     z = fedsim.aggregate(g, np.ones(9), "geometric_median", iterations=1000)
     for direction in np.random.default_rng(4).normal(size=(30, 4)):
         assert objective(z) <= objective(z + 1e-4 * direction)
-
-
-def test_distances_to_a_combination():
-    rng = np.random.default_rng(5)
-    x, c = rng.normal(size=(6, 20)), rng.uniform(size=6)
-    c /= c.sum()
-    found = squared_distances_to(x @ x.T, c)
-    np.testing.assert_allclose(found, np.square(x - c @ x).sum(axis=1), rtol=1e-11)
 
 
 @every_rule
@@ -371,21 +363,6 @@ def test_neighbours_of_equal_updates_include_oneself():
     np.testing.assert_array_equal(mixed.rows, np.eye(3))
 
 
-@pytest.mark.parametrize("pre", ["nnm", "bucketing"])
-@every_rule_after_others
-def test_statistics_are_mixed_too(name, pre):
-    """Those of the parameters' columns, copied, have the parameters' step."""
-    half = np.random.default_rng(1).normal(size=(9, 2))
-    g = np.concatenate([half, half, half], axis=1)
-    given = {} if name in ("fedavg", "centered_clipping") else BEFORE_RULES[name][0]
-    given = {**given, "f": 1} if "f" in given else given
-    sections = {name: given, "nnm": {"f": 2}}
-    server = algorithms.compose("fedprox", sections, server=f"{pre},{name}").server
-    ctx = RoundContext(round=0, num_rounds=1, num_clients=9, lr=0.1, seed=0)
-    step = server.step(RuleState(), cohort(g, layout=LAYOUT), ctx).step
-    np.testing.assert_allclose(step[4:], step[:2], rtol=1e-9, atol=1e-12)
-
-
 def test_a_fraction_is_one_of_the_clients_not_of_the_buckets():
     # 0.2 of 20 clients are 4; 10 buckets of 2 with f = 4 are too few for krum, 2 f + 3 = 11.
     g = np.random.default_rng(2).normal(size=(20, 3))
@@ -435,18 +412,6 @@ def test_what_clients_send_is_read_before_updates_are_mixed():
 def test_what_makes_no_sense_is_refused(server, reason):
     with pytest.raises(ConfigError, match=reason):
         algorithms.compose("fedprox", {}, server=server)
-
-
-def test_hyperparameters_of_python_go_to_all_that_have_them():
-    g = np.random.default_rng(3).normal(size=(9, 4))
-    both = fedsim.aggregate(g, np.ones(9), "trimmed_mean", pre=["nnm"], f=3)
-    assert_step(both, rules.trimmed_mean(rules.nnm(g, 3), 3), g)
-    one = fedsim.aggregate(g, np.ones(9), "coordinate_median", pre=["nnm"], f=3)
-    assert_step(one, rules.coordinate_median(rules.nnm(g, 3)), g)
-    with pytest.raises(ConfigError, match=r"krum\.tau: unknown hyperparameter"):
-        fedsim.aggregate(g, np.ones(9), "krum", pre=["nnm"], tau=3)
-    with pytest.raises(ConfigError, match="unknown algorithm 'nmm'"):
-        fedsim.aggregate(g, np.ones(9), "krum", pre=["nmm"])
 
 
 CTX = RoundContext(round=0, num_rounds=1, num_clients=10, lr=0.1, seed=0)

@@ -353,21 +353,6 @@ def test_the_state_by_the_names_of_checkpoints():
             RuleState.unflatten({name: stored["then.m"]})
 
 
-def test_an_optimiser_that_keeps_nothing_may_be_missing_in_a_checkpoint():
-    rounds = np.random.default_rng(6).normal(size=(3, 4, 6))
-    composed = algorithms.compose("scaffold", {}, server="fedadam,scaffold").server
-    composed = type(composed)(composed.reduction, optimizers=composed.optimizers)
-    states, found = [RuleState(), RuleState()], []
-    for t, updates in enumerate(rounds):
-        ctx = RoundContext(round=t, num_rounds=3, num_clients=10, lr=0.1, seed=0)
-        answers = [composed.step(state, cohort(updates, SAMPLES), ctx) for state in states]
-        states = [answers[0].state, RuleState.unflatten(answers[1].state.flatten())]
-        found.append([answer.step for answer in answers])
-    assert len(states[1].optimizers) == 1 < len(states[0].optimizers)
-    for ours, restored in found:
-        np.testing.assert_array_equal(ours, restored)
-
-
 def clipped():
     """A method of the user's own whose server clips updates before their mean."""
     return Algorithm(server=Server(Average(), receive=(ClipNorms(0.5),)))

@@ -24,7 +24,7 @@ from tests.algorithms.cases import (
     every_cohort,
     every_input,
 )
-from tests.algorithms.training import context, train, worker
+from tests.algorithms.training import train, worker
 from tests.oracles import rounds, rules
 
 SCAFFOLD_RNG = np.random.default_rng(6)
@@ -101,22 +101,6 @@ def test_control_variates_by_samples_are_flamby_in_other_variables():
         np.testing.assert_allclose(federation.step(), x, rtol=1e-9, atol=1e-12)
 
 
-def test_weighted_control_variates_of_a_part_of_the_clients():
-    options = {"control": "samples"}
-    federation = Federation(
-        "scaffold", options, SCAFFOLD_A, SCAFFOLD_B, SCAFFOLD_STEPS, SCAFFOLD_SAMPLES
-    )
-    c, before = np.zeros(3), np.zeros((4, 3))
-    for cohort in SCAFFOLD_COHORTS:
-        federation.step(cohort)
-        found, own = controls(federation)
-        mean = np.average(
-            (own - before)[cohort], axis=0, weights=np.array(SCAFFOLD_SAMPLES)[cohort]
-        )
-        c, before = c + len(cohort) / 4 * mean, own
-        np.testing.assert_allclose(found, c, rtol=1e-12, atol=1e-14)
-
-
 def test_the_first_round_is_fedavg_with_uniform_weights():
     first = Federation(
         "scaffold", {}, SCAFFOLD_A, SCAFFOLD_B, SCAFFOLD_STEPS, SCAFFOLD_SAMPLES
@@ -125,30 +109,6 @@ def test_the_first_round_is_fedavg_with_uniform_weights():
         "fedavg", {"weights": "uniform"}, SCAFFOLD_A, SCAFFOLD_B, SCAFFOLD_STEPS, SCAFFOLD_SAMPLES
     ).step()
     np.testing.assert_array_equal(first, fedavg)
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.6])
-@pytest.mark.parametrize("weight_decay", [0.0, 0.05])
-def test_the_way_is_that_of_the_corrected_mean_gradient(momentum, weight_decay):
-    # lr |a|_1 (c_i' - c_i + c) = x - y_i
-    federation = Federation(
-        "scaffold",
-        {},
-        SCAFFOLD_A,
-        SCAFFOLD_B,
-        SCAFFOLD_STEPS,
-        SCAFFOLD_SAMPLES,
-        momentum=momentum,
-        weight_decay=weight_decay,
-    )
-    federation.step()
-    c, before = controls(federation)
-    env = federation.env(1, context(lr=0.1))
-    rule = federation.algorithm.local
-    fedsim.client.trainer.train_local(rule, env)
-    uplink = rule.finish(env, rule.begin(env))
-    left = env.effective_step_length * (uplink.state["c"] - before[1] + c)
-    np.testing.assert_allclose(left, -env.moved.numpy(), rtol=1e-9, atol=1e-13)
 
 
 def test_option_one_takes_the_gradient_with_weight_decay():

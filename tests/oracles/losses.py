@@ -12,7 +12,6 @@ from itertools import combinations
 
 import numpy as np
 import torch
-from scipy.optimize import minimize
 
 KAPPA = 1.2784645427610737
 """The root of u * sigmoid(u) = 1."""
@@ -235,22 +234,6 @@ def simplex_by_enumeration(p):
             if alpha.min() >= 0 and value < best_value:
                 best, best_value = alpha, value
     return best
-
-
-def simplex_by_slsqp(p):
-    """The same program by scipy's SLSQP: for larger m, good to about 1e-6."""
-    m = len(p)
-    scale = float(np.trace(p)) / m
-    result = minimize(
-        lambda a: float(a @ p @ a) / scale,
-        np.full(m, 1.0 / m),
-        jac=lambda a: 2.0 * (p @ a) / scale,
-        bounds=[(0.0, 1.0)] * m,
-        constraints=[{"type": "eq", "fun": lambda a: a.sum() - 1.0, "jac": np.ones_like}],
-        method="SLSQP",
-        options={"ftol": 1e-15, "maxiter": 1000},
-    )
-    return result.x
 
 
 def head_weights(features, variances):

@@ -327,26 +327,6 @@ def test_a_dropped_client_leaves_the_round(tmp_path, what):
 
 
 @pytest.mark.integration
-def test_a_dropped_client_keeps_the_state_it_had():
-    first, second = cohort_of(driver_config(), 0), cohort_of(driver_config(), 1)
-    client = next(c for c in second if c in first)
-    setup = prepare(failing("state", [client]))
-    executor, state = SerialExecutor(setup.spec), ServerState(params=setup.initial)
-    for t in range(2):
-        before = state
-        state = run_round(
-            setup,
-            executor,
-            state,
-            RoundContext(round=t, num_rounds=3, num_clients=8, lr=0.05, seed=0),
-            RoundLog(t + 1),
-        )
-    executor.close()
-    assert state.clients[client] is before.clients[client]
-    assert set(state.clients) == {*first, *second}
-
-
-@pytest.mark.integration
 @pytest.mark.parametrize("what", ["loss", "update"])
 def test_if_all_are_dropped_the_model_is_kept(tmp_path, what):
     settings = failing(what, range(8), round=0, train={"rounds": 1})

@@ -26,7 +26,7 @@ from fedsim.schedules.selection import Poisson
 from fedsim.testing.rounds import config, difference, results, rounds, small
 from fedsim.training.assemble import prepare
 from fedsim.training.malicious import check_effects
-from fedsim.training.privacy import epsilon_of_samples, warn_of_delta
+from fedsim.training.privacy import warn_of_delta
 from fedsim.training.setup import needs_whole_updates
 from fedsim.training.summary import UNDER_ATTACK
 from tests.stopping import Stop, Stopper
@@ -276,17 +276,6 @@ def test_epsilons_of_clients_are_those_of_dp_accounting():
             found = wanted(1.5, min(1, 20 / n), steps[client], 1e-3)
             assert row["epsilon"] == pytest.approx(found, rel=1e-12)
     assert seen
-
-
-@pytest.mark.slow
-def test_epsilon_by_privacy_loss_distributions():
-    settings = example(dp={"accountant": "pld", "noise_multiplier": 2.0, "delta": 1e-4})
-    one = pld.privacy_loss_distribution.from_gaussian_mechanism(2.0, sampling_prob=20 / 80)
-    found = epsilon_of_samples(settings, 80, 7)
-    assert found == pytest.approx(one.self_compose(7).get_epsilon_for_delta(1e-4), rel=1e-12)
-    full = dp_accounting.get_epsilon_gaussian(2.0 / np.sqrt(5), 1e-4)
-    assert epsilon_of_samples(settings, 12, 5) == pytest.approx(full, rel=1e-12)
-    assert epsilon_of_samples(example(dp={"noise_multiplier": 0.0}), 80, 7) is None
 
 
 @pytest.mark.slow
