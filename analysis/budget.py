@@ -116,57 +116,53 @@ def gather(places: Sequence[str], metric: str | None = None) -> Budgets:
             cannot be read or compared.
     """
     found: dict[str, dict[str, Candidates]] = {}
-    folders: dict[tuple[str, str], Path] = {}
     wanted = metric
     for method, setting, folder in _named(places):
         search = read_search(folder)
-        own = VALIDATION[search.by]
-        wanted = wanted or own
-        if metric is None and own != wanted:
+        wanted = wanted or VALIDATION[search.by]
+        if metric is None and VALIDATION[search.by] != wanted:
             raise AnalysisError(
                 f"{folder}: was chosen by {search.by}, other searches by val_{wanted}; say which "
                 "test score to compare with --metric"
             )
-        if (setting, method) in folders:
+        if method in found.setdefault(setting, {}):
             raise AnalysisError(
-                f"{folder}: is called {method}, as {folders[setting, method]} is; name them with "
-                "NAME=DIR"
+                f"{folder}: is called {method}, as another search is; name them with NAME=DIR"
             )
-        folders[setting, method] = folder
-        found.setdefault(setting, {})[method] = _candidates(folder, search, wanted)
+        found[setting][method] = _candidates(folder, search, wanted)
     return Budgets(searches=found, score=SCORES[wanted or "accuracy"])
 
 
 def _named(places: Sequence[str]) -> Iterator[tuple[str, str, Path]]:
     """Method, setting and folder of each search."""
     for place in places:
-        name, given, path = place.partition("=")
-        folder = Path(path) if given and not Path(place).exists() else Path(place)
+        name, _, path = place.partition("=")
+        named = bool(path) and not Path(place).exists()
+        folder = Path(path if named else place)
         if not folder.exists():
             raise AnalysisError(f"{place}: there is no such folder")
         below = [folder] if is_search(folder) else sorted(f.parent for f in folder.rglob(FILE))
-        if not below or (folder != Path(place) and below != [folder]):
+        if not below or (named and below != [folder]):
             raise AnalysisError(
                 f"{place}: is no search by fedsim tune (a folder with {FILE})"
                 + ", and there is none below it" * (not below)
             )
         for one in below:
-            if folder != Path(place):
-                method, _, setting = name.partition("+")
-            else:
-                method, setting = _of_study(one)
-            yield method, setting, one
+            method, _, setting = name.partition("+")
+            yield *((method, setting) if named else _of_study(one)), one
 
 
 def _of_study(folder: Path) -> tuple[str, str]:
     """Method and partition of a search, by chosen.csv of its study, else by its folder's name."""
-    file = folder.resolve().parent.parent / "chosen.csv"
-    if folder.resolve().parent.name == "tuning" and file.is_file():
-        for row in read_table(file, (), ("method", "partition")).fillna("").to_dict("records"):
-            name = f"{row['method']}+{row['partition']}" if row["partition"] else row["method"]
+    folder = folder.resolve()
+    file = folder.parent.parent / "chosen.csv"
+    if folder.parent.name == "tuning" and file.is_file():
+        rows = read_table(file, (), ("method", "partition")).fillna("")
+        for method, partition in zip(rows["method"], rows["partition"], strict=True):
+            name = method + f"+{partition}" * bool(partition)
             if "".join(c if c.isalnum() or c in "._-+" else "_" for c in name) == folder.name:
-                return str(row["method"]), str(row["partition"])
-    method, plus, setting = folder.resolve().name.rpartition("+")
+                return method, partition
+    method, plus, setting = folder.name.rpartition("+")
     return (method, setting) if plus else (setting, "")
 
 
@@ -202,13 +198,12 @@ def _tested(folder: Path, search: Search, names: pd.Series[str], metric: str) ->
     """
     if names.empty:
         return {}
-    for name in names:
-        for run in [folder / name / f"seed={seed}" for seed in search.seeds] or [folder / name]:
-            if not run.is_dir() or (search.seeds and not (run / "summary.csv").is_file()):
-                raise AnalysisError(
-                    f"{run}: is gone, or has no summary.csv; the test scores of complete trials "
-                    "are in their runs"
-                )
+    for run in (folder / name / f"seed={seed}" for name in names for seed in search.seeds):
+        if not (run / "summary.csv").is_file():
+            raise AnalysisError(
+                f"{run}: is gone, or has no summary.csv; the test scores of complete trials "
+                "are in their runs"
+            )
     runs = completed(summaries(find([folder / name for name in names])[0]), [metric])
     values = finite(runs[column(metric, "final")])
     if values.isna().all():
@@ -226,24 +221,24 @@ def curves(budgets: Budgets, unit: ExperimentalUnit = "seed") -> dict[str, dict[
     Raises:
         AnalysisError: partitions are the unit, and a method was not tuned on all of them.
     """
-    by_setting = {
-        setting: {method: own.curve(budgets.score) for method, own in of.items()}
-        for setting, of in budgets.searches.items()
-    }
     if unit == "seed":
         return {
-            setting: {method: _band([curve]) for method, curve in of.items()}
-            for setting, of in by_setting.items()
+            setting: {method: _band([one.curve(budgets.score)]) for method, one in of.items()}
+            for setting, of in budgets.searches.items()
         }
     for method in budgets.labels:
-        lacking = [setting for setting, of in by_setting.items() if method not in of]
-        if lacking:
-            raise AnalysisError(
-                f"--unit partition: {method} has no search on {lacking[0]}, others have; a mean "
-                "over other partitions does not compare"
-            )
+        for setting, of in budgets.searches.items():
+            if method not in of:
+                raise AnalysisError(
+                    f"--unit partition: {method} has no search on {setting}, others have; a mean "
+                    "over other partitions does not compare"
+                )
+    every = budgets.searches.values()
     return {
-        "": {method: _band([of[method] for of in by_setting.values()]) for method in budgets.labels}
+        "": {
+            method: _band([of[method].curve(budgets.score) for of in every])
+            for method in budgets.labels
+        }
     }
 
 
@@ -261,74 +256,67 @@ def _band(many: Sequence[Floats]) -> pd.DataFrame:
 
 def table(budgets: Budgets, unit: ExperimentalUnit = "seed") -> Table:
     """The expected test score by method and number of candidates."""
-    made = curves(budgets, unit)
-    score, most = budgets.score, max(len(c) for of in made.values() for c in of.values())
+    made, counts = curves(budgets, unit), _counts(budgets, unit)
+    every = [
+        (setting, method, curve) for setting, of in made.items() for method, curve in of.items()
+    ]
+    score, most = budgets.score, max(len(curve) for _, _, curve in every)
     shown = sorted({k for k in SHOWN if k <= most} | {most})
-    counts = _counts(budgets, unit)
     settings = any(made)
-    rows, lines = [], []
-    for setting, of in made.items():
-        for method, curve in of.items():
-            failed, pruned = counts[setting, method]
-            known = curve["mean"].reindex(shown)
-            cells = [EMPTY if math.isnan(v) else score.unit.number(v) for v in known]
-            rows.append(
-                [title_of(method), *[setting] * settings, str(len(curve)), str(failed), *cells]
-            )
-            lines += [
-                {"label": method, "setting": setting, "candidates": k, **row, "trials": len(curve),
-                 "failed": failed, "pruned": pruned}
-                for k, row in curve.to_dict("index").items()
-            ]  # fmt: skip
+    rows, frames = [], []
+    for setting, method, curve in every:
+        failed, pruned = counts[setting, method]
+        means = curve["mean"].reindex(shown)
+        cells = [EMPTY if math.isnan(mean) else score.unit.number(mean) for mean in means]
+        rows.append([title_of(method), *[setting] * settings, str(len(curve)), str(failed), *cells])
+        frame = curve.rename_axis("candidates").reset_index()
+        frame.insert(0, "label", method)
+        frame.insert(1, "setting", setting)
+        frames.append(frame.assign(trials=len(curve), failed=failed, pruned=pruned))
     head = ["Method", *["Setting"] * settings, "Trials", "Failed", *(f"k = {k}" for k in shown)]
+    lengths = {len(curve) for _, _, curve in every}
     return Table(
         name="budget", title=score.unit.head(say("budget.title", score=score.title)),
-        caption=_caption(budgets, made, unit), head=head, rows=rows, words=1 + settings,
-        data=pd.DataFrame(lines),
+        caption=_caption(budgets, unit, unequal=len(lengths) > 1), head=head, rows=rows,
+        words=1 + settings, data=pd.concat(frames, ignore_index=True),
     )  # fmt: skip
 
 
 def _counts(budgets: Budgets, unit: ExperimentalUnit) -> dict[tuple[str, str], tuple[int, int]]:
     """Failed and pruned trials by setting and method, summed over partitions as the unit."""
-    found: dict[tuple[str, str], tuple[int, int]] = {}
+    sums: dict[tuple[str, str], tuple[int, int]] = {}
     for setting, of in budgets.searches.items():
-        for method, own in of.items():
+        for method, one in of.items():
             key = ("" if unit == "partition" else setting, method)
-            failed, pruned = found.get(key, (0, 0))
-            found[key] = failed + own.failed, pruned + own.pruned
-    return found
+            failed, pruned = sums.get(key, (0, 0))
+            sums[key] = failed + one.failed, pruned + one.pruned
+    return sums
 
 
-def _caption(
-    budgets: Budgets, made: Mapping[str, Mapping[str, pd.DataFrame]], unit: ExperimentalUnit
-) -> str:
-    counts = _counts(budgets, unit)
-    failed = [_name(key, f"{n} failed") for key, (n, _) in counts.items() if n]
-    pruned = [_name(key, f"{n} pruned") for key, (_, n) in counts.items() if n]
-    lengths = {len(curve) for of in made.values() for curve in of.values()}
-    every = [own for of in budgets.searches.values() for own in of.values()]
-    samplers = sorted({own.sampler for own in every} - {"random", ""})
-    worst = "unbounded" if budgets.score.lowest else "zero"
+def _caption(budgets: Budgets, unit: ExperimentalUnit, *, unequal: bool) -> str:
+    lists: dict[str, list[str]] = {"failed": [], "pruned": []}
+    for (setting, method), counts in _counts(budgets, unit).items():
+        for (state, names), count in zip(lists.items(), counts, strict=True):
+            on = f" on {setting}" * bool(setting)
+            names += [f"{title_of(method)}{on} ({count} {state})"] * bool(count)
+    every = [one for of in budgets.searches.values() for one in of.values()]
     over = len(budgets.searches) if unit == "partition" else 0
+    spoken = {
+        "zero" if not budgets.score.lowest else "unbounded": "; ".join(lists["failed"]),
+        "pruned": "; ".join(lists["pruned"]),
+        "unequal": "different" * unequal,
+        "proposed": ", ".join(sorted({one.sampler for one in every} - {"random", ""})),
+    }
     return sentences(
         say("budget.caption", score=budgets.score.title),
         say("budget.partitions", count=over) if over > 1 else "",
-        say(f"budget.{worst}", names="; ".join(failed)) if failed else "",
-        say("budget.pruned", names="; ".join(pruned)) if pruned else "",
-        say("budget.unequal") if len(lengths) > 1 else "",
-        say("budget.proposed", names=", ".join(samplers)) if samplers else "",
+        *(say(f"budget.{key}", names=names) for key, names in spoken.items() if names),
     )
-
-
-def _name(key: tuple[str, str], told: str) -> str:
-    setting, method = key
-    return f"{title_of(method)}{f' on {setting}' * bool(setting)} ({told})"
 
 
 def figure(budgets: Budgets, unit: ExperimentalUnit = "seed") -> Figure:
     """Expected test score against the number of candidates, a panel per setting."""
     factor = budgets.score.unit.factor
-    bounds = (0.0, factor) if not budgets.score.lowest else (0.0, math.inf)
     shown = [
         Panel(
             label=budgets.score.unit.head(f"Test {budgets.score.title}"), title=setting,
@@ -338,7 +326,7 @@ def figure(budgets: Budgets, unit: ExperimentalUnit = "seed") -> Figure:
                 )
                 for method, curve in of.items()
             },
-            possible=bounds, x="Candidates", unit=unit,
+            possible=(0.0, math.inf if budgets.score.lowest else factor), x="Candidates", unit=unit,
         )
         for setting, of in curves(budgets, unit).items()
     ]  # fmt: skip

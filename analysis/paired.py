@@ -86,21 +86,18 @@ T = Test()
 
 
 def p_value(differences: Floats, levels: Floats, test: Test) -> float:
-    """The two-sided p value of differences (n,) that vary, n >= 2; NaN for the Bayesian test.
+    """The two-sided p value of differences (n,) that vary, n >= 2.
 
-    ``levels`` are the :func:`signed_levels`, not all 0. With mean d and standard deviation s
-    (ddof 1) the statistic of both t tests is d / (s sqrt(1 / n + ratio)), with n - 1 degrees of
-    freedom; the ratio is 0 but for the corrected test (Nadeau and Bengio, Inference for the
+    ``levels`` are the :func:`signed_levels`, not all 0. The statistic of both t tests is the mean
+    over :func:`error`, with n - 1 degrees of freedom (Nadeau and Bengio, Inference for the
     Generalization Error, Machine Learning 52, 2003, section 3).
     """
-    if test.bayes:
-        return math.nan
     if test.kind == "wilcoxon":
         return float(stats.wilcoxon(levels).pvalue)
     if not test.ratio:
         return float(stats.ttest_1samp(differences, 0.0).pvalue)
-    n = len(differences)
-    return float(2 * stats.t.sf(abs(differences.mean()) / error(differences, test.ratio), n - 1))
+    t = abs(differences.mean()) / error(differences, test.ratio)
+    return float(2 * stats.t.sf(t, len(differences) - 1))
 
 
 def error(differences: Floats, ratio: float) -> float:
@@ -111,23 +108,18 @@ def error(differences: Floats, ratio: float) -> float:
 def equivalence(differences: Floats, rounding: float, test: Test) -> float:
     """The p value of two one-sided tests (TOST) that the true difference is within +-rope.
 
-    It is the larger of the p values of "below -rope" and "above rope" (Schuirmann, 1987). Of the
-    t tests it is below 0.05 where the 90 % interval lies inside +-rope; the signed-rank test is
-    made of the differences shifted by rope. Of differences that are equal up to ``rounding`` a t
-    test does not exist: from :data:`FEWEST_EQUAL` units on they are inside, or not; over fewer p is
-    1. NaN for the Bayesian test, or without a rope.
+    It is the larger of the p values of "below -rope" and "above rope" (Schuirmann, 1987); the
+    signed-rank test is made of the differences shifted by rope. NaN for the Bayesian test, or
+    without a rope.
     """
     if test.rope is None or test.bayes:
         return math.nan
     if test.kind == "wilcoxon":
-        sides: list[tuple[float, Literal["greater", "less"]]] = [
-            (test.rope, "greater"), (-test.rope, "less"),
-        ]  # fmt: skip
-        ranked = [(signed_levels(differences + shift, rounding), side) for shift, side in sides]
-        return max(
-            float(stats.wilcoxon(levels, alternative=side).pvalue) if levels.any() else 1.0
-            for levels, side in ranked
-        )
+        above, below = (signed_levels(differences + r, rounding) for r in (test.rope, -test.rope))
+        if not (above.any() and below.any()):
+            return 1.0
+        greater = stats.wilcoxon(above, alternative="greater").pvalue
+        return float(max(greater, stats.wilcoxon(below, alternative="less").pvalue))
     mean, scale = float(differences.mean()), error(differences, test.ratio)
     if np.ptp(differences) <= rounding:
         scale = 0.0
@@ -155,8 +147,7 @@ def chances(differences: Floats, rounding: float, rope: float) -> Chances:
     ``sum_ij w_i w_j [z_i + z_j > 2 rope]``, that below alike, and the rest to what is between;
     half of a pair at a border counts on either side. The probability of a region is the share of
     draws in which its mass is the largest (Benavoli, Corani, Demsar and Zaffalon, Time for a
-    Change, JMLR 18(77), 2017, section 4.2). A share p has the Monte-Carlo error
-    sqrt(p (1 - p) / 50,000), at most 0.0023.
+    Change, JMLR 18(77), 2017, section 4.2), up to a Monte-Carlo error of at most 0.0023.
     """
     z = np.concatenate([[0.0], differences])
     sums = z[:, None] + z
@@ -171,9 +162,7 @@ def chances(differences: Floats, rounding: float, rope: float) -> Chances:
     return float(lower), float(equal), float(higher)
 
 
-def verdict(
-    n: int, sign: int, adjusted: float, equal: float, chances: Chances | None
-) -> Verdict:  # fmt: skip
+def verdict(n: int, sign: int, adjusted: float, equal: float, chances: Chances | None) -> Verdict:
     """What a comparison over n units says, for a test with a rope.
 
     By probabilities it is the region above :data:`CERTAIN`; else practically equal where the test
@@ -181,10 +170,9 @@ def verdict(
     p value is significant.
     """
     if chances is not None:
-        if n < FEWEST_BAYES:
-            return "not decidable"
-        sure = (word for word, chance in zip(WORDS, chances, strict=True) if chance > CERTAIN)
-        return next(sure, "not decidable")
+        likely = int(np.argmax(chances))
+        certain = n >= FEWEST_BAYES and chances[likely] > CERTAIN
+        return WORDS[likely] if certain else "not decidable"
     if equal < SIGNIFICANT:
         return "practically equal"
     return WORDS[sign + 1] if sign and adjusted < SIGNIFICANT else "not decidable"
@@ -193,12 +181,8 @@ def verdict(
 def signed_levels(differences: Floats, rounding: float) -> Floats:
     """The signed position (n,) of each difference (n,) among the distinct absolute values.
 
-    Absolute values are one where neighbours in their order are at most ``rounding`` apart; 0 is
-    the position of those next to zero. Rank tests see nothing but order and ties, and accuracies
-    such as 254/359 - 253/359 and 284/359 - 283/359 tie, though their floats differ in the last
-    bits (1e-16). ``rounding`` is 1e-12 of the largest value: above what sums of a million terms
-    round off, and far below 1e-7, the step of an accuracy over ten million samples. Grouping by
-    distance rather than rounding to a grid leaves no boundary that could part two equal values.
+    Absolute values are one where neighbours in their order are at most ``rounding`` apart, and 0
+    next to zero: 254/359 - 253/359 and 284/359 - 283/359 tie, though their floats differ.
     """
     size = np.abs(differences)
     ascending = np.sort(size)

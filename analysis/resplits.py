@@ -6,15 +6,12 @@ anew from the same samples: such parts overlap, and so do the training parts.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from . import AnalysisError
-from .files import read_json, read_table
+from .files import read_env, read_table
 from .labels import text
 from .units import PARTITION, ExperimentalUnit
 
@@ -34,56 +31,46 @@ def ratio(runs: pd.DataFrame, unit: ExperimentalUnit) -> float:
             partitions have the same test part, or the ratios differ.
     """
     if unit != "partition":
-        raise AnalysisError(
-            "--test corrected: needs --unit partition and runs on several partitions (data.seed): "
-            "training seeds on one partition have the same training and test samples; for these "
-            "take --test t"
-        )
+        raise _refused("needs --unit partition and runs on several partitions (data.seed)")
     columns = [c for c in runs.columns if c in _DATA or str(c).startswith("data.")]
-    keys = runs[columns].map(text).apply(tuple, axis=1)
-    ratios: dict[Path, float] = {}
-    seen: dict[tuple[tuple[str, ...], str], Path] = {}
-    for _, same in runs.groupby(keys, sort=False):
-        run = Path(same["path"].iloc[0])
-        ratios[run], digest = _sizes(run)
-        others = tuple(text(same[c].iloc[0]) for c in columns if c != PARTITION)
-        if (twin := seen.setdefault((others, digest), run)) != run:
-            raise AnalysisError(
-                f"--test corrected: {twin} and {run} have the same test samples, so that the "
-                "runs say nothing about others; take --test t, which is about these samples"
+    others = [column for column in columns if column != PARTITION]
+    ratios: dict[str, float] = {}
+    seen: dict[tuple[object, ...], str] = {}
+    for run in runs[~runs[columns].map(text).duplicated()].to_dict("records"):
+        path = str(run["path"])
+        ratios[path], test = _sizes(Path(path))
+        twin = seen.setdefault((*(text(run[column]) for column in others), test), path)
+        if twin != path:
+            raise _refused(
+                f"{twin} and {path} have the same test samples, so that the runs say nothing about "
+                "others"
             )
     low, high = min(ratios, key=ratios.__getitem__), max(ratios, key=ratios.__getitem__)
     if ratios[low] < (1 - ALIKE) * ratios[high]:
-        raise AnalysisError(
-            f"--test corrected: the runs differ in test over training samples ({ratios[low]:.3g} "
-            f"in {low}, {ratios[high]:.3g} in {high}); make a table for each"
+        raise _refused(
+            f"the runs differ in test over training samples ({ratios[low]:.3g} in {low}, "
+            f"{ratios[high]:.3g} in {high}); make a table for each"
         )
     return ratios[high]
 
 
-def _sizes(run: Path) -> tuple[float, str]:
-    """Test over training samples of a run, and a digest of which its test samples are.
+def _refused(reason: str) -> AnalysisError:
+    return AnalysisError(f"--test corrected: {reason}; --test t is about the same samples")
+
+
+def _sizes(run: Path) -> tuple[float, frozenset[int]]:
+    """Test over training samples of a run, and its test samples.
 
     Clients that are held out of training have no training samples.
     """
     file = run / "split.csv"
     if not file.is_file():
-        raise AnalysisError(
-            f"--test corrected: {file}: there is no such file; it has the numbers of training and "
-            "test samples (--test t needs none)"
-        )
+        raise _refused(f"{file}: there is no such file, with the numbers of samples")
     frame = read_table(file, numbers=("sample", "client_id"), texts=("part",))
-    train = frame[(frame["part"] == "train") & ~frame["client_id"].isin(_held_out(run))]
+    held_out = read_env(run).get("heldout_clients", [])
+    train = frame[(frame["part"] == "train") & ~frame["client_id"].isin(held_out)]
     common, owned = (frame[frame["part"] == part] for part in ("test", "own_test"))
     test = common if len(common) else owned
     if train.empty or test.empty:
-        empty = "training" if train.empty else "test"
-        raise AnalysisError(f"--test corrected: {file}: no {empty} samples")
-    drawn = np.sort(test["sample"].to_numpy(np.int64))
-    return len(test) / len(train), hashlib.sha256(drawn.tobytes()).hexdigest()
-
-
-def _held_out(run: Path) -> Sequence[int]:
-    file = run / "env.json"
-    env = read_json(file) if file.is_file() else None
-    return env.get("heldout_clients", []) if isinstance(env, dict) else []
+        raise _refused(f"{file}: no {'training' if train.empty else 'test'} samples")
+    return len(test) / len(train), frozenset(test["sample"].astype(int))

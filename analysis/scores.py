@@ -40,12 +40,10 @@ class Score:
         return self.unit.head(self.title[0].upper() + self.title[1:])
 
 
-_UNITS = {"%": PERCENT, "nats": NATS, "": BUDGET}
-
-
 def _score(metric: tables.Metric) -> Score:
     """A score as its column declares it."""
-    return Score(metric.title, _UNITS[metric.unit], metric.lowest)
+    units = {"%": PERCENT, "nats": NATS, "": BUDGET}
+    return Score(metric.title, units[metric.unit], metric.lowest)
 
 
 SCORES: Mapping[str, Score] = {name: _score(metric) for name, metric in tables.SCORES.items()}
@@ -115,18 +113,14 @@ def completed(runs: pd.DataFrame, names: Collection[str]) -> pd.DataFrame:
     for run in runs.to_dict("records"):
         row = {key: run.get(key) for key in (COLLAPSED, *wanted)}
         path = Path(run["path"])
-        if _empty(row[COLLAPSED]):
+        if pd.isna(row[COLLAPSED]):
             row[COLLAPSED] = collapsed(path)
-        lacking = {of for key, of in wanted.items() if _empty(row[key])}
-        taken = {name: takes(path, name, run.get("best_round")) for name, _ in lacking}
-        rows.append(row | {column(*of): taken[of[0]][of[1]] for of in lacking})
+        lacking = {key: of for key, of in wanted.items() if pd.isna(row[key])}
+        taken = {name: takes(path, name, run.get("best_round")) for name, _ in lacking.values()}
+        rows.append(row | {key: taken[name][take] for key, (name, take) in lacking.items()})
     more = pd.DataFrame(rows, index=runs.index, columns=[COLLAPSED, *wanted])
     more = more.astype(dict.fromkeys(wanted, float))
     return runs.drop(columns=more.columns, errors="ignore").join(more)
-
-
-def _empty(value: object) -> bool:
-    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def takes(run: Path, name: str, best: float | None) -> dict[str, float]:
@@ -137,14 +131,10 @@ def takes(run: Path, name: str, best: float | None) -> dict[str, float]:
     """
     columns = (of_rounds("accuracy"), of_rounds(name))
     rounds = read_table(run / "rounds.csv", ("round",), optional=columns).set_index("round")
-    if name in EPSILONS:
-        values = epsilons(run, name)
-    elif of_rounds(name) in rounds:
-        values = rounds[of_rounds(name)].astype(float)
-    else:
+    if name not in EPSILONS and of_rounds(name) not in rounds:
         return dict.fromkeys(TAKES, math.nan)
-    tested = rounds["test_accuracy"].notna() if "test_accuracy" in rounds else values.notna()
-    final = values[tested]
+    values = epsilons(run, name) if name in EPSILONS else rounds[of_rounds(name)].astype(float)
+    final = values[rounds.get("test_accuracy", values).notna()]
     return {
         "final": float(final.iloc[-1]) if len(final) else math.nan,
         "best": math.nan if best is None else float(values.get(best, math.nan)),
@@ -161,10 +151,8 @@ def epsilons(run: Path, name: str) -> pd.Series[float]:
         AnalysisError: a table is unreadable.
     """
     rounds = read_table(run / "rounds.csv", ("round",), optional=EPSILONS).set_index("round")
-    spent = pd.Series(math.inf, rounds.index)
-    if "epsilon" in rounds:
-        spent = rounds["epsilon"].fillna(math.inf)
-    elif has_rows(run / "clients.csv", ("epsilon",)):
+    spent = rounds.get("epsilon", pd.Series(math.inf, rounds.index)).fillna(math.inf)
+    if "epsilon" not in rounds and has_rows(run / "clients.csv", ("epsilon",)):
         rows = read_table(run / "clients.csv", ("round", "epsilon"), ("status",))
         rows = rows[rows["status"] == "ok"].fillna({"epsilon": math.inf})
         spent = rows.groupby("round")["epsilon"].max().reindex(rounds.index, fill_value=0).cummax()
@@ -192,16 +180,16 @@ def collapsed(run: Path) -> bool | None:
 def counts(groups: Sequence[Group]) -> dict[str, int]:
     """The number of collapsed runs of each group, by label."""
     return {
-        one.label: sum(not _empty(value) and bool(value) for value in one.runs[COLLAPSED])
+        one.label: int(one.runs[COLLAPSED].dropna().astype(bool).sum())
         for one in groups
         if COLLAPSED in one.runs
     }
 
 
 def by_run(groups: Sequence[Group], score: str, take: str) -> dict[str, pd.Series[float]]:
-    """A score's value per run, by label, NaN where it is not finite, but for an infinite epsilon.
+    """A score's value per run of :func:`completed` groups, by label.
 
-    ``groups`` are of :func:`completed` runs.
+    It is NaN where it is not finite, but for an infinite epsilon.
     """
     values = {one.label: one.by_run(column(score, take)) for one in groups}
     if score in EPSILONS:

@@ -80,8 +80,7 @@ class Verdict:
 def standard_error(std: float, k: int, sd: float, n: int | None) -> tuple[float, float]:
     """Standard error and degrees of freedom of our mean minus a published number.
 
-    - Its ``sd`` over ``n`` runs is known: Welch, sqrt(std^2 / k + sd^2 / n), with his degrees of
-      freedom.
+    - ``sd`` and ``n`` are known: Welch's, sqrt(std^2 / k + sd^2 / n), with his degrees of freedom.
     - ``n`` alone is known: its runs are taken to vary as ours do, std sqrt(1 / k + 1 / n) on k - 1
       degrees of freedom.
     - Nothing is known: it is taken as exact, std / sqrt(k) on k - 1 degrees of freedom.
@@ -103,14 +102,9 @@ def standard_error(std: float, k: int, sd: float, n: int | None) -> tuple[float,
 
 
 def number(
-    values: pd.Series[float],
-    published: float,
-    margin: float,
-    *,
-    sd: float = math.nan,
-    n: int | None = None,
-    widest: float = math.inf,
-) -> Verdict:
+    values: pd.Series[float], published: float, margin: float, *, sd: float = math.nan,
+    n: int | None = None, widest: float = math.inf,
+) -> Verdict:  # fmt: skip
     """The verdict on a published number.
 
     Args:
@@ -122,59 +116,48 @@ def number(
         n: number of the published runs, None where it is not known.
         widest: a 95 % interval that is wider than this tests nothing.
     """
-    lacking, there = _lacking(values), units.means(units.finite(values).dropna())
-    each = there.to_numpy(float)
+    each = units.means(units.finite(values).dropna()).to_numpy(float)
     k, unit = len(each), units.unit_of(values.index)
-    if lacking or k < 2:
-        mean = float(each.mean()) if k else math.nan
-        reason = lacking or f"one {unit} alone: how values vary is not known"
-        return Verdict(word=UNDECIDED, reason=reason, ours=mean, n=k, unit=unit)
-    std, difference = float(each.std(ddof=1)), float(each.mean()) - published
-    std = std if np.ptp(each) > EQUAL else 0.0
+    mean = float(each.mean()) if k else math.nan
+    verdict = Verdict(word=UNDECIDED, reason=_lacking(values), ours=mean, n=k, unit=unit)
+    if verdict.reason or k < 2:
+        alone = f"one {unit} alone: how values vary is not known"
+        return replace(verdict, reason=verdict.reason or alone)
+    std, difference = float(each.std(ddof=1)) * (np.ptp(each) > EQUAL), mean - published
     error, freedom = standard_error(std, k, sd, n)
     half90, half95 = (float(distributions.t.ppf(q, freedom)) * error for q in (0.95, 0.975))
-    reason, needed = "", None
+    verdict = replace(verdict, difference=difference, half90=half90, half95=half95)
     if error == 0 and k < FEWEST_EQUAL:
-        word, needed = UNDECIDED, FEWEST_EQUAL
         reason = f"{k} equal values do not tell how much they vary"
-    elif 2 * half95 > widest:
-        word, reason = UNTESTABLE, f"too wide: the 95 % interval is wider than {widest:g}"
-    elif tost(difference, error, freedom, margin) < SIGNIFICANT:
-        word = CONFIRMED
-    elif abs(difference) - half95 > margin:
-        word = CONTRADICTED
-    else:
-        word = UNDECIDED
-        needed = fewest(lambda count: power(difference, std, count, margin, sd, n))
-    return Verdict(
-        word=word, reason=reason, ours=float(each.mean()), n=k, unit=unit, difference=difference,
-        half90=half90, half95=half95, needed=needed,
-    )  # fmt: skip
+        return replace(verdict, reason=reason, needed=FEWEST_EQUAL)
+    if 2 * half95 > widest:
+        reason = f"too wide: the 95 % interval is wider than {widest:g}"
+        return replace(verdict, word=UNTESTABLE, reason=reason)
+    if tost(difference, error, freedom, margin) < SIGNIFICANT:
+        return replace(verdict, word=CONFIRMED)
+    if abs(difference) - half95 > margin:
+        return replace(verdict, word=CONTRADICTED)
+    needed = fewest(lambda count: power(difference, std, count, margin, sd, n))
+    return replace(verdict, needed=needed)
 
 
 def seeds(
-    values: pd.Series[float],
-    published: Mapping[int, float],
-    margin: float,
-    *,
+    values: pd.Series[float], published: Mapping[int, float], margin: float, *,
     widest: float = math.inf,
-) -> Verdict:
+) -> Verdict:  # fmt: skip
     """The verdict on a number that is published seed by seed; ``values`` are indexed by seed.
 
     It is confirmed exactly where every seed's value is ours to :data:`EQUAL`; otherwise the verdict
     is that of :func:`number` on mean and standard deviation of the published values.
     """
-    ours = {int(str(seed)): float(value) for seed, value in values.items()}
-    equal = sum(
-        seed in ours and abs(ours[seed] - value) <= EQUAL for seed, value in published.items()
-    )
-    theirs = np.array(list(published.values()))
-    sd = float(theirs.std(ddof=1)) if len(theirs) > 1 else math.nan
-    found = number(values, float(theirs.mean()), margin, sd=sd, n=len(theirs), widest=widest)
-    reason = f"{equal} of {len(published)} values equal to {EQUAL:g}"
-    if equal == len(published) == len(ours):
-        return replace(found, word=EXACTLY, reason=reason, needed=None)
-    return replace(found, reason="; ".join(filter(None, (found.reason, reason))))
+    theirs = pd.Series(published)
+    equal = int(((values.astype(float) - theirs).abs() <= EQUAL).sum())
+    mean, sd = float(np.mean(theirs)), float(theirs.std(ddof=1))
+    result = number(values, mean, margin, sd=sd, n=len(theirs), widest=widest)
+    reason = f"{equal} of {len(theirs)} values equal to {EQUAL:g}"
+    if equal == len(theirs) == len(values):
+        return replace(result, word=EXACTLY, reason=reason, needed=None)
+    return replace(result, reason="; ".join(filter(None, (result.reason, reason))))
 
 
 def orders(
@@ -195,21 +178,23 @@ def orders(
     level = SIGNIFICANT / max(1, sum(not math.isnan(each) for each in p))
     made = {}
     for key, one in compared.items():
-        found, half90 = one.difference, math.nan
-        if found.n > 1:
-            half90 = float(distributions.t.ppf(0.95, found.n - 1)) * found.std / math.sqrt(found.n)
+        difference, half90 = one.difference, math.nan
+        if difference.n > 1:
+            t = float(distributions.t.ppf(0.95, difference.n - 1))
+            half90 = t * difference.std / math.sqrt(difference.n)
         word, reason, needed = UNDECIDED, lacking[key] or one.reason, None
         if adjusted[key] < SIGNIFICANT:
             word = CONFIRMED if one.sign > 0 else CONTRADICTED
         elif not reason:
-            effect = abs(found.mean) / found.std
-            needed = fewest(partial(units.power, effect, level=level))
+            needed = fewest(
+                partial(units.power, abs(difference.mean) / difference.std, level=level)
+            )
         if one.equal < SIGNIFICANT and not lacking[key]:
             reason = "; ".join(filter(None, (reason, f"practically equal, within +-{margin:g}")))
         made[key] = Verdict(
-            word=word, reason=reason, ours=float(units.means(pairs[key][0]).mean()), n=found.n,
-            unit=found.unit, difference=found.mean, half90=half90, half95=found.half,
-            p=adjusted[key], needed=needed,
+            word=word, reason=reason, ours=float(units.means(pairs[key][0]).mean()),
+            n=difference.n, unit=difference.unit, difference=difference.mean, half90=half90,
+            half95=difference.half, p=adjusted[key], needed=needed,
         )  # fmt: skip
     return made
 
@@ -221,16 +206,13 @@ def power(difference: float, std: float, k: int, margin: float, sd: float, n: in
     Bonferroni P(A and B) >= P(A) + P(B) - 1 on the two tests, and that of contradicting it outside.
     """
     error, freedom = standard_error(std, k, sd, n)
-    if error == 0:
-        return float(abs(difference) != margin and k >= FEWEST_EQUAL)
     distance = abs(difference)
-    if distance < margin:
-        limit = float(distributions.t.ppf(0.95, freedom))
-        below = _exceeds(limit, freedom, (margin - distance) / error)
-        above = _exceeds(limit, freedom, (margin + distance) / error)
-        return max(0.0, below + above - 1)
-    limit = float(distributions.t.ppf(0.975, freedom))
-    return _exceeds(limit, freedom, (distance - margin) / error)
+    if error == 0:
+        return float(distance != margin and k >= FEWEST_EQUAL)
+    if distance >= margin:
+        return _exceeds(0.975, freedom, (distance - margin) / error)
+    ends = (margin - distance, margin + distance)
+    return max(0.0, sum(_exceeds(0.95, freedom, end / error) for end in ends) - 1)
 
 
 def fewest(chance: Callable[[int], float]) -> int | None:
@@ -250,8 +232,9 @@ def fewest(chance: Callable[[int], float]) -> int | None:
     return high
 
 
-def _exceeds(limit: float, freedom: float, shift: float) -> float:
-    """P(T > limit) of the noncentral t distribution."""
+def _exceeds(quantile: float, freedom: float, shift: float) -> float:
+    """P(T > that quantile of t) of the noncentral t distribution."""
+    limit = float(distributions.t.ppf(quantile, freedom))
     if shift > FAR:  # scipy's noncentral t loses its digits there
         return float(distributions.norm.sf(limit - shift))
     return float(distributions.nct.sf(limit, freedom, shift))
@@ -259,7 +242,7 @@ def _exceeds(limit: float, freedom: float, shift: float) -> float:
 
 def _lacking(*values: pd.Series[float]) -> str:
     """Why there is no verdict: how many runs have no value; empty where all have one."""
-    runs = pd.concat([units.finite(own) for own in values], axis=1)
+    runs = pd.concat([units.finite(series) for series in values], axis=1)
     missing = int(runs.isna().any(axis=1).sum())
     if len(runs) == 0:
         return "no run has a value"

@@ -284,7 +284,7 @@ def _tables(
     If the groups differ in one setting, there are also tables with a column per value of it.
     """
     crossed, unit = len(settings) == 1 and set(by) != set(settings), groups[0].unit
-    yield score_tables.all_scores(groups, baseline)
+    yield from score_tables.all_scores(groups, baseline)
     for metric, take in product(metrics, TAKES):
         if crossed:
             cross = score_tables.crossed_score(

@@ -9,6 +9,7 @@ has one, those of held-out clients are on their training samples (final_clients.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 
 import pandas as pd
 
@@ -21,7 +22,7 @@ from ..stats import Values, cells, ranked, reference
 from ..units import COLUMNS
 from ..words import say
 from .captions import comparisons, signs
-from .layout import Table, crossed, crossed_heads, with_seeds
+from .layout import Table, crossed
 
 PARTS: Mapping[str, str] = {
     "own_test": "its own test part", "own_val": "its own validation part",
@@ -64,10 +65,9 @@ def last_scores(
     if last["test"]:
         owned = series.by_run(groups, "partition", ["test_samples"], "client_id", reduced="sum")
     for label, frame in list(last["test"].items()):
-        run = list(COLUMNS[groups[0].unit])
         samples = owned[label]["test_samples"] if label in owned else pd.Series(dtype=float)
         same = frame["num_samples"] == frame.index.map(samples.to_dict())
-        owned_rows = same.groupby(level=run).transform("all")
+        owned_rows = same.groupby(level=list(COLUMNS[groups[0].unit])).transform("all")
         owned_scores = last["own_test"].get(label, frame[:0])
         runs = owned_scores.reset_index("client_id").index
         new = owned_rows & ~frame.reset_index("client_id").index.isin(runs)
@@ -106,18 +106,13 @@ def spreads(groups: Sequence[Group], baseline: str | None = None, test: Test = T
 
 def _over_clients(accuracies: Mapping[str, pd.DataFrame]) -> Values:
     """Each run's spread over its clients, from the accuracies of :func:`last_scores`."""
-    by_run = {
-        label: frame["accuracy"].groupby(level=list(frame.index.names[:-1]))
-        for label, frame in accuracies.items()
-    }
-    if not by_run:
-        return {}
-    return {
-        "mean": {label: clients.mean() for label, clients in by_run.items()},
-        "p10": {label: clients.quantile(0.1) for label, clients in by_run.items()},
-        "worst": {label: clients.min() for label, clients in by_run.items()},
-        "std": {label: clients.std(ddof=0) for label, clients in by_run.items()},
-    }
+    values: dict[str, dict[str, pd.Series[float]]] = {}
+    for label, frame in accuracies.items():
+        runs = frame["accuracy"].groupby(level=list(frame.index.names[:-1]))
+        spread = (runs.mean(), runs.quantile(0.1), runs.min(), runs.std(ddof=0))
+        for name, of in zip(SPREADS, spread, strict=True):
+            values.setdefault(name, {})[label] = of
+    return values
 
 
 def _of_summaries(
@@ -125,11 +120,9 @@ def _of_summaries(
 ) -> Values:
     """By column's name and label the values of the runs, by default of all of them."""
     values: dict[str, dict[str, pd.Series[float]]] = {}
-    for name in SPREADS:
-        for one in groups:
-            if (column := f"{prefix}_{name}") not in one.runs:
-                continue
-            of = one.by_run(column).dropna()
+    for name, one in product(SPREADS, groups):
+        if f"{prefix}_{name}" in one.runs:
+            of = one.by_run(f"{prefix}_{name}").dropna()
             if runs is not None:
                 of = of[of.index.isin(runs.get(one.label, of.index[:0]))]
             if len(of):
@@ -151,9 +144,8 @@ def _table(
         there=any(reference(label, labels, baseline) for label in labels),
         without="; ".join(title_of(label) for label in every if label not in labels),
     )  # fmt: skip
-    texts, seeds = with_seeds(shown, PERCENT)
-    heads = crossed_heads(shown, {name: PERCENT.head(SPREADS[name]) for name in values})
-    return crossed(f"clients_{key}", say(f"spreads.{key}"), caption + seeds, texts, heads)
+    heads = {name: PERCENT.head(SPREADS[name]) for name in values}
+    return crossed(f"clients_{key}", say(f"spreads.{key}"), caption, shown, heads, PERCENT)
 
 
 def _compared(labels: Sequence[str], baseline: str) -> bool:
