@@ -37,22 +37,15 @@ SHOWN = (1, 2, 3, 5, 10, 20, 50, 100, 200, 500)
 
 @dataclass(frozen=True, kw_only=True)
 class Candidates:
-    """The trials of one method's search under one setting.
+    """The trials of one method's search under one setting."""
 
-    Args:
-        validation: (n,) what they were chosen by, larger is better; -inf for those that failed or
-            were pruned.
-        test: (n,) test scores; NaN for the same, and for candidates whose test score is not finite.
-        failed: number of trials that failed, or whose test score is not finite.
-        pruned: number of trials that were stopped early.
-        sampler: how they were proposed.
-    """
-
+    # (n,) what they were chosen by, larger is better; -inf for those that failed or were pruned
     validation: Floats
+    # (n,) test scores; NaN for the same, and for candidates whose test score is not finite
     test: Floats
-    failed: int
-    pruned: int
-    sampler: str
+    failed: int  # number of trials that failed, or whose test score is not finite
+    pruned: int  # number of trials that were stopped early
+    sampler: str  # how they were proposed
 
     def curve(self, score: Score) -> Floats:
         """The expected test score (n,) of the best of k = 1 .. n candidates."""
@@ -110,10 +103,6 @@ def gather(places: Sequence[str], metric: str | None = None) -> Budgets:
     A search is called NAME, else as its study calls it, else by its folder: what stands behind the
     last + of it is the setting. ``metric`` is the test score; None for that of the validation
     metric by which all searches chose.
-
-    Raises:
-        AnalysisError: no search, one that has not ended, two of the same name, or scores that
-            cannot be read or compared.
     """
     found: dict[str, dict[str, Candidates]] = {}
     wanted = metric
@@ -167,11 +156,7 @@ def _of_study(folder: Path) -> tuple[str, str]:
 
 
 def _candidates(folder: Path, search: Search, metric: str) -> Candidates:
-    """The trials of a search with their test scores.
-
-    Raises:
-        AnalysisError: it has not ended, or a run of a complete trial is not there.
-    """
+    """The trials of a search with their test scores."""
     table = search.table
     if search.planned is not None and len(table) < search.planned:
         raise AnalysisError(
@@ -191,11 +176,7 @@ def _candidates(folder: Path, search: Search, metric: str) -> Candidates:
 
 
 def _tested(folder: Path, search: Search, names: pd.Series[str], metric: str) -> dict[str, float]:
-    """The test score of each trial, the mean over its training seeds; NaN where one is not finite.
-
-    Raises:
-        AnalysisError: a run is not there or has not ended, or none has the score.
-    """
+    """The test score of each trial, the mean over its seeds; NaN where one is not finite."""
     if names.empty:
         return {}
     for run in (folder / name / f"seed={seed}" for name in names for seed in search.seeds):
@@ -217,9 +198,6 @@ def curves(budgets: Budgets, unit: ExperimentalUnit = "seed") -> dict[str, dict[
 
     With the partition as the unit the settings are averaged, each a partition; low and high are
     the ends of a 95 % t interval then, else NaN.
-
-    Raises:
-        AnalysisError: partitions are the unit, and a method was not tuned on all of them.
     """
     if unit == "seed":
         return {

@@ -21,9 +21,6 @@ def read_table(
     """Reads a CSV file that must have these columns, of numbers and text; an empty field is NaN.
 
     ``optional`` columns are numbers, ``optional_texts`` text where the file has them.
-
-    Raises:
-        AnalysisError: the file or a column is missing, or a field is no number (its line is named).
     """
     if not path.is_file():
         raise AnalysisError(f"{path}: there is no such file")
@@ -68,11 +65,7 @@ def has_rows(file: Path, columns: Sequence[str]) -> bool:
 
 
 def read_env(run: Path) -> Mapping[str, Any]:
-    """What env.json of a run says; nothing where there is none.
-
-    Raises:
-        AnalysisError: it is no JSON object.
-    """
+    """What env.json of a run says; nothing where there is none."""
     file = run / "env.json"
     try:
         return dict(parse_json(file.read_bytes())) if file.is_file() else {}
@@ -97,11 +90,7 @@ def client_names(run: Path) -> Mapping[int, str]:
 
 
 def read_partition(path: Path) -> pd.DataFrame:
-    """Reads a partition.csv, given as the file or as its run directory.
-
-    Raises:
-        AnalysisError: the file or a column is missing, or there are no rows.
-    """
+    """Reads a partition.csv, given as the file or as its run directory."""
     file = path / "partition.csv" if path.is_dir() else path
     frame = read_table(file, ("client_id", "label", "train_samples"), optional_texts=("name",))
     if frame.empty:

@@ -11,21 +11,14 @@ NONE = "n/a"
 
 @dataclass(frozen=True, kw_only=True)
 class NumberFormat:
-    """Number format of a table.
+    """Number format of a table."""
 
-    Args:
-        factor: from the stored to the shown number.
-        digits: after the decimal point.
-        name: the unit, such as ``%``, or empty.
-        of_differences: the unit of differences.
-        largest: the largest difference, as stored, that a test can be meant to detect: half of the
-            range of a score, or what lies between a perfect model and guessing among 1000 classes.
-    """
-
-    factor: float = 1.0
-    digits: int = 4
-    name: str = ""
-    of_differences: str = ""
+    factor: float = 1.0  # from the stored to the shown number
+    digits: int = 4  # after the decimal point
+    name: str = ""  # the unit, such as ``%``, or empty
+    of_differences: str = ""  # the unit of differences
+    # the largest difference, as stored, that a test can be meant to detect: half of the range of a
+    # score, or what lies between a perfect model and guessing among 1000 classes
     largest: float = math.inf
 
     def too_few(self, units: float, detectable: float) -> bool:

@@ -33,11 +33,7 @@ UNITS: Mapping[str, str] = {"step": "way along the rounds' steps"}
 
 
 def read(path: Path) -> pd.DataFrame:
-    """The rows of an influence.csv.
-
-    Raises:
-        AnalysisError: the file or a column is missing, there are no rows, or several metrics.
-    """
+    """The rows of an influence.csv."""
     frame = read_table(
         path, numbers=NUMBERS, texts=("metric",), optional=("shapley", "shapley_error", "attacker"),
         optional_texts=("name",),
@@ -50,11 +46,7 @@ def read(path: Path) -> pd.DataFrame:
 
 
 def draw(source: Path, out: Path) -> None:
-    """Draws an influence.csv to a file; see :func:`figure`.
-
-    Raises:
-        AnalysisError: as :func:`read`, or the figure cannot be written.
-    """
+    """Draws an influence.csv to a file; see :func:`figure`."""
     style.save(figure(read(source)), out)
 
 

@@ -8,12 +8,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 from scipy import stats
 
 from . import AnalysisError
+from .files import read_env, read_table
+from .labels import text
+from .units import PARTITION, ExperimentalUnit
 
 SIGNIFICANT = 0.05
 """Adjusted p values below this get a star."""
@@ -38,6 +43,10 @@ a hundred samples, fewer are alike by chance."""
 Verdict = Literal["", "lower", "practically equal", "higher", "not decidable", "incomplete"]
 WORDS: tuple[Verdict, Verdict, Verdict] = ("lower", "practically equal", "higher")
 
+ALIKE = 0.05
+"""Ratios of one table differ by no more than this share: sizes of parts are rounded."""
+_DATA = ("dataset", "alpha", "num_clients")
+"""Columns of summary.csv, beside those of section data, on which the parts depend."""
 Floats = np.ndarray[tuple[Any, ...], np.dtype[np.float64]]
 Chances = tuple[float, float, float]
 """Posterior probabilities that a difference is below -rope, within +-rope, and above rope."""
@@ -45,21 +54,13 @@ Chances = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class Test:
-    """How methods are compared.
+    """How methods are compared."""
 
-    Args:
-        kind: a key of :data:`TESTS`.
-        rope: half-width of the region of practical equivalence around zero, in the unit of the
-            stored values (accuracy: 0..1); None for no verdicts.
-        ratio: test over training samples, for the corrected test; else 0.
-
-    Raises:
-        AnalysisError: no region that the Bayesian test needs, or one that is not above 0.
-    """
-
-    kind: Kind = "t"
+    kind: Kind = "t"  # a key of `TESTS`
+    # half-width of the region of practical equivalence around zero, in the unit of the stored
+    # values (accuracy: 0..1); None for no verdicts
     rope: float | None = None
-    ratio: float = 0.0
+    ratio: float = 0.0  # test over training samples, for the corrected test; else 0
 
     def __post_init__(self) -> None:
         if self.rope is not None and not 0 < self.rope < math.inf:
@@ -189,3 +190,54 @@ def signed_levels(differences: Floats, rounding: float) -> Floats:
     levels = np.cumsum(np.diff(ascending, prepend=0.0) > rounding)
     positions = levels[np.searchsorted(ascending, size)]
     return np.asarray(np.sign(differences) * positions, dtype=float)
+
+
+def ratio(runs: pd.DataFrame, unit: ExperimentalUnit) -> float:
+    """The number of test samples over that of training samples; the largest among the runs.
+
+    ``runs`` are of :func:`analysis.runs.summaries`. One run of each partition is read.
+    """
+    if unit != "partition":
+        raise _refused("needs --unit partition and runs on several partitions (data.seed)")
+    columns = [c for c in runs.columns if c in _DATA or str(c).startswith("data.")]
+    others = [column for column in columns if column != PARTITION]
+    ratios: dict[str, float] = {}
+    seen: dict[tuple[object, ...], str] = {}
+    for run in runs[~runs[columns].map(text).duplicated()].to_dict("records"):
+        path = str(run["path"])
+        ratios[path], test = _sizes(Path(path))
+        twin = seen.setdefault((*(text(run[column]) for column in others), test), path)
+        if twin != path:
+            raise _refused(
+                f"{twin} and {path} have the same test samples, so that the runs say nothing about "
+                "others"
+            )
+    low, high = min(ratios, key=ratios.__getitem__), max(ratios, key=ratios.__getitem__)
+    if ratios[low] < (1 - ALIKE) * ratios[high]:
+        raise _refused(
+            f"the runs differ in test over training samples ({ratios[low]:.3g} in {low}, "
+            f"{ratios[high]:.3g} in {high}); make a table for each"
+        )
+    return ratios[high]
+
+
+def _refused(reason: str) -> AnalysisError:
+    return AnalysisError(f"--test corrected: {reason}; --test t is about the same samples")
+
+
+def _sizes(run: Path) -> tuple[float, frozenset[int]]:
+    """Test over training samples of a run, and its test samples.
+
+    Clients that are held out of training have no training samples.
+    """
+    file = run / "split.csv"
+    if not file.is_file():
+        raise _refused(f"{file}: there is no such file, with the numbers of samples")
+    frame = read_table(file, numbers=("sample", "client_id"), texts=("part",))
+    held_out = read_env(run).get("heldout_clients", [])
+    train = frame[(frame["part"] == "train") & ~frame["client_id"].isin(held_out)]
+    common, owned = (frame[frame["part"] == part] for part in ("test", "own_test"))
+    test = common if len(common) else owned
+    if train.empty or test.empty:
+        raise _refused(f"{file}: no {'training' if train.empty else 'test'} samples")
+    return len(test) / len(train), frozenset(test["sample"].astype(int))

@@ -29,24 +29,18 @@ from .words import say, sentences
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
-    """Methods ranked within each of N blocks; rank 1 is the best of k.
+    """Methods ranked within each of N blocks; rank 1 is the best of k."""
 
-    Args:
-        values: by block and label (N, k), the best mean rank first; NaN where the method lacks a
-            run of the block that another method has.
-        ranks: of the same shape; equal values share the mean of their ranks, methods without a
-            value that of the last ones.
-        score: what is ranked.
-        title: of the score and the rounds that it is from.
-        unit: partitions are blocks of their own, seeds are averaged.
-        collapsed: by label the number of runs whose final model has collapsed, of those with any.
-    """
-
+    # by block and label (N, k), the best mean rank first; NaN where the method lacks a run of the
+    # block that another method has
     values: pd.DataFrame
+    # of the same shape; equal values share the mean of their ranks, methods without a value that of
+    # the last ones
     ranks: pd.DataFrame
-    score: Score
-    title: str
-    unit: ExperimentalUnit = "seed"
+    score: Score  # what is ranked
+    title: str  # of the score and the rounds that it is from
+    unit: ExperimentalUnit = "seed"  # partitions are blocks of their own, seeds are averaged
+    # by label the number of runs whose final model has collapsed, of those with any
     collapsed: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -94,9 +88,6 @@ def gather(
 
     A block is a value of the settings, or one partition under it; a method's value there is the
     mean over its training seeds. Blocks in which no method has a value are left out.
-
-    Raises:
-        AnalysisError: fewer than two blocks or methods, or see :func:`analysis.runs.group`.
     """
     runs = completed(runs, [metric])
     unit = unit_among(runs, by, unit)

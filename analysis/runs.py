@@ -37,17 +37,11 @@ SHOWN = 8
 
 @dataclass(frozen=True)
 class Group:
-    """The runs of one curve or table row: one method under one setting.
+    """The runs of one curve or table row: one method under one setting."""
 
-    Args:
-        label: of the method.
-        runs: one per seed, or per partition and seed, as rows of :func:`summaries`.
-        unit: of intervals and tests.
-    """
-
-    label: str
-    runs: pd.DataFrame
-    unit: ExperimentalUnit = "seed"
+    label: str  # of the method
+    runs: pd.DataFrame  # one per seed, or per partition and seed, as rows of `summaries`
+    unit: ExperimentalUnit = "seed"  # of intervals and tests
 
     def by_run(self, column: str) -> pd.Series[float]:
         """A column of summary.csv as numbers, indexed by :data:`analysis.units.COLUMNS`."""
@@ -60,9 +54,6 @@ def find(paths: Iterable[Path]) -> tuple[list[Path], list[Path]]:
 
     A run that has no summary.csv yet is unfinished. The trials of a search by ``fedsim tune`` are
     left out, unless the search itself or a folder in it is given.
-
-    Raises:
-        AnalysisError: a path does not exist, or no run lies there.
     """
     runs: set[Path] = set()
     for path in paths:
@@ -83,9 +74,6 @@ def summaries(runs: Iterable[Path]) -> pd.DataFrame:
     """The rows of the runs' summary.csv, with the run's folder in a column ``path``.
 
     A run without a name has the computed one in column ``label``, see :mod:`analysis.labels`.
-
-    Raises:
-        AnalysisError: a summary is unreadable, has not exactly one row, or there are no runs.
     """
     rows: list[dict[Any, Any]] = []
     for run in runs:
@@ -120,10 +108,6 @@ def unit_among(
 
     Partitions are the unit where a group has several of them, unless seeds are ``wanted``; else it
     is the training seed.
-
-    Raises:
-        AnalysisError: partitions are wanted, and are a column to group by, or each group has
-            another one, or a run does not say which is its own.
     """
     by = expanded(table, by)
     check_columns(table, by)
@@ -157,10 +141,6 @@ def group(
     Grouped by label, runs that the user has named may differ from all others. With partitions as
     the unit, the runs of one label may differ between partitions in settings that methods may
     differ in, such as a learning rate that a study has tuned for each partition.
-
-    Raises:
-        AnalysisError: an unknown column, or runs that would be averaged or compared although
-            settings other than those that the unit repeats differ; the message names all of them.
     """
     by = expanded(table, by)
     check_columns(table, by)

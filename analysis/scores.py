@@ -22,17 +22,11 @@ from .runs import Group
 
 @dataclass(frozen=True)
 class Score:
-    """A score, or another number of a round.
+    """A score, or another number of a round."""
 
-    Args:
-        title: in a heading, such as ``balanced accuracy``.
-        unit: how it is shown.
-        lowest: whether small values are better.
-    """
-
-    title: str
-    unit: NumberFormat = PERCENT
-    lowest: bool = False
+    title: str  # in a heading, such as ``balanced accuracy``
+    unit: NumberFormat = PERCENT  # how it is shown
+    lowest: bool = False  # whether small values are better
 
     @property
     def axis(self) -> str:
@@ -104,9 +98,6 @@ def completed(runs: pd.DataFrame, names: Collection[str]) -> pd.DataFrame:
     Args:
         runs: from :func:`analysis.runs.summaries`.
         names: keys of :data:`ALL`.
-
-    Raises:
-        AnalysisError: a rounds.csv or classes.csv is unreadable.
     """
     wanted = {column(name, take): (name, take) for name in names for take in TAKES}
     rows = []
@@ -146,9 +137,6 @@ def epsilons(run: Path, name: str) -> pd.Series[float]:
     """Epsilon by round, infinite without noise; NaN: the run stands for no deployment.
 
     That of samples is the largest of all clients so far. ``name`` is one of :data:`EPSILONS`.
-
-    Raises:
-        AnalysisError: a table is unreadable.
     """
     rounds = read_table(run / "rounds.csv", ("round",), optional=EPSILONS).set_index("round")
     spent = rounds.get("epsilon", pd.Series(math.inf, rounds.index)).fillna(math.inf)

@@ -26,19 +26,13 @@ Where = Mapping[str, str | float] | None
 
 
 class Part(NamedTuple):
-    """The rows of one run's table.
+    """The rows of one run's table."""
 
-    Args:
-        label: of the group.
-        run: the columns of :data:`analysis.units.COLUMNS` that identify the run in its group.
-        path: of the run.
-        frame: never empty.
-    """
-
-    label: str
+    label: str  # of the group
+    # the columns of `analysis.units.COLUMNS` that identify the run in its group
     run: Mapping[str, int]
-    path: Path
-    frame: pd.DataFrame
+    path: Path  # of the run
+    frame: pd.DataFrame  # never empty
 
 
 def each(
@@ -47,9 +41,6 @@ def each(
     """Yields the named columns of a table (a file's name without ``.csv``), run by run.
 
     Runs in :func:`absent` are left out, and rows whose columns have other values than ``where``.
-
-    Raises:
-        AnalysisError: a file is no CSV, or a field is no number (file, line and column named).
     """
     fields = list(dict.fromkeys((*columns, *(where or ()))))
     texts = [field for field in fields if field in TEXTS]

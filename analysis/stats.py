@@ -33,24 +33,16 @@ Values = Mapping[str, Mapping[str, "pd.Series[float]"]]
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A mean over seeds or partitions.
+    """A mean over seeds or partitions."""
 
-    Args:
-        mean: NaN without a value.
-        std: sample standard deviation (ddof 1), NaN below two values.
-        n: number of values.
-        half: half-width of the 95 % t interval of the mean, NaN below two values; in tables with
-            the corrected test by its variance.
-        unit: what the values are of.
-        levels: the variance between and within partitions, if they are the unit.
-    """
-
-    mean: float
-    std: float
-    n: int
+    mean: float  # NaN without a value
+    std: float  # sample standard deviation (ddof 1), NaN below two values
+    n: int  # number of values
+    # half-width of the 95 % t interval of the mean, NaN below two values; in tables with the
+    # corrected test by its variance
     half: float
-    unit: ExperimentalUnit = "seed"
-    levels: Levels | None = None
+    unit: ExperimentalUnit = "seed"  # what the values are of
+    levels: Levels | None = None  # the variance between and within partitions, if they are the unit
 
     @property
     def runs(self) -> int:
@@ -70,24 +62,17 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A method compared with the baseline, over common seeds or partitions.
+    """A method compared with the baseline, over common seeds or partitions."""
 
-    Args:
-        difference: method minus baseline, over the common units.
-        p: two-sided p value; NaN if not available.
-        reason: why p is not available, else empty.
-        sign: 1 if the method is above the baseline, by the mean difference and by the statistic of
-            the test, -1 if it is below by both, else 0.
-        equal: p value of the test that they are practically equal (:func:`paired.equivalence`).
-        chances: of the Bayesian test (:func:`paired.chances`).
-    """
-
-    difference: Estimate
-    p: float
-    reason: str = ""
+    difference: Estimate  # method minus baseline, over the common units
+    p: float  # two-sided p value; NaN if not available
+    reason: str = ""  # why p is not available, else empty
+    # 1 if the method is above the baseline, by the mean difference and by the statistic of the
+    # test, -1 if it is below by both, else 0
     sign: int = 0
+    # p value of the test that they are practically equal (`paired.equivalence`)
     equal: float = math.nan
-    chances: Chances | None = None
+    chances: Chances | None = None  # of the Bayesian test (`paired.chances`)
 
     @property
     def doubt(self) -> float:
@@ -103,34 +88,24 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """The statistics of one method in one column of a table.
+    """The statistics of one method in one column of a table."""
 
-    Args:
-        row: the method's label.
-        column: a setting's value or a group of images; empty in tables without columns.
-        estimate: over the seeds or partitions.
-        comparison: with the baseline; None for the baseline itself.
-        adjusted: the p value after Holm's correction over the table; NaN if not available.
-        detectable: the smallest true difference from the baseline that a t test at :attr:`level`
-            finds with probability 0.8 (:func:`analysis.units.detectable`); NaN if not available.
-        level: 0.05 over the number of comparisons of the table.
-        leads: whether the mean is the best of its column, and significantly so (:func:`ranked`).
-        collapsed: number of runs whose final model has collapsed (:mod:`analysis.scores`).
-        missing: number of runs without a value (:func:`missing`).
-        verdict: of the comparison, of tests with a rope; ``incomplete`` where the method or the
-            baseline lacks runs.
-    """
-
-    row: str
-    column: str
-    estimate: Estimate
-    comparison: Comparison | None = None
+    row: str  # the method's label
+    column: str  # a setting's value or a group of images; empty in tables without columns
+    estimate: Estimate  # over the seeds or partitions
+    comparison: Comparison | None = None  # with the baseline; None for the baseline itself
+    # the p value after Holm's correction over the table; NaN if not available
     adjusted: float = math.nan
+    # the smallest true difference from the baseline that a t test at `level` finds with probability
+    # 0.8 (`analysis.units.detectable`); NaN if not available
     detectable: float = math.nan
-    level: float = math.nan
+    level: float = math.nan  # 0.05 over the number of comparisons of the table
+    # whether the mean is the best of its column, and significantly so (`ranked`)
     leads: bool = False
-    collapsed: int = 0
-    missing: int = 0
+    collapsed: int = 0  # number of runs whose final model has collapsed (`analysis.scores`)
+    missing: int = 0  # number of runs without a value (`missing`)
+    # of the comparison, of tests with a rope; ``incomplete`` where the method or the baseline lacks
+    # runs
     verdict: Verdict = ""
 
     @property
@@ -245,11 +220,7 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def cells(values: Values, baseline: str | None = None, test: Test = T) -> list[Cell]:
-    """:func:`compared` with a baseline's label, see :func:`reference`; None for no comparison.
-
-    Raises:
-        AnalysisError: there is nothing to compare with the baseline.
-    """
+    """:func:`compared` with a baseline's label, see :func:`reference`; None for no comparison."""
     made = compared(values, lambda label, labels: reference(label, labels, baseline), test)
     if baseline is not None and not any(cell.comparison for cell in made):
         labels = dict.fromkeys(cell.row for cell in made)
@@ -330,20 +301,17 @@ def missing(values: Mapping[str, pd.Series[float]]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Ranking:
-    """The best of several methods, and its paired tests against each of the others.
+    """The best of several methods, and its paired tests against each of the others."""
 
-    Args:
-        leader: the label with the best mean among the methods that lack no run; None if all do.
-        adjusted: by label of the others: the p value after Holm's correction over them, or
-            :attr:`Comparison.doubt` of the Bayesian test; NaN if not available.
-        signs: by label of the others: 1 where the leader is better over the common units, -1 where
-            it is worse (:attr:`Comparison.sign`).
-        missing: by label the number of runs that it lacks, without those that lack none.
-    """
-
+    # the label with the best mean among the methods that lack no run; None if all do
     leader: str | None
+    # by label of the others: the p value after Holm's correction over them, or `Comparison.doubt`
+    # of the Bayesian test; NaN if not available
     adjusted: Mapping[str, float]
+    # by label of the others: 1 where the leader is better over the common units, -1 where it is
+    # worse (`Comparison.sign`)
     signs: Mapping[str, int]
+    # by label the number of runs that it lacks, without those that lack none
     missing: Mapping[str, int]
 
     def differing(self, sign: int) -> list[str]:

@@ -32,25 +32,16 @@ LOOKS = {"complete": ("o", style.BLUE), "pruned": ("x", style.ORANGE)}
 
 @dataclass(frozen=True)
 class Search:
-    """The trials of one search, by number.
+    """The trials of one search, by number."""
 
-    Attributes:
-        table: trials.csv; settings are text, but for those that are numbers.
-        keys: the searched settings, columns of the table.
-        by: the metric, such as ``val_accuracy``.
-        logarithmic: those of the settings that were searched so.
-        sampler: how candidates were proposed; empty where it is not known.
-        planned: the number of trials of the whole search; None where it is not known.
-        seeds: training seeds of every trial; none where they are not known.
-    """
-
-    table: pd.DataFrame
-    keys: Sequence[str]
-    by: str
-    logarithmic: Sequence[str] = ()
-    sampler: str = ""
+    table: pd.DataFrame  # trials.csv; settings are text, but for those that are numbers
+    keys: Sequence[str]  # the searched settings, columns of the table
+    by: str  # the metric, such as ``val_accuracy``
+    logarithmic: Sequence[str] = ()  # those of the settings that were searched so
+    sampler: str = ""  # how candidates were proposed; empty where it is not known
+    # the number of trials of the whole search; None where it is not known
     planned: int | None = None
-    seeds: Sequence[int] = ()
+    seeds: Sequence[int] = ()  # training seeds of every trial; none where they are not known
 
     @property
     def score(self) -> Score:
@@ -85,11 +76,7 @@ def is_search(folder: Path) -> bool:
 
 
 def read_search(folder: Path) -> Search:
-    """The search in a folder.
-
-    Raises:
-        AnalysisError: a file is missing or cannot be read, or there is no trial yet.
-    """
+    """The search in a folder."""
     table = read_table(folder / FILE, numbers=("trial", "value"), texts=("state", "run"))
     if table.empty:
         raise AnalysisError(f"{folder / FILE}: no trial has ended yet")
@@ -150,11 +137,7 @@ def table(search: Search) -> Table:
 
 
 def confirmed(folder: Path, search: Search) -> Table | None:
-    """The best trials on fresh training seeds, the best mean first; None without confirm.csv.
-
-    Raises:
-        AnalysisError: the file cannot be read, or a column is missing.
-    """
+    """The best trials on fresh training seeds, the best mean first; None without confirm.csv."""
     if not (folder / CONFIRMED).is_file():
         return None
     scores = {search.axis: (search.by, search.score.unit)}

@@ -32,21 +32,13 @@ POWER = 0.8
 
 @dataclass(frozen=True, kw_only=True)
 class Levels:
-    """The variance of a nested design, split into its two levels; NaN where it cannot be.
+    """The variance of a nested design, split into its two levels; NaN where it cannot be."""
 
-    Args:
-        runs: number of runs.
-        seeds: of training per partition: ``2``, or ``1 to 2``.
-        between: variance between partitions, at least 0.
-        within: variance between the training seeds of a partition.
-        truncated: whether the estimate of ``between`` was negative and is set to 0.
-    """
-
-    runs: int
-    seeds: str
-    between: float
-    within: float
-    truncated: bool = False
+    runs: int  # number of runs
+    seeds: str  # of training per partition: ``2``, or ``1 to 2``
+    between: float  # variance between partitions, at least 0
+    within: float  # variance between the training seeds of a partition
+    truncated: bool = False  # whether the estimate of ``between`` was negative and is set to 0
 
     @property
     def share(self) -> float:

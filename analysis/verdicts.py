@@ -49,31 +49,22 @@ FAR = 30.0
 class Verdict:
     """What our values say about a published result.
 
-    Args:
-        word: one of :data:`WORDS`.
-        reason: what else is to be known, or why there is no verdict.
-        ours: the mean of our values, of an order the mean of the method that is claimed above.
-        n: number of our seeds or partitions.
-        unit: what they are, ``seed`` or ``partition``.
-        difference: our mean minus the published number, or the first method minus the second.
-        half90: half-width of the 90 % t interval of the difference.
-        half95: of its 95 % interval.
-        p: of an order, with Holm's correction.
-        needed: of an undecided one the number of seeds or partitions that would decide it with
-            probability 0.8; None where none up to :data:`MOST` would, or where it is not known.
-
     Numbers that do not exist are NaN.
     """
 
-    word: str
-    reason: str = ""
+    word: str  # one of `WORDS`
+    reason: str = ""  # what else is to be known, or why there is no verdict
+    # the mean of our values, of an order the mean of the method that is claimed above
     ours: float = math.nan
-    n: int = 0
-    unit: str = "seed"
+    n: int = 0  # number of our seeds or partitions
+    unit: str = "seed"  # what they are, ``seed`` or ``partition``
+    # our mean minus the published number, or the first method minus the second
     difference: float = math.nan
-    half90: float = math.nan
-    half95: float = math.nan
-    p: float = math.nan
+    half90: float = math.nan  # half-width of the 90 % t interval of the difference
+    half95: float = math.nan  # of its 95 % interval
+    p: float = math.nan  # of an order, with Holm's correction
+    # of an undecided one the number of seeds or partitions that would decide it with probability
+    # 0.8; None where none up to `MOST` would, or where it is not known
     needed: int | None = None
 
 

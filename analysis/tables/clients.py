@@ -80,11 +80,7 @@ def last_scores(
 
 
 def spreads(groups: Sequence[Group], baseline: str | None = None, test: Test = T) -> list[Table]:
-    """A table for each of :data:`EVALUATED`, :data:`FINAL` and :data:`HELDOUT` that any run has.
-
-    Raises:
-        AnalysisError: no run has any, or there is nothing to compare with the baseline.
-    """
+    """A table for each of :data:`EVALUATED`, :data:`FINAL` and :data:`HELDOUT` that any run has."""
     labels = [one.label for one in groups]
     if baseline is not None and not _compared(labels, baseline):
         raise AnalysisError(

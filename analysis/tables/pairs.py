@@ -48,9 +48,6 @@ def accuracies(
     the accuracy on their own, Acc_g that on the pooled data. A method is tested against the same
     clients under their own server rule. Without ``columns``, there is a column for each value of
     the :data:`EXPERIMENT` columns in which the runs differ.
-
-    Raises:
-        AnalysisError: see :func:`analysis.runs.group`.
     """
     values: dict[str, dict[str, pd.Series[float]]] = {}
     collapsed: dict[tuple[str, str], int] = {}
@@ -75,11 +72,7 @@ def accuracies(
 def experiments(
     table: pd.DataFrame, by: Sequence[str], keys: Sequence[str], unit: ExperimentalUnit = "seed"
 ) -> dict[str, list[Group]]:
-    """The groups of each experiment, by the heading of its column: its values of ``keys``.
-
-    Raises:
-        AnalysisError: see :func:`analysis.runs.group`.
-    """
+    """The groups of each experiment, by the heading of its column: its values of ``keys``."""
     check_columns(table, keys)
     columns = [column for column in by if column not in keys] or [LABEL]
     rows = expanded(table, by_method(table, columns))
@@ -173,9 +166,6 @@ def reached(
 
     Rows are methods, columns experiments; arguments are those of :func:`accuracies`. Runs without a
     target are left out. Where some did not reach it a cell has the number of those that did.
-
-    Raises:
-        AnalysisError: no run has a target, or see :func:`analysis.runs.group`.
     """
     if not any_target(table):
         raise AnalysisError(f"in no run summary.csv has {TARGET}; evaluation.{TARGET} gives one")

@@ -47,11 +47,7 @@ def _participants(row: Mapping[Hashable, object]) -> int:
 
 
 def table(groups: Sequence[Group]) -> Table:
-    """Of the numbers of rounds in which each client took part: the least, mean, most, and Gini.
-
-    Raises:
-        AnalysisError: no run has a clients.csv.
-    """
+    """Of the numbers of rounds in which each client took part: the least, mean, most, and Gini."""
     counts = rounds_by_client(groups)
     if not counts:
         raise AnalysisError("in no run clients.csv has rows; every `fedsim run` writes them")

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import pandas as pd
 
-from .. import AnalysisError, resplits, scores, series
+from .. import AnalysisError, paired, scores, series
 from ..facets import facets, settings_by
 from ..formats import NATS, NONE, PERCENT, PLAIN
 from ..labels import LABEL, labels, meant, text
@@ -22,8 +22,7 @@ from ..units import COLUMNS, ExperimentalUnit, finite
 from ..words import say
 from . import clients, pairs, participation, sites
 from .captions import comparisons, incomplete, signs, unit_words
-from .layout import Table, crossed, detailed, with_differences
-from .variance import with_variances
+from .layout import Table, crossed, detailed, with_differences, with_variances
 
 TERMS: Mapping[str, str] = {
     "local_loss": "Local", "shift_loss": "Shift", "aggregation_loss": "Aggregation",
@@ -57,9 +56,6 @@ def make(
     of the ``takes``. ``unit`` is what the runs repeat; partitions where there are several, see
     :func:`analysis.runs.unit_among`. The ratio of a corrected ``test`` is read from the runs.
     Tables of accuracies and scores over partitions are followed by one of the variances.
-
-    Raises:
-        AnalysisError: an option that the table does not have, or nothing to show.
     """
     _check(name, columns, baseline, test)
     runs = completed(runs, [name] if name in ALL else SCORES if name == "scores" else ())
@@ -71,7 +67,7 @@ def make(
         baseline = meant(baseline, labels(runs, rows))
     unit = unit_among(runs, [*by, *([columns] if columns else ())], unit)
     if test.kind == "corrected":
-        test = replace(test, ratio=resplits.ratio(runs, unit))
+        test = replace(test, ratio=paired.ratio(runs, unit))
     if name == "target":
         return [pairs.reached(runs, by, columns, unit)]
     if name == "pairs":

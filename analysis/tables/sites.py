@@ -50,30 +50,19 @@ Verdict = Literal["helps", "harms", "cannot be told"]
 
 @dataclass(frozen=True, kw_only=True)
 class Sites:
-    """The scores of the clients under one setting.
+    """The scores of the clients under one setting."""
 
-    Args:
-        score: one of :data:`BY_SITE`.
-        part: that all are scored on, :data:`OWN` or :data:`COMMON`.
-        names: of the clients by id.
-        samples: by client id, columns train_samples and, where known, test_samples.
-        values: by label of an approach (a method, or one with fine-tuning) and client id one value
-            per run in which the client trained.
-        cells: one per client and approach, the column being the client's name.
-        reference: the label that the others are compared with; None for no comparison.
-        without: labels of methods that have no scores by client.
-        held_out: clients that never trained, which nothing can help or harm.
-    """
-
-    score: str
-    part: str
-    names: Mapping[int, str]
-    samples: pd.DataFrame
+    score: str  # one of `BY_SITE`
+    part: str  # that all are scored on, `OWN` or `COMMON`
+    names: Mapping[int, str]  # of the clients by id
+    samples: pd.DataFrame  # by client id, columns train_samples and, where known, test_samples
+    # by label of an approach (a method, or one with fine-tuning) and client id one value per run in
+    # which the client trained
     values: Mapping[str, Mapping[int, pd.Series[float]]]
-    cells: Sequence[Cell]
-    reference: str | None
-    without: Sequence[str]
-    held_out: frozenset[int]
+    cells: Sequence[Cell]  # one per client and approach, the column being the client's name
+    reference: str | None  # the label that the others are compared with; None for no comparison
+    without: Sequence[str]  # labels of methods that have no scores by client
+    held_out: frozenset[int]  # clients that never trained, which nothing can help or harm
 
     @property
     def labels(self) -> list[str]:
@@ -123,9 +112,6 @@ def gather(
     """The scores by client of methods under one setting; None if no run has any.
 
     ``baseline`` is the label to compare with; None for that of the runs of :data:`LOCAL`.
-
-    Raises:
-        AnalysisError: clients that are not the same in all runs, or no such baseline.
     """
     by_label, part, held_out = _scores(groups, score)
     if not by_label:
@@ -210,11 +196,7 @@ def _by_client(values: pd.Series[float]) -> dict[int, pd.Series[float]]:
 
 
 def _clients(groups: Sequence[Group]) -> tuple[Mapping[int, str], pd.DataFrame]:
-    """The clients' names by id, which are those of all methods, and their numbers of samples.
-
-    Raises:
-        AnalysisError: names differ, or the clients are other ones on each partition.
-    """
+    """The clients' names by id, which are those of all methods, and their numbers of samples."""
     paths = [first_run([one]) for one in groups]
     named = {path: names for path in paths if (names := client_names(path))}
     first, names = next(iter(named.items()), (paths[0], {}))
@@ -246,11 +228,7 @@ def by_setting(
 
 
 def tables(found: Mapping[str, Sites], test: Test = T) -> list[Table]:
-    """Accuracy by site and approach, and differences from the local model, for each setting.
-
-    Raises:
-        AnalysisError: there are none.
-    """
+    """Accuracy by site and approach, and differences from the local model, for each setting."""
     if not found:
         raise AnalysisError(say("sites.absent"))
     tables = []

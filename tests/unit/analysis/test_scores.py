@@ -17,8 +17,13 @@ from analysis.tables import scores as tables
 from tests.unit.analysis.run_files import rows, run_of
 
 CLASSES = "round,label,support,recall,precision"
+
+
 MAJORITY = ("2,0,60,1.0,0.6", "2,1,30,0.0,0.0", "2,2,10,0.0,0.0")
+
 """The rows of a model that predicts class 0 alone."""
+
+
 FAIR = ("2,0,60,0.5,0.6", "2,1,30,0.5,0.5", "2,2,10,0.5,0.2")
 
 
@@ -178,12 +183,6 @@ def test_all_scores_side_by_side(runs: Path) -> None:
     )
     assert "| FedLD | 60.00 ± 0.00 | **61.00** ± 2.48 |" in result.stdout
     assert result.stdout.count("FedAvg (2 of 3)") == 1
-
-
-def test_a_score_that_no_run_has(runs: Path) -> None:
-    result = invoke("table", runs, "--metric", "auc")
-    assert result.exit_code == 2
-    assert result.stderr == "Error: in no run rounds.csv has test_auc\n"
 
 
 @pytest.mark.slow
