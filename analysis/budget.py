@@ -66,15 +66,11 @@ class Budgets:
 
 
 def expected_best(validation: Floats, test: Floats, *, lowest: bool = False) -> Floats:
-    """The mean over all subsets of k of n candidates of the test score of the one chosen.
+    """The mean over all subsets of k of n candidates of the chosen one's test score, k = 1 .. n.
 
-    Chosen is the largest ``validation`` (n,). With t_(i) the test score of the i-th smallest,
-    ``E_k = sum_i C(i - 1, k - 1) / C(n, k) t_(i)``. Among equal ones each is chosen alike. A
-    candidate without a test score (NaN) counts as 0, the worst score; with ``lowest``, where there
-    is no worst, E_k is NaN while a subset may have no other.
-
-    Returns:
-        (n,) E_1 .. E_n.
+    Chosen is the largest ``validation`` (n,), equal ones alike. With t_(i) the test score of the
+    i-th smallest, ``E_k = sum_i C(i - 1, k - 1) / C(n, k) t_(i)``. A candidate without a test score
+    (NaN) counts as 0; with ``lowest`` E_k is NaN while a subset may have no other.
     """
     n = len(validation)
     order = np.argsort(validation, kind="stable")
@@ -101,8 +97,7 @@ def gather(places: Sequence[str], metric: str | None = None) -> Budgets:
     """The searches at or below the places, each a folder, or ``NAME=DIR`` for one search.
 
     A search is called NAME, else as its study calls it, else by its folder: what stands behind the
-    last + of it is the setting. ``metric`` is the test score; None for that of the validation
-    metric by which all searches chose.
+    last + is the setting. ``metric`` is the test score; None for that by which all searches chose.
     """
     found: dict[str, dict[str, Candidates]] = {}
     wanted = metric
@@ -196,14 +191,21 @@ def _tested(folder: Path, search: Search, names: pd.Series[str], metric: str) ->
 def curves(budgets: Budgets, unit: ExperimentalUnit = "seed") -> dict[str, dict[str, pd.DataFrame]]:
     """Mean, low, high and n of the expected test score by setting, method and k.
 
-    With the partition as the unit the settings are averaged, each a partition; low and high are
-    the ends of a 95 % t interval then, else NaN.
+    With the partition as the unit the settings are averaged, with 95 % t intervals; else low is
+    NaN.
     """
+    made: dict[str, dict[str, pd.DataFrame]] = {}
+    for (setting, method), group in _grouped(budgets, unit).items():
+        band = _band([one.curve(budgets.score) for one in group])
+        made.setdefault(setting, {})[method] = band
+    return made
+
+
+def _grouped(budgets: Budgets, unit: ExperimentalUnit) -> dict[tuple[str, str], list[Candidates]]:
+    """The searches behind each curve, by setting and method: one, or those of all partitions."""
     if unit == "seed":
-        return {
-            setting: {method: _band([one.curve(budgets.score)]) for method, one in of.items()}
-            for setting, of in budgets.searches.items()
-        }
+        every = budgets.searches.items()
+        return {(setting, method): [one] for setting, of in every for method, one in of.items()}
     for method in budgets.labels:
         for setting, of in budgets.searches.items():
             if method not in of:
@@ -211,13 +213,8 @@ def curves(budgets: Budgets, unit: ExperimentalUnit = "seed") -> dict[str, dict[
                     f"--unit partition: {method} has no search on {setting}, others have; a mean "
                     "over other partitions does not compare"
                 )
-    every = budgets.searches.values()
-    return {
-        "": {
-            method: _band([of[method].curve(budgets.score) for of in every])
-            for method in budgets.labels
-        }
-    }
+    searches = budgets.searches.values()
+    return {("", method): [of[method] for of in searches] for method in budgets.labels}
 
 
 def _band(many: Sequence[Floats]) -> pd.DataFrame:
@@ -234,62 +231,44 @@ def _band(many: Sequence[Floats]) -> pd.DataFrame:
 
 def table(budgets: Budgets, unit: ExperimentalUnit = "seed") -> Table:
     """The expected test score by method and number of candidates."""
-    made, counts = curves(budgets, unit), _counts(budgets, unit)
-    every = [
-        (setting, method, curve) for setting, of in made.items() for method, curve in of.items()
-    ]
-    score, most = budgets.score, max(len(curve) for _, _, curve in every)
-    shown = sorted({k for k in SHOWN if k <= most} | {most})
+    groups, made, score = _grouped(budgets, unit), curves(budgets, unit), budgets.score
+    lengths = {len(made[setting][method]) for setting, method in groups}
+    shown = sorted({k for k in SHOWN if k <= max(lengths)} | {max(lengths)})
     settings = any(made)
     rows, frames = [], []
-    for setting, method, curve in every:
-        failed, pruned = counts[setting, method]
+    spoken: dict[str, list[str]] = {"failed": [], "pruned": []}
+    for (setting, method), group in groups.items():
+        curve = made[setting][method]
+        counts = {name: sum(getattr(one, name) for one in group) for name in spoken}
+        for state, count in counts.items():
+            name = title_of(method) + f" on {setting}" * bool(setting)
+            spoken[state] += [f"{name} ({count} {state})"] * bool(count)
         means = curve["mean"].reindex(shown)
         cells = [EMPTY if math.isnan(mean) else score.unit.number(mean) for mean in means]
-        rows.append([title_of(method), *[setting] * settings, str(len(curve)), str(failed), *cells])
+        first = [title_of(method), *[setting] * settings]
+        rows.append([*first, str(len(curve)), str(counts["failed"]), *cells])
         frame = curve.rename_axis("candidates").reset_index()
         frame.insert(0, "label", method)
         frame.insert(1, "setting", setting)
-        frames.append(frame.assign(trials=len(curve), failed=failed, pruned=pruned))
+        frames.append(frame.assign(trials=len(curve), **counts))
     head = ["Method", *["Setting"] * settings, "Trials", "Failed", *(f"k = {k}" for k in shown)]
-    lengths = {len(curve) for _, _, curve in every}
+    samplers = {one.sampler for group in groups.values() for one in group} - {"random", ""}
+    over = max(map(len, groups.values()))
+    words = {
+        "unbounded" if score.lowest else "zero": "; ".join(spoken["failed"]),
+        "pruned": "; ".join(spoken["pruned"]), "unequal": "different" * (len(lengths) > 1),
+        "proposed": ", ".join(sorted(samplers)),
+    }  # fmt: skip
+    caption = sentences(
+        say("budget.caption", score=score.title),
+        say("budget.partitions", count=over) if over > 1 else "",
+        *(say(f"budget.{key}", names=names) for key, names in words.items() if names),
+    )
     return Table(
         name="budget", title=score.unit.head(say("budget.title", score=score.title)),
-        caption=_caption(budgets, unit, unequal=len(lengths) > 1), head=head, rows=rows,
-        words=1 + settings, data=pd.concat(frames, ignore_index=True),
+        caption=caption, head=head, rows=rows, words=1 + settings,
+        data=pd.concat(frames, ignore_index=True),
     )  # fmt: skip
-
-
-def _counts(budgets: Budgets, unit: ExperimentalUnit) -> dict[tuple[str, str], tuple[int, int]]:
-    """Failed and pruned trials by setting and method, summed over partitions as the unit."""
-    sums: dict[tuple[str, str], tuple[int, int]] = {}
-    for setting, of in budgets.searches.items():
-        for method, one in of.items():
-            key = ("" if unit == "partition" else setting, method)
-            failed, pruned = sums.get(key, (0, 0))
-            sums[key] = failed + one.failed, pruned + one.pruned
-    return sums
-
-
-def _caption(budgets: Budgets, unit: ExperimentalUnit, *, unequal: bool) -> str:
-    lists: dict[str, list[str]] = {"failed": [], "pruned": []}
-    for (setting, method), counts in _counts(budgets, unit).items():
-        for (state, names), count in zip(lists.items(), counts, strict=True):
-            on = f" on {setting}" * bool(setting)
-            names += [f"{title_of(method)}{on} ({count} {state})"] * bool(count)
-    every = [one for of in budgets.searches.values() for one in of.values()]
-    over = len(budgets.searches) if unit == "partition" else 0
-    spoken = {
-        "zero" if not budgets.score.lowest else "unbounded": "; ".join(lists["failed"]),
-        "pruned": "; ".join(lists["pruned"]),
-        "unequal": "different" * unequal,
-        "proposed": ", ".join(sorted({one.sampler for one in every} - {"random", ""})),
-    }
-    return sentences(
-        say("budget.caption", score=budgets.score.title),
-        say("budget.partitions", count=over) if over > 1 else "",
-        *(say(f"budget.{key}", names=names) for key, names in spoken.items() if names),
-    )
 
 
 def figure(budgets: Budgets, unit: ExperimentalUnit = "seed") -> Figure:

@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
-from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -34,14 +33,11 @@ UNITS: Mapping[str, str] = {"step": "way along the rounds' steps"}
 
 def read(path: Path) -> pd.DataFrame:
     """The rows of an influence.csv."""
-    frame = read_table(
-        path, numbers=NUMBERS, texts=("metric",), optional=("shapley", "shapley_error", "attacker"),
-        optional_texts=("name",),
-    )  # fmt: skip
-    if frame.empty:
-        raise AnalysisError(f"{path}: no rows; an influence has one per round and client")
-    if frame["metric"].nunique() > 1:
-        raise AnalysisError(f"{path}: several metrics: {', '.join(frame['metric'].unique())}")
+    optional = ("shapley", "shapley_error", "attacker")
+    frame = read_table(path, NUMBERS, ("metric",), optional, ("name",))
+    if frame["metric"].nunique() != 1:
+        found = ", ".join(frame["metric"].unique())
+        raise AnalysisError(f"{path}: has to have one metric, not {found or 'none'}")
     return frame
 
 
@@ -53,25 +49,23 @@ def draw(source: Path, out: Path) -> None:
 def clients(frame: pd.DataFrame) -> pd.DataFrame:
     """Sums over the rounds by client, who helped most first.
 
-    Columns: ``label``, ``value`` (Shapley, or leave-one-out where there are no Shapley values),
-    ``error`` (the root of the sum of squares, 0 where exact), ``leave_one_out`` and ``attacker``.
+    Columns: ``label``, ``value`` (Shapley, else leave-one-out), ``error`` (the root of the sum of
+    squares, 0 where exact), ``leave_one_out`` and ``attacker``.
     """
     optional = {"shapley_error": 0.0, "attacker": 0, "name": None}
     filled = frame.assign(**{key: frame.get(key, value) for key, value in optional.items()})
     filled["error"] = filled["shapley_error"].fillna(0.0).pow(2)
     grouped = filled.groupby("client_id")
-    sums = (
-        grouped[[_column(frame), "leave_one_out", "error"]]
-        .sum()
-        .set_axis(["value", "leave_one_out", "error"], axis="columns")
-    )
+    sums = grouped[[_column(frame), "leave_one_out", "error"]].sum()
+    sums = sums.set_axis(["value", "leave_one_out", "error"], axis="columns")
     sums["error"] = sums["error"].pow(0.5)
     sums["attacker"] = grouped["attacker"].max().fillna(0)
-    names = grouped["name"].first()
     sums["label"] = [
         style.short(f"client {client}" if pd.isna(name) else str(name), LONG)
-        + (" (attacker)" if attacker else "")
-        for client, name, attacker in zip(sums.index, names, sums["attacker"], strict=True)
+        + " (attacker)" * bool(attacker)
+        for client, name, attacker in zip(
+            sums.index, grouped["name"].first(), sums["attacker"], strict=True
+        )
     ]
     return sums.sort_values("value", ascending=False, kind="stable")
 
@@ -83,35 +77,28 @@ def _column(frame: pd.DataFrame) -> str:
 
 
 def figure(frame: pd.DataFrame) -> Figure:
-    """Bars of the clients' sums, and beside them their values round by round.
-
-    Args:
-        frame: as :func:`read` gives it.
-    """
-    sums, column = clients(frame), _column(frame)
+    """Bars of the clients' sums, and beside them their values round by round, of :func:`read`."""
+    sums, column, metric = clients(frame), _column(frame), str(frame["metric"].iloc[0])
     left_out = max(0, len(sums) - MOST)
     if left_out:
         sums = pd.concat([sums.iloc[: MOST // 2], sums.iloc[-(MOST // 2) :]])
     several = frame["round"].nunique() > 1
-    height = 1.75 + 0.27 * len(sums)
     with style.look():
-        fig = Figure(figsize=(8.0, height))
-        if several:
-            bars, by_round = fig.subplots(1, 2, sharey=True, width_ratios=(1, 1.15))
-            _by_round(fig, by_round, frame, sums, column)
-        else:
-            bars = fig.subplots()
+        fig = Figure(figsize=(8.0, 1.75 + 0.27 * len(sums)))
+        ratios = (1, 1.15)[: 1 + several]
+        bars, *more = fig.subplots(
+            1, 1 + several, sharey=True, width_ratios=ratios, squeeze=False
+        ).ravel()
+        for axes in more:
+            _by_round(fig, axes, frame, sums, column)
         _bars(bars, sums, column)
-        metric = str(frame["metric"].iloc[0])
         bars.set_xlabel(say("influence.sum", unit=UNITS.get(metric, f"gain in {metric}")))
         title = sentences(
             say("influence.title", rounds=frame["round"].nunique()),
             say("influence.more", count=left_out) if left_out else "",
         )
         fig.suptitle(title, x=0.01, ha="left", fontsize=12)
-        known = list(zip(*bars.get_legend_handles_labels(), strict=True))
-        known.sort(key=lambda pair: not isinstance(pair[0], BarContainer))
-        handles, labels = zip(*known, strict=True)
+        handles, labels = bars.get_legend_handles_labels()
         fig.legend(handles, labels, loc="outside lower left", ncols=len(labels))
     return fig
 
@@ -121,10 +108,9 @@ def _bars(axes: Axes, sums: pd.DataFrame, column: str) -> None:
     places = np.arange(len(sums))
     value, error = sums["value"].to_numpy(), sums["error"].to_numpy()
     kind = say(f"influence.{column}")
-    for helped, colour in ((True, HELPED), (False, HURT)):
-        some = (value >= 0) == helped
+    for word, colour, some in (("helped", HELPED, value >= 0), ("hurt", HURT, value < 0)):
         if some.any():
-            label = say("influence.helped" if helped else "influence.hurt", kind=kind)
+            label = say(f"influence.{word}", kind=kind)
             axes.barh(places[some], value[some], color=colour, height=0.68, label=label)
     if error.any():
         axes.errorbar(

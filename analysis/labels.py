@@ -113,8 +113,7 @@ def title_of(label: str) -> str:
 def meant(name: str, labels: Iterable[str]) -> str:
     """The label, or the part of labels, that a name stands for; itself without one.
 
-    A name is meant as it is, as it is printed (:func:`title_of`), or in another case, such as
-    ``FedAvg`` of ``fedavg, alpha=0.1``, or ``fedprox + fedgh`` of ``fedprox, server=fedgh``.
+    A name is meant as it is, as it is printed (:func:`title_of`), or in another case.
     """
     possible: list[str] = []
     for label in labels:

@@ -87,11 +87,10 @@ T = Test()
 
 
 def p_value(differences: Floats, levels: Floats, test: Test) -> float:
-    """The two-sided p value of differences (n,) that vary, n >= 2.
+    """The two-sided p value of differences (n,) that vary, with their :func:`signed_levels`.
 
-    ``levels`` are the :func:`signed_levels`, not all 0. The statistic of both t tests is the mean
-    over :func:`error`, with n - 1 degrees of freedom (Nadeau and Bengio, Inference for the
-    Generalization Error, Machine Learning 52, 2003, section 3).
+    The statistic of both t tests is the mean over :func:`error` (Nadeau and Bengio, Inference for
+    the Generalization Error, Machine Learning 52, 2003, section 3).
     """
     if test.kind == "wilcoxon":
         return float(stats.wilcoxon(levels).pvalue)
@@ -109,9 +108,8 @@ def error(differences: Floats, ratio: float) -> float:
 def equivalence(differences: Floats, rounding: float, test: Test) -> float:
     """The p value of two one-sided tests (TOST) that the true difference is within +-rope.
 
-    It is the larger of the p values of "below -rope" and "above rope" (Schuirmann, 1987); the
-    signed-rank test is made of the differences shifted by rope. NaN for the Bayesian test, or
-    without a rope.
+    The larger of those of "below -rope" and "above rope" (Schuirmann, 1987), for signed ranks of
+    shifted differences; NaN for the Bayesian test, or without a rope.
     """
     if test.rope is None or test.bayes:
         return math.nan
@@ -129,10 +127,10 @@ def equivalence(differences: Floats, rounding: float, test: Test) -> float:
 
 
 def tost(mean: float, scale: float, freedom: float, rope: float) -> float:
-    """The p value of two one-sided t tests that a true mean is within +-rope.
+    """The p value of two one-sided t tests that a true mean is within +-rope, on so much freedom.
 
-    ``scale`` is the standard error of ``mean``, on so many degrees of ``freedom``; where it is 0
-    the mean of :data:`FEWEST_EQUAL` values or more is inside (0), or else not (1), without a test.
+    Where ``scale``, its standard error, is 0, the mean of :data:`FEWEST_EQUAL` values or more is
+    inside (0), or else not (1), without a test.
     """
     margin = rope - abs(mean)
     if scale == 0:
@@ -166,9 +164,8 @@ def chances(differences: Floats, rounding: float, rope: float) -> Chances:
 def verdict(n: int, sign: int, adjusted: float, equal: float, chances: Chances | None) -> Verdict:
     """What a comparison over n units says, for a test with a rope.
 
-    By probabilities it is the region above :data:`CERTAIN`; else practically equal where the test
-    of equivalence rejects (p value ``equal``), then the ``sign`` of a difference whose ``adjusted``
-    p value is significant.
+    By probabilities the region above :data:`CERTAIN`; else practically equal where ``equal``, the p
+    value of equivalence, is significant; then the ``sign`` where the ``adjusted`` p value is.
     """
     if chances is not None:
         likely = int(np.argmax(chances))

@@ -196,8 +196,7 @@ def iman_davenport(ranks: Floats) -> tuple[float, float]:
 def critical_difference(k: int, n: int, level: float = SIGNIFICANT) -> float:
     """Nemenyi's: mean ranks of k methods over n blocks that differ by more differ significantly.
 
-    ``q sqrt(k (k + 1) / (6 n))`` with q the studentized range's quantile for k groups and infinite
-    degrees of freedom, over sqrt(2) (Demšar, table 5).
+    ``q sqrt(k (k + 1) / (6 n))`` with q the studentized range's quantile over sqrt(2).
     """
     q = float(stats.studentized_range.ppf(1 - level, k, np.inf)) / math.sqrt(2)
     return q * math.sqrt(k * (k + 1) / (6 * n))

@@ -52,8 +52,7 @@ class Group:
 def find(paths: Iterable[Path]) -> tuple[list[Path], list[Path]]:
     """Run directories (with a rounds.csv) at or below ``paths``: (finished, unfinished), sorted.
 
-    A run that has no summary.csv yet is unfinished. The trials of a search by ``fedsim tune`` are
-    left out, unless the search itself or a folder in it is given.
+    A run without a summary.csv is unfinished. Trials of a search below a path are left out.
     """
     runs: set[Path] = set()
     for path in paths:
@@ -106,8 +105,7 @@ def unit_among(
 ) -> ExperimentalUnit:
     """The unit of intervals and tests of runs of :func:`summaries` that are grouped by columns.
 
-    Partitions are the unit where a group has several of them, unless seeds are ``wanted``; else it
-    is the training seed.
+    Partitions are the unit where a group has several of them, unless seeds are ``wanted``.
     """
     by = expanded(table, by)
     check_columns(table, by)
@@ -133,14 +131,11 @@ def unit_among(
 def group(
     table: pd.DataFrame, by: Sequence[str] = (LABEL,), unit: ExperimentalUnit = "seed"
 ) -> list[Group]:
-    """Groups the runs of :func:`summaries` by label, or by any of its columns.
+    """Groups the runs of :func:`summaries` by any of its columns, in the papers' order.
 
-    ``algorithm`` stands for all of :data:`METHOD`. Known methods come first, in the papers' order.
-    A group's label is the run's label or algorithm if grouped by it, followed by ``column=value``
-    for each of the other columns that the run has. The ``unit`` is that of :func:`unit_among`.
-    Grouped by label, runs that the user has named may differ from all others. With partitions as
-    the unit, the runs of one label may differ between partitions in settings that methods may
-    differ in, such as a learning rate that a study has tuned for each partition.
+    ``algorithm`` stands for all of :data:`METHOD`. Runs of a group may differ in what the ``unit``
+    repeats alone; compared groups must agree in settings of the experiment, but for those that the
+    user has named. With partitions as the unit, one label may be tuned for each partition.
     """
     by = expanded(table, by)
     check_columns(table, by)
@@ -170,11 +165,10 @@ def group(
 def default_by(
     table: pd.DataFrame, unit: ExperimentalUnit | None = None, columns: Sequence[str] = ()
 ) -> list[str]:
-    """The label, and further columns by which :func:`group` takes the runs; never the partition.
+    """The label, ``columns``, and further columns by which :func:`group` takes the runs.
 
-    They are settings that runs of one label, or runs without a name, differ in but must agree in,
-    and ``columns``, by which the runs are grouped in any case. Without a ``unit`` it is the
-    partition where there are several.
+    They are settings that runs of one label, or runs without a name, differ in but must agree in;
+    never the partition, which is the unit where there are several and no other ``unit`` is given.
     """
     by = expanded(table, [LABEL, *columns])
     check_columns(table, by)

@@ -93,11 +93,10 @@ def heading(score: str, take: str) -> str:
 
 
 def completed(runs: pd.DataFrame, names: Collection[str]) -> pd.DataFrame:
-    """The runs with columns for these scores, and :data:`COLLAPSED`, wherever they come from.
+    """The runs of :func:`analysis.runs.summaries` with these scores and :data:`COLLAPSED`.
 
-    Args:
-        runs: from :func:`analysis.runs.summaries`.
-        names: keys of :data:`ALL`.
+    ``names`` are keys of :data:`ALL`. What summary.csv lacks is computed from the run's other
+    files.
     """
     wanted = {column(name, take): (name, take) for name in names for take in TAKES}
     rows = []
@@ -115,11 +114,7 @@ def completed(runs: pd.DataFrame, names: Collection[str]) -> pd.DataFrame:
 
 
 def takes(run: Path, name: str, best: float | None) -> dict[str, float]:
-    """A score of a run by take, from its rounds.csv; NaN if not available.
-
-    The last evaluated round, the round ``best``, and the mean over the evaluated rounds among the
-    last ten.
-    """
+    """A score of a run by take, from its rounds.csv; NaN if not available."""
     columns = (of_rounds("accuracy"), of_rounds(name))
     rounds = read_table(run / "rounds.csv", ("round",), optional=columns).set_index("round")
     if name not in EPSILONS and of_rounds(name) not in rounds:

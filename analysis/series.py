@@ -69,20 +69,13 @@ def by_run(
     groups: Sequence[Group], table: str, columns: Sequence[str], key: Key = "round",
     where: Where = None, take: Take = "all", reduced: str = "mean",
 ) -> dict[str, pd.DataFrame]:  # fmt: skip
-    """Each run's values by key: the input of paired tests.
+    """Each run's values by key, by label, indexed by (*:data:`analysis.units.COLUMNS`, *key).
 
     Rows with the same key are averaged within the run (or ``reduced`` by another method of pandas'
-    groups), so ``key="phase"`` is a mean over rounds and ``key="round"`` on cosines.csv a mean over
-    pairs; rows with an empty key are left out, so ``key="group"`` takes the group rows of
-    evaluations.csv and ``key="client_id"`` the others.
-
-    ``key`` names the column or columns that identify a value within a run, () for one value per
-    run; ``take="last"`` keeps the rows of a run's last round in which any column has a value. The
-    other arguments are those of :func:`each`; the columns are numeric.
-
-    Returns:
-        By label, indexed by (*:data:`analysis.units.COLUMNS`, *key); groups without any such value
-        are not in it.
+    groups); rows with an empty key are left out, so ``key="group"`` takes the group rows of
+    evaluations.csv and ``key="client_id"`` the others. () gives one value per run; ``take="last"``
+    keeps the rows of a run's last round in which any column has a value. Groups without values are
+    left out.
     """
     keys, columns = [*([key] if isinstance(key, str) else key)], list(columns)
     clock = ["round"] if take == "last" else []
@@ -122,11 +115,9 @@ def aggregated(
     groups: Sequence[Group], table: str, columns: Sequence[str], key: Key = "round",
     where: Where = None, take: Take = "all",
 ) -> dict[str, pd.DataFrame]:  # fmt: skip
-    """:func:`analysis.stats.over_units` of :func:`values`, by label.
+    """By label :func:`analysis.stats.over_units` of :func:`values`.
 
-    With ``take="last"`` columns that are evaluated in different rounds need one call each. A mean
-    is over the n units that have a value at that key; where n changes along a curve use
-    :func:`complete`.
+    A mean is over the n units that have a value at that key; for curves use :func:`complete`.
     """
     found = values(groups, table, columns, key, where, take)
     return {label: over_units(frame, _names(key)) for label, frame in found.items()}

@@ -119,8 +119,7 @@ class Cell:
 def half_width(std: Floats, n: Floats, ratio: float = 0.0) -> Floats:
     """Half-widths t(0.975, n - 1) s sqrt(1 / n + ratio) of 95 % t intervals; NaN for n below 2.
 
-    ``std`` is the sample standard deviation (ddof 1), of any shape, ``n`` of the same shape, the
-    ratio that of test to training samples of the corrected test.
+    ``std`` (ddof 1) and ``n`` have the same shape; the ratio is that of the corrected test.
     """
     factor = np.full(n.shape, math.nan)
     for count in np.unique(n[n > 1]):
@@ -130,12 +129,9 @@ def half_width(std: Floats, n: Floats, ratio: float = 0.0) -> Floats:
 
 
 def over_units(values: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
-    """Mean, std, n and half-width of the 95 % interval by key; NaN values are excluded.
+    """Mean, std, n and half-width of the 95 % interval by key, of values indexed by (unit, *keys).
 
-    ``values`` has one row per unit and key, indexed by (unit, *keys).
-
-    Returns:
-        Indexed by the keys in order, columns (name of the value, mean | std | n | half).
+    NaN are excluded. The columns are (name of the value, mean | std | n | half).
     """
     by = values.groupby(level=list(keys), sort=True)
     mean, std, n = by.mean(), by.std(ddof=1), by.count()
@@ -174,9 +170,8 @@ def paired(values: pd.Series[float], baseline: pd.Series[float], test: Test = T)
     """Compares two methods over their common runs; the values are indexed by run.
 
     The value of a partition is the mean difference of its common runs. A test needs :data:`FEWEST`
-    common units and differences that vary; else p is not available, so that nothing is marked
-    significant. The interval of the difference is the t interval for all tests, by the variance of
-    the corrected test for that one. Differences that are equal up to rounding share a rank.
+    common units and differences that vary. The interval is the t interval for all tests, by the
+    variance of the corrected test for that one.
     """
     ours, theirs = (units.finite(series).dropna() for series in (values, baseline))
     ours, theirs = ours.align(theirs, join="inner")
@@ -264,11 +259,7 @@ def compared(
 
 
 def _judged(cell: Cell, adjusted: float, level: float, test: Test) -> Cell:
-    """The cell with what follows from all comparisons of its table.
-
-    What is detectable is that of the t tests; there is none for the Wilcoxon test, of whose
-    efficiency over few units little is known.
-    """
+    """The cell with what follows from all comparisons of its table."""
     if (other := cell.comparison) is None:
         return cell
     difference, verdict, detectable = other.difference, cell.verdict, math.nan
@@ -283,9 +274,8 @@ def _judged(cell: Cell, adjusted: float, level: float, test: Test) -> Cell:
 def missing(values: Mapping[str, pd.Series[float]]) -> dict[str, int]:
     """How many runs each method lacks: its own without a finite value, and those of others.
 
-    ``values`` are by label, indexed by run. A run that no method has a value of, though all have
-    the run, is not missing: the score does not exist there, such as an AUC without one of the
-    classes.
+    A run that all methods have, and none a value of, is not missing: the score does not exist
+    there.
     """
     runs = {label: set(series.index) for label, series in values.items()}
     valued = {
@@ -330,8 +320,8 @@ def ranking(
 ) -> Ranking | None:
     """Ranks methods by their mean over seeds or partitions; None without any value.
 
-    A method that lacks runs (:func:`missing`) cannot be the leader: its mean is over other units
-    than those of the rest. With ``lowest`` small values are better. Of equal means the first leads.
+    A method that lacks runs (:func:`missing`) cannot lead: its mean is over other units than the
+    rest.
     """
     lacking = {label: count for label, count in missing(values).items() if count}
     means = {label: units.means(units.finite(series)).mean() for label, series in values.items()}
@@ -356,11 +346,10 @@ def ranked(
     shown: Sequence[Cell], values: Values, test: Test = T, *, lowest: bool = False,
     collapsed: Mapping[tuple[str, str], int] | None = None,
 ) -> list[Cell]:  # fmt: skip
-    """The cells, with what :attr:`Cell.leads` and :attr:`Cell.collapsed` say.
+    """The cells with :attr:`Cell.leads` and :attr:`Cell.collapsed`, a count by column and label.
 
-    The methods of a column are ranked among those with the same settings of data and schedule. A
-    method with a collapsed or missing run never leads. ``collapsed`` counts the former by column
-    and label.
+    The methods of a column are ranked among those with the same settings of data and schedule. One
+    with a collapsed or missing run never leads.
     """
     places = {key: ranking(series, test, lowest=lowest) for key, series in rivals(values).items()}
     leading = {(key[0], r.leader) for key, r in places.items() if r is not None and r.leads}
@@ -384,8 +373,8 @@ def rivals(values: Values) -> dict[tuple[str, str], dict[str, pd.Series[float]]]
 def reference(label: str, labels: Collection[str], baseline: str | None) -> str | None:
     """The label of the baseline under the settings of ``label``; None if there is none.
 
-    With baseline ``fedavg``, ``fedld, alpha=0.1`` is compared with ``fedavg, alpha=0.1``, and
-    ``fedld, fedld.keep=0.5`` with ``fedavg``, which has no such setting.
+    With ``fedavg``, ``fedld, alpha=0.1`` is compared with ``fedavg, alpha=0.1``, and ``fedld,
+    fedld.keep=0.5`` with ``fedavg``, which has no such setting.
     """
     if baseline is None:
         return None

@@ -111,8 +111,7 @@ def levels(values: pd.Series[float]) -> Levels:
 def power(effect: float, n: int, level: float, ratio: float = 0.0) -> float:
     """Probability that a two-sided paired t test over n >= 2 pairs finds a difference.
 
-    ``effect`` is the true mean difference over the standard deviation of the differences, ``ratio``
-    that of the corrected resampled t test. A rejection with the wrong sign finds nothing.
+    ``effect`` is the true mean difference over the standard deviation of the differences.
     """
     limit = float(stats.t.isf(level / 2, n - 1))
     return float(stats.nct.sf(limit, n - 1, effect * math.sqrt(n / (1 + n * ratio))))
@@ -121,8 +120,7 @@ def power(effect: float, n: int, level: float, ratio: float = 0.0) -> float:
 def detectable(std: float, n: int, level: float, ratio: float = 0.0) -> float:
     """The smallest true difference that a paired t test finds with probability :data:`POWER`.
 
-    ``std`` is the standard deviation of the differences over the n units, taken as the true one.
-    NaN below two units.
+    ``std``, of the differences over the n units, is taken as the true one. NaN below two units.
     """
     if n < 2 or math.isnan(std):
         return math.nan

@@ -9,11 +9,8 @@ standard error e of m - c on f degrees of freedom:
 - not decidable: neither; with the number of values at which one of both would be found with
   probability 0.8, if difference and standard deviation are the observed ones.
 
-What e and f are depends on what is known of the published number, see :func:`standard_error`.
-
 That method A is above B is confirmed where a paired t test over common seeds or partitions finds
-it, contradicted where it finds the opposite, at level 0.05 with Holm's correction over all orders
-of a table.
+it, contradicted where it finds the opposite, at level 0.05 with Holm's correction over the table.
 """
 
 from __future__ import annotations
@@ -71,16 +68,8 @@ class Verdict:
 def standard_error(std: float, k: int, sd: float, n: int | None) -> tuple[float, float]:
     """Standard error and degrees of freedom of our mean minus a published number.
 
-    - ``sd`` and ``n`` are known: Welch's, sqrt(std^2 / k + sd^2 / n), with his degrees of freedom.
-    - ``n`` alone is known: its runs are taken to vary as ours do, std sqrt(1 / k + 1 / n) on k - 1
-      degrees of freedom.
-    - Nothing is known: it is taken as exact, std / sqrt(k) on k - 1 degrees of freedom.
-
-    Args:
-        std: standard deviation (ddof 1) of our values.
-        k: number of our values, at least 2.
-        sd: standard deviation (ddof 1) of the published runs; NaN: not known.
-        n: number of the published runs, with an sd at least 2; None: not known.
+    ``std`` (ddof 1) is that of our k >= 2 values, ``sd`` that of the n published runs. With both it
+    is Welch's; with ``n`` alone these runs are taken to vary as ours do; else the number is exact.
     """
     if n is None:
         return std / math.sqrt(k), k - 1.0
@@ -98,14 +87,9 @@ def number(
 ) -> Verdict:  # fmt: skip
     """The verdict on a published number.
 
-    Args:
-        values: ours, one per run, indexed as in :data:`analysis.units.COLUMNS`; NaN where a run
-            has failed, which leaves the number undecided.
-        published: the number.
-        margin: of equivalence, above 0.
-        sd: of the published runs, NaN where it is not known.
-        n: number of the published runs, None where it is not known.
-        widest: a 95 % interval that is wider than this tests nothing.
+    Ours, one per run (:data:`analysis.units.COLUMNS`), are NaN where a run has failed, which leaves
+    the number undecided. ``margin`` is that of equivalence, ``sd`` and ``n`` are of the published
+    runs, NaN and None where they are not known. A 95 % interval beyond ``widest`` tests nothing.
     """
     each = units.means(units.finite(values).dropna()).to_numpy(float)
     k, unit = len(each), units.unit_of(values.index)
@@ -138,8 +122,7 @@ def seeds(
 ) -> Verdict:  # fmt: skip
     """The verdict on a number that is published seed by seed; ``values`` are indexed by seed.
 
-    It is confirmed exactly where every seed's value is ours to :data:`EQUAL`; otherwise the verdict
-    is that of :func:`number` on mean and standard deviation of the published values.
+    Confirmed exactly where every value is ours to :data:`EQUAL`; else that of :func:`number`.
     """
     theirs = pd.Series(published)
     equal = int(((values.astype(float) - theirs).abs() <= EQUAL).sum())
@@ -156,10 +139,8 @@ def orders(
 ) -> dict[K, Verdict]:
     """The verdicts on orders, corrected over all of them.
 
-    Args:
-        pairs: the values of the method that is claimed above, and those of the other one, indexed
-            by run; a pair that lacks a run's value is undecided.
-        margin: of equivalence, about which the reason tells; NaN: none.
+    ``pairs`` have the values of the method that is claimed above, and those of the other one, by
+    run; a pair that lacks one is undecided. Of equivalence within ``margin`` the reason tells.
     """
     test = Test(rope=None if math.isnan(margin) else margin)
     compared = {key: stats.paired(above, below, test) for key, (above, below) in pairs.items()}
@@ -193,8 +174,7 @@ def orders(
 def power(difference: float, std: float, k: int, margin: float, sd: float, n: int | None) -> float:
     """Probability that k values of ours decide about a published number.
 
-    It is that of confirming it where the true ``difference`` is inside the margin, by the bound of
-    Bonferroni P(A and B) >= P(A) + P(B) - 1 on the two tests, and that of contradicting it outside.
+    Inside the margin by the bound of Bonferroni P(A and B) >= P(A) + P(B) - 1 on the two tests.
     """
     error, freedom = standard_error(std, k, sd, n)
     distance = abs(difference)
@@ -209,8 +189,8 @@ def power(difference: float, std: float, k: int, margin: float, sd: float, n: in
 def fewest(chance: Callable[[int], float]) -> int | None:
     """The smallest number from 2 to :data:`MOST` with a chance of 0.8; None where there is none.
 
-    The chance rises with the number, or falls again beyond a peak, as where Welch's degrees of
-    freedom come near those of two published runs; steps of a tenth do not leap over it.
+    The chance rises with the number, or falls again beyond a peak, which steps of a tenth do not
+    miss.
     """
     low, high = 1, 2
     while chance(high) < units.POWER:

@@ -92,8 +92,7 @@ def comparisons(
 ) -> str:  # fmt: skip
     """The caption's sentences on the comparisons: what, how, and which were not possible.
 
-    ``baseline`` is a label, or words for what the methods are compared with; None gives no
-    sentence. With ``details`` the table shows the differences.
+    ``baseline`` is a label, or words for it; with ``details`` the table shows the differences.
     """
     if baseline is None:
         return ""

@@ -44,15 +44,11 @@ SPREADS: Mapping[str, str] = {
 def last_scores(
     groups: Sequence[Group], score: str = "accuracy"
 ) -> dict[str, dict[str, pd.DataFrame]]:
-    """By part of :data:`PARTS` and label each run's ``score`` in its last rows of that part.
+    """By part of :data:`PARTS` and label the ``score`` by run and client in the last rows of it.
 
     Of a client with a model of its own, evaluations.csv has rows with the split ``test``. Where
-    the common test part belongs to clients (sites, users), they are on the client's own samples:
-    such a run's are values of ``own_test``, unless it has rows with that split too.
-
-    Returns:
-        Frames indexed by (*:data:`analysis.units.COLUMNS`, client_id), as of
-        :func:`analysis.series.by_run`; labels without any value of a part are left out.
+    that part belongs to clients (sites, users), they are on the client's own samples: such a run's
+    are values of ``own_test``, unless it has rows with that split too.
     """
     columns = [score, "num_samples"]
     last = {

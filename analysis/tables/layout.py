@@ -137,9 +137,8 @@ def crossed(
 ) -> Table:  # fmt: skip
     """A table with one row per method and one column per column of the cells.
 
-    ``heads`` are the headings by column and ``rows`` the titles by label, both in order; None for
-    all labels in the papers' order. A cell shows its :func:`spread` in the ``unit`` and its star,
-    and the caption the number of units; or it shows its one of ``texts``.
+    ``heads`` are the headings by column and ``rows`` the titles by label. A cell shows its
+    :func:`spread` in the ``unit``, the caption then the number of units; or its one of ``texts``.
     """
     if unit is not None:
         texts, seeds = _with_seeds(cells, unit)

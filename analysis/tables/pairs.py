@@ -42,12 +42,10 @@ def accuracies(
     table: pd.DataFrame, by: Sequence[str] = (LABEL,), columns: str | None = None,
     test: Test = T, unit: ExperimentalUnit = "seed",
 ) -> Table:  # fmt: skip
-    """Final accuracies as in FedGH's Tables II, IV and V.
+    """Final accuracies as in FedGH's Tables II, IV and V, tested against the same clients.
 
-    If the clients own the test data there are two columns: Acc_l is the mean over clients of
-    the accuracy on their own, Acc_g that on the pooled data. A method is tested against the same
-    clients under their own server rule. Without ``columns``, there is a column for each value of
-    the :data:`EXPERIMENT` columns in which the runs differ.
+    If the clients own the test data there are two columns: Acc_l is the mean over clients of the
+    accuracy on their own, Acc_g that on the pooled data.
     """
     values: dict[str, dict[str, pd.Series[float]]] = {}
     collapsed: dict[tuple[str, str], int] = {}
@@ -128,12 +126,12 @@ def differing(table: pd.DataFrame, columns: str | None = None) -> list[str]:
     """``[columns]``, or the columns of EXPERIMENT that distinguish runs beyond earlier ones."""
     if columns is not None:
         return [columns]
-    telling: list[str] = []
+    telling, count = [], 1
     for column in (c for c in EXPERIMENT if c in table.columns):
-        values = table[column].map(text)
-        parts = values.groupby([table[c].map(text) for c in telling]) if telling else [("", values)]
-        if any(part.nunique() > 1 for _, part in parts):
+        distinct = len(table[[*telling, column]].map(text).drop_duplicates())
+        if distinct > count:
             telling.append(column)
+            count = distinct
     return telling
 
 
@@ -162,10 +160,9 @@ def reached(
     table: pd.DataFrame, by: Sequence[str] = (LABEL,), columns: str | None = None,
     unit: ExperimentalUnit = "seed",
 ) -> Table:  # fmt: skip
-    """Rounds and seconds to the target accuracy as in FedGH's Table III.
+    """Rounds and seconds to the target accuracy as in FedGH's Table III: methods by experiments.
 
-    Rows are methods, columns experiments; arguments are those of :func:`accuracies`. Runs without a
-    target are left out. Where some did not reach it a cell has the number of those that did.
+    Runs without a target are left out. Where some did not reach it, a cell has how many did.
     """
     if not any_target(table):
         raise AnalysisError(f"in no run summary.csv has {TARGET}; evaluation.{TARGET} gives one")

@@ -49,13 +49,11 @@ def make(
     baseline: str | None = None, test: Test = T, takes: Sequence[str] = tuple(TAKES),
     unit: ExperimentalUnit | None = None,
 ) -> list[Table]:  # fmt: skip
-    """The tables of a name, as ``fedsim table --metric NAME`` shows them.
+    """The tables of one of :data:`NAMES`, as ``fedsim table --metric NAME`` shows them.
 
-    ``name`` is one of :data:`NAMES`; ``by`` are the columns of summary.csv that distinguish
-    methods, and the values of ``columns`` become columns of the table. A score has a table for each
-    of the ``takes``. ``unit`` is what the runs repeat; partitions where there are several, see
-    :func:`analysis.runs.unit_among`. The ratio of a corrected ``test`` is read from the runs.
-    Tables of accuracies and scores over partitions are followed by one of the variances.
+    ``by`` are the columns of summary.csv that distinguish methods, and the values of ``columns``
+    become columns of the table. A score has a table for each of the ``takes``; those over
+    partitions are followed by one of the variances.
     """
     _check(name, columns, baseline, test)
     runs = completed(runs, [name] if name in ALL else SCORES if name == "scores" else ())

@@ -86,9 +86,8 @@ class Sites:
         """Whether an approach helps a site, by the paired test over common partitions.
 
         It helps, or harms, where it is significantly better or worse on the site's own samples.
-        Nothing can be told over training seeds on one partition, since other patients in the test
-        part may turn the difference round, nor over fewer than :data:`analysis.stats.FEWEST`
-        partitions.
+        Over seeds on one partition nothing can be told, since other patients may turn the
+        difference round.
         """
         other = cell.comparison
         if other is None or self.part != OWN or self.few(cell) or not cell.adjusted < SIGNIFICANT:

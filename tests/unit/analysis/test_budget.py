@@ -96,10 +96,7 @@ def search(
 
 
 GOOD = [("complete", 0.5, 0.4), ("complete", 0.7, 0.8), ("complete", 0.6, 0.6)]
-
 """Means of pairs: the best are 0.8 0.6 0.8."""
-
-
 LOST = [("complete", 0.5, 0.4), ("complete", 0.9, 0.9), ("failed", None, None)]
 
 
@@ -207,8 +204,6 @@ TABLE = """trial,state,value,train.lr,server,train.local_epochs,run
 3,complete,0.8125,0.0625,fedgh,2,trial-0003
 4,complete,0.8125,0.125,null,2,trial-0004
 """
-
-
 FORMS = {
     "train.lr": "loguniform(0.001, 10)",
     "server": "choice(null, fedgh)",
@@ -237,13 +232,6 @@ def test_the_best_is_a_complete_trial_and_the_first_of_equal_ones(tmp_path: Path
         "`server = fedgh`, `train.local_epochs = 2`."
     )
     assert trials.lead(search).startswith("5 trials (3 complete, 1 pruned, 1 failed).")
-
-
-def test_of_a_loss_the_lowest_is_the_best(tmp_path: Path) -> None:
-    search = trials.read_search(write_search(tmp_path, by="val_loss"))
-    assert search.best is not None
-    assert search.best["trial"] == 0
-    assert [row[0] for row in trials.table(search).rows] == ["0", "3", "4", "2", "1"]
 
 
 def test_the_table_has_the_best_first_and_failed_trials_last(tmp_path: Path) -> None:
@@ -307,14 +295,6 @@ def test_the_page_has_the_trials_on_fresh_seeds_first(tmp_path: Path) -> None:
     assert len(pd.read_csv(tmp_path / "page/tables/confirmed.csv")) == 2
 
 
-@pytest.mark.parametrize("text", ["trial\n1\n", "", CONFIRMED.replace("0.79", "x")])
-def test_fresh_seeds_that_cannot_be_read(text: str, tmp_path: Path) -> None:
-    search = write_search(tmp_path)
-    (search / "confirm.csv").write_text(text)
-    with pytest.raises(AnalysisError, match=r"confirm\.csv"):
-        trials.confirmed(search, trials.read_search(search))
-
-
 @pytest.mark.slow
 def test_panels_are_logarithmic_where_the_search_was(tmp_path: Path) -> None:
     search = trials.read_search(write_search(tmp_path))
@@ -326,14 +306,6 @@ def test_panels_are_logarithmic_where_the_search_was(tmp_path: Path) -> None:
     assert ticks
     assert all(float(tick) > 0 for tick in ticks), "numbers, no mathematics"
     assert [label.get_text() for label in server.get_xticklabels()] == ["fedgh", "null"]
-
-
-def test_a_search_in_which_nothing_is_complete(tmp_path: Path) -> None:
-    head, _, failed, *_ = TABLE.splitlines(keepends=True)
-    search = trials.read_search(write_search(tmp_path, head + failed))
-    assert search.best is None
-    assert trials.findings(search) == ["No trial is complete."]
-    assert len(list(trials.drawings(search))) == 2
 
 
 @pytest.mark.parametrize(

@@ -82,16 +82,6 @@ def test_of_many_clients_the_first_and_the_last_are_drawn(tmp_path: Path) -> Non
     assert "10 clients" in fig.get_suptitle()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
-def test_it_is_written_the_same_every_time(tmp_path: Path, suffix: str) -> None:
-    path = written(tmp_path, ROWS)
-    first, again = (tmp_path / f"{name}{suffix}" for name in ("first", "again"))
-    influence.draw(path, first)
-    influence.draw(path, again)
-    assert first.read_bytes() == again.read_bytes()
-
-
 def partition_frame(counts: list[list[int]]) -> pd.DataFrame:
     """Rows of a partition.csv; ``counts`` (classes, clients)."""
     rows = [

@@ -15,16 +15,12 @@ from scipy import stats as scipy_stats
 
 from analysis import stats, units  # fmt: skip
 from analysis.cli import main
-from analysis.facets import facets
 from analysis.figures import curves  # fmt: skip
-from analysis.report import answer
-from analysis.report.outcome import outcome
 from analysis.runs import find, group, summaries
-from analysis.scores import completed
 from analysis.tables import layout  # fmt: skip
 from analysis.tables import scores as tables
 from fedsim.studies import sweep_tables
-from tests.unit.analysis.run_files import rows, run_of
+from tests.unit.analysis.run_files import run_of
 
 
 def nested(values: dict[int, list[float]]) -> pd.Series:
@@ -68,28 +64,6 @@ def test_variances_of_an_unbalanced_design_by_hand() -> None:
     # mean 10/3; MSB = 2 (4/3)^2 + (8/3)^2 = 96/9; MSW = 2 / (3 - 2); n0 = 3 - (4 + 1) / 3 = 4/3
     assert (got.within, got.between) == (pytest.approx(2), pytest.approx((96 / 9 - 2) / (4 / 3)))
     assert got.seeds == "1 to 2"
-
-
-@pytest.mark.parametrize("sizes", [[2] * 10, [3, 1, 2, 5], [2, 2, 1]])
-def test_variances_against_expected_mean_squares(sizes: list[int]) -> None:
-    """SciPy's F is MSB / MSW; n0 is the coefficient of the variance in the expectation of MSB.
-
-    With Z the indicators of the partitions, MSB = y' A y for A = (H - 11'/N) / (a - 1), where H
-    projects on the columns of Z; then E[MSB] = trace(A Z Z') between + trace(A) within.
-    """
-    rng = np.random.default_rng(7)
-    values = {p: list(rng.normal(3 * rng.normal(), 1, n)) for p, n in enumerate(sizes)}
-    got = units.levels(nested(values))
-    a, n = len(sizes), sum(sizes)
-    z = np.repeat(np.eye(a), sizes, axis=0)
-    form = (z @ np.diag(1 / np.array(sizes)) @ z.T - np.ones((n, n)) / n) / (a - 1)
-    assert np.trace(form) == pytest.approx(1)
-    f = scipy_stats.f_oneway(*values.values()).statistic if min(sizes) > 1 else None
-    y = np.concatenate(list(values.values()))
-    msb = float(y @ form @ y)
-    if f is not None:
-        assert msb / got.within == pytest.approx(f, rel=1e-10)
-    assert got.between == pytest.approx((msb - got.within) / np.trace(form @ z @ z.T), rel=1e-10)
 
 
 def test_an_estimate_is_over_the_means_of_the_partitions() -> None:
@@ -165,29 +139,6 @@ def test_a_table_over_partitions_by_hand(runs: Path) -> None:
     assert "accuracy_final_variance" in text
 
 
-def test_terms_and_groups_of_images_are_over_partitions(runs: Path) -> None:
-    for run in find([runs])[0]:
-        seed, partition = int(run.name[-1]), int(run.name.split("-")[1])
-        loss = partition + seed / 2
-        rows(
-            run, "decomposition",
-            "round,split,scope,local_loss,shift_loss,aggregation_loss,global_loss",
-            f"2,train,cohort,{loss},0,0,{loss}",
-        )  # fmt: skip
-        rows(
-            run, "evaluations", "round,client_id,group,split,num_samples,loss,accuracy",
-            f"2,,aligned,test,9,1,{(partition + seed) / 10}",
-        )  # fmt: skip
-    frame = summaries(find([runs])[0])
-    terms = tables.make("decomposition", frame, unit="partition")[0]
-    # means of the partitions: 0.25 1.25 2.25
-    assert terms.data["mean"].iloc[0] == pytest.approx(1.25)
-    assert (terms.data["n"].iloc[0], terms.data["unit"].iloc[0]) == (3, "partition")
-    assert "95 % t interval over the partitions." in terms.caption
-    images = tables.make("groups", frame, unit="partition")[0]
-    assert images.data["mean"].iloc[0] == pytest.approx((0.05 + 0.15 + 0.25) / 3)
-
-
 def test_curves_are_means_over_partitions(runs: Path) -> None:
     groups = group(summaries(find([runs])[0]), ("algorithm",), "partition")
     found = curves.figure(groups, ["test_accuracy"])
@@ -217,13 +168,8 @@ def test_a_sweep_and_a_table_agree(runs: Path) -> None:
 
 
 SETTINGS, LOST_SEEDS = (1.0, 10.0), range(5)
-
-
 HARD = "fedld-1.0-0-4"
-
 """The run that diverges."""
-
-
 FATES = ("missing", "diverged", "no score", "infinite")
 
 
@@ -292,18 +238,3 @@ def test_in_tables_it_is_not_bold_and_has_no_verdict(
         assert without[hard].verdict == "incomplete"
         others = {key: cell.verdict for key, cell in without.items() if key != hard}
         assert "incomplete" not in others.values()
-
-
-@pytest.mark.slow
-def test_in_the_headline_it_does_not_lead(whole: Path, lost: Path) -> None:
-    def said(root: Path) -> list[str]:
-        frame = completed(summaries(find([root])[0]), ["accuracy"])
-        groups = group(frame, ("label", "alpha"))
-        split = facets(groups, ["alpha"])
-        table = tables.scored(groups, "accuracy", "final", None)
-        return answer.findings(outcome(split, "accuracy", {}), None, {"": table})
-
-    one, other = said(whole), said(lost)
-    assert "FedLD has the highest final test accuracy" in one[1]
-    assert "FedProx has the highest final test accuracy of the methods with all runs" in other[0]
-    assert "Incomplete: FedLD (4 of 5 runs" in "".join(other)

@@ -30,13 +30,9 @@ SCORED = np.array(
         [0.972, 0.981, 0.975, 0.975], [0.957, 0.978, 0.946, 0.970],
     ]
 )  # fmt: skip
-
 """14 blocks, 4 methods, with ties."""
-
-
 POSTHOC = {(0, 1): 0.08867271, (0, 2): 0.97168647, (0, 3): 0.06168326, (1, 2): 0.22669689,
            (1, 3): 0.99888234, (2, 3): 0.17005164}  # fmt: skip
-
 """scikit-posthocs 0.17.1: posthoc_nemenyi_friedman(SCORED), p by pair of columns."""
 
 
@@ -138,8 +134,6 @@ def invoke(*arguments: object) -> Result:
 
 
 ALPHA = "\N{GREEK SMALL LETTER ALPHA}"
-
-
 LEVELS = {"fedavg": 0.5, "fedprox": 0.6, "fedld": 0.7}
 
 
@@ -226,8 +220,6 @@ def by_seed(*values: float) -> pd.Series[float]:
 
 
 OURS = by_seed(80.0, 81.0, 82.0, 81.0)  # mean 81, std sqrt(2/3), standard error sqrt(1/6)
-
-
 ERROR = math.sqrt(1 / 6)
 
 
@@ -332,12 +324,6 @@ def test_values_without_spread_decide_by_their_difference_from_five_on(
         )  # fmt: skip
     else:
         assert (inside.word, outside.word) == (CONFIRMED, CONTRADICTED)
-
-
-def test_partitions_count_once_each() -> None:
-    index = pd.MultiIndex.from_product([[0, 1], [0, 1]], names=["data.seed", "seed"])
-    found = verdicts.number(pd.Series([1.0, 3.0, 4.0, 4.0], index=index), 3.0, 1.0)
-    assert (found.n, found.unit, found.ours) == (2, "partition", 3.0)
 
 
 PUBLISHED = {42: 0.7, 43: 0.8, 44: 0.75}

@@ -7,58 +7,31 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 from click.testing import CliRunner, Result
 from fedsim_analysis.labels import with_labels
-from matplotlib.figure import Figure
 
 from analysis import AnalysisError
 from analysis.cli import main
 from analysis.figures import curves, grid, style
 from analysis.files import read_partition, read_table
 from analysis.labels import title_of
-from analysis.runs import (
-    Group,
-    conditions,
-    default_by,
-    differing,
-    find,
-    group,
-    settings,
-    summaries,
-)
+from analysis.runs import conditions, default_by, differing, find, group, settings, summaries
 from analysis.words import listed, say, sentences
 from tests.commands import clean_environment
-from tests.unit.analysis.run_files import run_of
+from tests.unit.analysis.run_files import groups_of, run_of
 
 
 def make_run(
     root: Path, algorithm: str, seed: int, accuracies: list[float], **settings: object
 ) -> Path:
-    """A run directory with the files that the analysis reads."""
-    folder = root / f"{algorithm}-{'-'.join(map(str, settings.values()))}-{seed}"
-    folder.mkdir(parents=True)
-    count = len(accuracies)
-    rounds = pd.DataFrame(
-        {
-            "round": range(1, count + 1),
-            "test_loss": [1 / t for t in range(1, count + 1)],
-            "test_accuracy": accuracies,
-            "test_auc": [None] * count,
-        }
+    """A run with a loss, an empty AUC and a setting of the method."""
+    folder = run_of(root, algorithm, seed, accuracies, **{f"{algorithm}.weight": 0.1, **settings})
+    frame = pd.read_csv(folder / "rounds.csv")
+    frame.assign(test_loss=1 / frame["round"], test_auc=None).to_csv(
+        folder / "rounds.csv", index=False
     )
-    rounds.to_csv(folder / "rounds.csv", index=False)
-    known = [a for a in accuracies if not math.isnan(a)]
-    row = {
-        "run_id": folder.name, "algorithm": algorithm, "dataset": "digits", "model": "cnn",
-        "num_clients": 50, "sample_rate": 0.1, "alpha": 0.5, "seed": seed, "rounds": count,
-        "final_test_accuracy": known[-1], "best_test_accuracy": max(known), "best_round": 1,
-        "best_by": "test", "last10_test_accuracy": sum(known[-10:]) / len(known[-10:]),
-        "total_seconds": 1.5, f"{algorithm}.weight": 0.1,
-    }  # fmt: skip
-    pd.DataFrame([row | settings]).to_csv(folder / "summary.csv", index=False)
     return folder
 
 
@@ -71,10 +44,6 @@ def runs(tmp_path: Path) -> Path:
     for seed, last in enumerate((0.70, 0.90)):
         make_run(root / "deep" / "er", "fedavg", seed, [0.1, last, 0.6])
     return root
-
-
-def groups_of(root: Path, *by: str) -> list[Group]:
-    return group(summaries(find([root])[0]), by or ("algorithm",))
 
 
 def invoke(*arguments: object) -> Result:
@@ -192,21 +161,9 @@ def test_figure_shows_means_and_bands(runs: Path) -> None:
     assert 0 >= accuracy.get_ylim()[0] >= -1
 
 
-def rows_of(num_clients: int, num_classes: int) -> pd.DataFrame:
-    rng = np.random.default_rng(0)
-    rows = [
-        (client, label, int(count), 0)
-        for label in range(num_classes)
-        for client, count in enumerate(rng.multinomial(400, rng.dirichlet([0.5] * num_clients)))
-        if count
-    ]
-    return pd.DataFrame(rows, columns=["client_id", "label", "train_samples", "test_samples"])
-
-
 def test_partition_is_read_from_file_or_run(tmp_path: Path) -> None:
     file = tmp_path / "partition.csv"
-    frame = rows_of(3, 2)
-    frame.to_csv(file, index=False)
+    file.write_text("client_id,label,train_samples\n0,0,5\n1,1,7\n")
     assert read_partition(file).equals(read_partition(tmp_path))
     file.write_text("client_id,label,train_samples\n")
     with pytest.raises(AnalysisError, match="no rows"):
@@ -220,13 +177,6 @@ def test_titles() -> None:
     assert title_of("fedld, margin=none, alpha=1") == "Principal aggregation only, alpha=1"
     assert title_of("fedld, margin=nonesuch") == "FedLD, margin=nonesuch"
     assert title_of("fedld2, alpha=1") == "fedld2, alpha=1"
-
-
-def test_figures_go_nowhere_else(tmp_path: Path) -> None:
-    with pytest.raises(AnalysisError, match=r"named \.png, \.pdf or \.svg"):
-        style.save(Figure(), tmp_path / "f.jpeg")
-    with pytest.raises(AnalysisError, match="none does not exist"):
-        style.save(Figure(), tmp_path / "none" / "f.png")
 
 
 def test_unfinished_runs_are_left_out_aloud(runs: Path) -> None:

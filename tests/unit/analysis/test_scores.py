@@ -17,13 +17,8 @@ from analysis.tables import scores as tables
 from tests.unit.analysis.run_files import rows, run_of
 
 CLASSES = "round,label,support,recall,precision"
-
-
 MAJORITY = ("2,0,60,1.0,0.6", "2,1,30,0.0,0.0", "2,2,10,0.0,0.0")
-
 """The rows of a model that predicts class 0 alone."""
-
-
 FAIR = ("2,0,60,0.5,0.6", "2,1,30,0.5,0.5", "2,2,10,0.5,0.2")
 
 

@@ -19,11 +19,7 @@ from analysis.tables import scores as tables
 from tests.unit.analysis.run_files import groups_of, rows, run_of
 
 SEEDS = [3, 1, 4, 5, 9]
-
-
 OURS = pd.Series([0.81, 0.84, 0.80, 0.86, 0.83], index=SEEDS)
-
-
 THEIRS = pd.Series([0.80, 0.79, 0.81, 0.82, 0.80], index=SEEDS)
 
 
@@ -96,7 +92,6 @@ def by_seed(*values: float) -> pd.Series[float]:
 
 
 HARD = (0.70, 0.72, 0.69, 0.71, 0.10)
-
 """Values of five seeds, the last of which is much harder than the others."""
 
 
@@ -300,16 +295,10 @@ def test_runs_without_the_table_are_skipped_and_named(runs: Path) -> None:
 
 
 TEN = np.array([0.8131, 0.8472, 0.8013, 0.8655, 0.8317, 0.7929, 0.8843, 0.8261, 0.8096, 0.8408])
-
-
 OTHER_TEN = np.array(
     [0.8017, 0.7954, 0.8118, 0.8263, 0.8049, 0.8042, 0.8371, 0.8226, 0.8089, 0.8177]
 )
-
-
 DIFFERENCES = TEN - OTHER_TEN
-
-
 N = len(DIFFERENCES)
 
 
@@ -553,15 +542,8 @@ def test_tables_with_verdicts(resplit_runs: Path, tmp_path: Path) -> None:
     data = pd.read_csv(out)
     assert data[data["table"] == "accuracy_final"]["verdict"].tolist()[1:] == ["higher"]
     assert data["p_higher"].max() > 0.999
-    assert "verdict" not in pd.read_csv(_plain(given, tmp_path)).columns
     crossed = table_of_runs(*given, "--columns", "alpha", "--rope", 0.01, "--test", "bayes")
     assert "| FedLD | +10.02 ± 0.81 (0.00 / 0.00 / 1.00), higher \\* |" in crossed.output
-
-
-def _plain(given: tuple[object, ...], folder: Path) -> Path:
-    out = folder / "plain.csv"
-    assert table_of_runs(*given, "--out", out).exit_code == 0
-    return out
 
 
 @pytest.mark.parametrize(
@@ -580,63 +562,3 @@ def test_options_that_are_refused(
     done = table_of_runs(resplit_runs, "--unit", "partition", *arguments)
     assert done.exit_code == 2
     assert message in done.output
-
-
-COUNT = 20_000
-
-
-Array = np.ndarray
-
-
-def noise(share: float, count: int = COUNT) -> float:
-    """Five standard errors of a share of so many experiments."""
-    return 5 * math.sqrt(share * (1 - share) / count)
-
-
-def resplit_differences(
-    rng: np.random.Generator, count: int, n: int, ratio: float, mean: float
-) -> Array:
-    """(count, n) differences on resplits: correlated by test / (test + training samples)."""
-    rho = ratio / (1 + ratio)
-    shared, own = rng.normal(size=(count, 1)), rng.normal(size=(count, n))
-    return np.asarray(mean + math.sqrt(rho) * shared + math.sqrt(1 - rho) * own)
-
-
-def _error(values: Array, ratio: float) -> Array:
-    return np.asarray(values.std(axis=1, ddof=1) * math.sqrt(1 / values.shape[1] + ratio))
-
-
-def _p(values: Array, ratio: float = 0.0) -> Array:
-    t = np.abs(values.mean(axis=1)) / _error(values, ratio)
-    return np.asarray(2 * scipy_stats.t.sf(t, values.shape[1] - 1))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("ratio", [0.1, 0.25, 1.0])
-@pytest.mark.parametrize("n", [3, 10])
-def test_the_corrected_interval_covers_95_percent_and_the_plain_one_fewer(
-    n: int, ratio: float
-) -> None:
-    """Differences on resplits, correlated as Nadeau and Bengio take them: 0.95 +- 0.0077."""
-    values = resplit_differences(np.random.default_rng(n), COUNT, n, ratio, 0.7)
-    std, count = values.std(axis=1, ddof=1), np.full(COUNT, float(n))
-    distance = np.abs(values.mean(axis=1) - 0.7)
-    corrected = (distance <= stats.half_width(std, count, ratio)).mean()
-    assert corrected == pytest.approx(0.95, abs=noise(0.95))
-    plain = (distance <= stats.half_width(std, count)).mean()
-    assert plain < 0.95 - noise(0.95)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("ratio", [0.0, 0.25])
-@pytest.mark.parametrize(("n", "level"), [(3, 0.05), (10, 0.05), (10, 0.05 / 4)])
-def test_the_power_at_the_detectable_difference(n: int, level: float, ratio: float) -> None:
-    """Rejected with the right sign in 0.8 +- 0.0141 of the experiments.
-
-    The standard deviation that :func:`units.detectable` takes is that within the resplits.
-    """
-    std = math.sqrt(1 / (1 + ratio))  # sqrt(1 - rho)
-    true = units.detectable(std, n, level, ratio)
-    values = resplit_differences(np.random.default_rng(n + 1), COUNT, n, ratio, true)
-    found = (_p(values, ratio) < level) & (values.mean(axis=1) > 0)
-    assert found.mean() == pytest.approx(0.8, abs=noise(0.8))

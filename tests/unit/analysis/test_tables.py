@@ -17,8 +17,7 @@ from click.testing import CliRunner, Result
 from analysis import AnalysisError
 from analysis.cli import main
 from analysis.figures import clients as client_figures
-from analysis.figures import participation as participation_figure
-from analysis.figures.grid import Absent, Drawing
+from analysis.figures.grid import Drawing
 from analysis.runs import Group, find, summaries
 from analysis.scores import OTHERS
 from analysis.stats import cells
@@ -97,12 +96,7 @@ def test_methods_by_a_setting(runs: Path) -> None:
     for seed in (0, 1):
         run_of(runs, "fedld", seed, [0.1, 0.2 + seed / 10], alpha=10.0)
     got, differences = tables.make(
-        "accuracy",
-        summaries(find([runs])[0]),
-        ["algorithm"],
-        "alpha",
-        "fedavg",
-        takes=["final"],
+        "accuracy", summaries(find([runs])[0]), ["algorithm"], "alpha", "fedavg", takes=["final"]
     )
     assert got.head == ["Method", "alpha=0.5 (± 95 % CI)", "alpha=10 (± 95 % CI)"]
     assert got.rows == [
@@ -216,45 +210,6 @@ def test_refusals(runs: Path, arguments: tuple[str, ...], message: str) -> None:
     assert result.stderr.count("\n") == 1
 
 
-HARD = (0.70, 0.72, 0.69, 0.71, 0.10)
-
-
-@pytest.fixture
-def incomplete(tmp_path: Path) -> Path:
-    """Five partitions of fedavg; fedprox, five points below, lacks the hardest, not finished."""
-    for part, value in enumerate(HARD):
-        run_of(tmp_path, "fedavg", 0, [value], **{"data.seed": part})
-        lower = run_of(tmp_path, "fedprox", 0, [value - 0.05 - part / 1000], **{"data.seed": part})
-    (lower / "summary.csv").unlink()
-    return tmp_path
-
-
-@pytest.mark.slow
-def test_what_is_missing_stands_in_every_format(incomplete: Path, tmp_path: Path) -> None:
-    """The means are 58.4 and 65.35; on the four common partitions fedprox is below."""
-    last = f"{incomplete / 'fedprox-4-0'}"
-    methods = "runs: FedProx (4 of 5)."
-    unfinished = f"Left out: 1 run (no summary.csv, the run has not finished): {last}."
-    shown = invoke("table", incomplete, "--unit", "partition", "--at", "final")
-    assert shown.exit_code == 0, shown.output
-    assert "| FedAvg | 5 | 1 | **58.40**" in shown.stdout
-    assert "| FedProx | 4 | 1 | 65.35" in shown.stdout
-    assert (
-        "Bold: the highest mean among the methods with all runs, where it differs" in shown.stdout
-    )
-    assert methods in shown.stdout
-    assert shown.stdout.count(unfinished) == 2  # of the scores, and of their variances
-    for suffix in (".md", ".tex"):
-        out = tmp_path / f"t{suffix}"
-        invoke("table", incomplete, "--unit", "partition", "--out", out)
-        assert methods in out.read_text()
-        assert unfinished in out.read_text().replace("\\_", "_")
-    invoke("table", incomplete, "--unit", "partition", "--at", "final", "--out", tmp_path / "t.csv")
-    data = pd.read_csv(tmp_path / "t.csv").iloc[:2]
-    assert data["missing"].tolist() == [0, 1]
-    assert data["leads"].tolist() == [True, False]
-
-
 def test_caption_and_label_of_a_paper(runs: Path, tmp_path: Path) -> None:
     asked = ["table", str(runs), "--baseline", "fedavg", "--caption", "Ours & 50 % more"]
     one = [*asked, "--at", "final", "--out", str(tmp_path / "t.tex"), "--label", "tab:main"]
@@ -333,8 +288,6 @@ def test_without_noise_epsilon_is_infinite(tmp_path: Path) -> None:
 
 
 CI = " (± 95 % CI)"
-
-
 FINAL = {
     ("fedavg", None): (0.60, 0.62, 0.64),
     ("fedavg", "fedgh"): (0.65, 0.67, 0.71),
@@ -434,29 +387,6 @@ def test_rounds_to_target_say_how_many_seeds_reached_it(tmp_path: Path) -> None:
     data = got.data[got.data["column"] == "60 %: rounds"].set_index("label")
     assert data.loc[["fedavg", "fedprox", "fedld"], "n"].tolist() == [3, 2, 0]
     assert data["seeds"].tolist() == [3, 3, 3, 3]
-
-
-@pytest.mark.slow
-def test_simulated_seconds_and_targets_of_several_experiments(tmp_path: Path) -> None:
-    for server in (None, "fedgh"):
-        reaching(tmp_path, "fedavg", 0, 3, server=server, alpha=0.1)
-        reaching(
-            tmp_path, "fedavg", 0, 2, server=server, alpha=1.0, target_accuracy=0.8,
-            simulated_seconds_to_target=40.25,
-        )  # fmt: skip
-    got = pairs.reached(table_of(tmp_path))
-    assert got.head == [
-        "Method", "alpha=0.1, 60 %: rounds", "alpha=0.1, 60 %: seconds", "alpha=1, 80 %: rounds",
-        "alpha=1, 80 %: seconds", "alpha=1, 80 %: simulated seconds",
-    ]  # fmt: skip
-    assert [row[0] for row in got.rows] == ["FedAvg", "+ FedGH"]
-    assert got.rows[0][5] == "40.2"
-    reaching(tmp_path, "fedprox", 0, 3, alpha=1.0)  # to 60 %: columns of its own
-    run_of(tmp_path, "fedgh", 0, [0.5], alpha=1.0)  # without a target
-    again = pairs.reached(table_of(tmp_path))
-    assert again.head[3:5] == ["alpha=1, 60 %: rounds", "alpha=1, 60 %: seconds"]
-    assert [row[0] for row in again.rows] == ["FedAvg", "+ FedGH", "FedProx"]
-    assert [row[3] for row in again.rows] == [EMPTY, EMPTY, "3.0"]
 
 
 @pytest.mark.parametrize(
@@ -581,15 +511,6 @@ def test_a_test_part_that_clients_own_is_their_own_part(own: list[int], tmp_path
     assert "Without such rows" not in figure.caption
 
 
-def test_a_baseline_alone_in_a_table_and_one_that_no_run_has(tmp_path: Path) -> None:
-    evaluated(run_of(tmp_path, "fedavg", 0, [0.3]), ("own_test", {1: [0.2, 0.4]}, [5, 7]))
-    run_of(tmp_path, "fedprox", 0, [0.3])
-    (table,) = make_clients(tmp_path, baseline="fedavg")
-    assert "Nothing is compared with FedAvg: no other method has these" in table.caption
-    with pytest.raises(AnalysisError, match="baseline fedbn: nothing to compare with it; the runs"):
-        make_clients(tmp_path, baseline="fedbn")
-
-
 def test_runs_without_any_are_refused(tmp_path: Path) -> None:
     run_of(tmp_path, "fedavg", 0, [0.3])
     with pytest.raises(
@@ -601,16 +522,12 @@ def test_runs_without_any_are_refused(tmp_path: Path) -> None:
 CLIENTS = "round,client_id,status,staleness\n1,0,ok,0\n1,2,ok,1\n2,0,ok,3\n2,3,dropped,\n3,0,ok,2\n"
 
 
-ROUNDS = "round,epsilon,attack_success_rate\n1,0.5,0.1\n2,0.7,0.3\n3,0.9,0.2\n"
-
-
 def took_part(
     folder: Path, label: str = "fedavg", clients: str = CLIENTS, **settings: object
 ) -> Group:
     run = folder / label
     run.mkdir()
     (run / "clients.csv").write_text(clients)
-    (run / "rounds.csv").write_text(ROUNDS)
     row = {"seed": 0, "path": str(run), "num_clients": 5, "algorithm": "fedavg", **settings}
     return Group(label, pd.DataFrame([row]))
 
@@ -622,22 +539,6 @@ def test_the_table_by_hand(tmp_path: Path) -> None:
     made = participation.table([one])
     (row,) = made.rows
     assert row[1:] == ["0.00", "1.00", "3.00", "50.00", "0.62"]
-
-
-def test_panels_are_those_that_runs_have_data_for(tmp_path: Path) -> None:
-    full = took_part(tmp_path, **{"train.selection": "oort"})
-    drawn = participation_figure.draw({"": [full]})
-    assert isinstance(drawn, Drawing)
-    labels = [axes.get_ylabel().partition(" ")[0] for axes in drawn.figure.axes]
-    assert labels == ["Staleness", "Attack", "Privacy", "Rounds"]
-    staleness = drawn.figure.axes[0].get_lines()[0].get_ydata()
-    assert [*staleness] == [0.5, 3, 2]
-
-
-def test_uniform_runs_have_no_panels(tmp_path: Path) -> None:
-    plain = took_part(tmp_path, clients=CLIENTS.replace("staleness", "other"))
-    (tmp_path / "fedavg" / "rounds.csv").write_text("round,test_loss\n1,0.5\n")
-    assert isinstance(participation_figure.draw({"": [plain]}), Absent)
 
 
 def test_runs_without_clients_are_an_error(tmp_path: Path) -> None:
