@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from .stats import FEWEST, Estimate
 
-NONE = "n/a"
-"""Shown if a number is not available."""
+NONE = "n/a"  # shown if a number is not available
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +50,7 @@ class NumberFormat:
 
 PERCENT = NumberFormat(factor=100, digits=2, name="%", of_differences="points", largest=0.5)
 PLAIN = NumberFormat()
-BUDGET = NumberFormat(digits=2)
-"""Of epsilon."""
+BUDGET = NumberFormat(digits=2)  # of epsilon
 NATS = NumberFormat(name="nats", of_differences="nats", largest=math.log(1000))
 
 

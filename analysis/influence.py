@@ -22,10 +22,8 @@ ABSENT = "#E6E6E6"
 DIVERGING = LinearSegmentedColormap.from_list("influence", (HURT, "#FFFFFF", HELPED)).with_extremes(
     bad=ABSENT
 )
-MOST = 40
-"""Of more clients the first and the last ones are drawn."""
-LONG = 24
-"""Longer names are shortened."""
+MOST = 40  # of more clients the first and the last ones are drawn
+LONG = 24  # longer names are shortened
 NUMBERS = ("round", "client_id", "total", "leave_one_out")
 UNITS: Mapping[str, str] = {"step": "way along the rounds' steps"}
 """What is summed, by metric; of a score of the model it is the gain in it."""

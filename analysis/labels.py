@@ -12,8 +12,7 @@ from fedsim.core.terminal import printable
 
 METHOD = ("algorithm", "server", "margin")
 """Columns that define a method: its clients, and what replaces its server rule or margin."""
-LABEL = "label"
-"""The column with the names of runs."""
+LABEL = "label"  # the column with the names of runs
 NAMES = {
     "alpha": "\N{GREEK SMALL LETTER ALPHA}", "num_clients": "clients",
     "sample_rate": "sampling rate", "dataset": "data", "data.partition": "partition",

@@ -20,8 +20,7 @@ from .files import read_env, read_table
 from .labels import text
 from .units import PARTITION, ExperimentalUnit
 
-SIGNIFICANT = 0.05
-"""Adjusted p values below this get a star."""
+SIGNIFICANT = 0.05  # adjusted p values below this get a star
 Kind = Literal["t", "corrected", "wilcoxon", "bayes"]
 TESTS: Mapping[Kind, str] = {
     "t": "paired t test", "corrected": "corrected resampled t test",
@@ -30,10 +29,8 @@ TESTS: Mapping[Kind, str] = {
 """Names of the paired tests in text."""
 PRIOR = 0.5
 """Strength of the prior of the Bayesian test, a difference of zero (that of its authors' code)."""
-DRAWS, SEED = 50_000, 2017
-"""Draws from the posterior of the Bayesian test, and their seed."""
-CERTAIN = 0.95
-"""Posterior probability above which the Bayesian test decides."""
+DRAWS, SEED = 50_000, 2017  # draws from the posterior of the Bayesian test, and their seed
+CERTAIN = 0.95  # posterior probability above which the Bayesian test decides
 FEWEST_BAYES = 5
 """The Bayesian test decides nothing over fewer units: n differences have the same sign by chance,
 one or the other, with probability 2 / 2^n."""
@@ -43,8 +40,7 @@ a hundred samples, fewer are alike by chance."""
 Verdict = Literal["", "lower", "practically equal", "higher", "not decidable", "incomplete"]
 WORDS: tuple[Verdict, Verdict, Verdict] = ("lower", "practically equal", "higher")
 
-ALIKE = 0.05
-"""Ratios of one table differ by no more than this share: sizes of parts are rounded."""
+ALIKE = 0.05  # ratios of one table differ by no more than this share: sizes of parts are rounded
 _DATA = ("dataset", "alpha", "num_clients")
 """Columns of summary.csv, beside those of section data, on which the parts depend."""
 Floats = np.ndarray[tuple[Any, ...], np.dtype[np.float64]]
@@ -82,8 +78,7 @@ class Test:
         return self.kind == "bayes"
 
 
-T = Test()
-"""The paired t test, without verdicts."""
+T = Test()  # the paired t test, without verdicts
 
 
 def p_value(differences: Floats, levels: Floats, test: Test) -> float:

@@ -29,10 +29,8 @@ _EXPERIMENT = (
 grouped by them. Methods may differ in others, such as a learning rate tuned for each."""
 ALIASES = {**COLUMNS, **{title: column for column, title in NAMES.items()}}
 """Columns by their key in config.yaml, and by their name in figures."""
-NAMED = "named"
-"""The column that says whether the user has named a run."""
-SHOWN = 8
-"""An error message names at most this many settings, or values of one."""
+NAMED = "named"  # the column that says whether the user has named a run
+SHOWN = 8  # an error message names at most this many settings, or values of one
 
 
 @dataclass(frozen=True)

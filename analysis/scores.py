@@ -48,8 +48,7 @@ OTHERS: Mapping[str, Score] = {
     if column in tables.RoundRow.optional()
 }
 """Of runs with an attack or with privacy, by their column of rounds.csv."""
-EPSILONS = tables.EPSILONS
-"""Those that are infinite without noise."""
+EPSILONS = tables.EPSILONS  # those that are infinite without noise
 VALIDATION: Mapping[str, str] = {f"val_{name}": name for name in SCORES}
 """Columns of rounds.csv that searches choose by, and the score that each is on the test part."""
 ALL = {**SCORES, **OTHERS}
@@ -71,8 +70,7 @@ TAKES: Mapping[str, str] = {
 COLLAPSED = "collapsed"
 """Column of summary.csv: whether the final model predicts one class only, or its balanced accuracy
 is at most that of chance."""
-TOLERANCE = 1e-9
-"""A balanced accuracy above chance by less than this differs by rounding alone."""
+TOLERANCE = 1e-9  # a balanced accuracy above chance by less than this differs by rounding alone
 
 
 def of_rounds(score: str) -> str:

@@ -16,10 +16,8 @@ from .stats import over_units
 
 TEXTS = frozenset({"split", "scope", "phase", "group", "name", "status", "model", "node", "error"})
 """Text columns of run tables; all others are numbers."""
-WHOLE = "all"
-"""Name of the index level if there is no key."""
-UNIT = "unit"
-"""Name of the first index level of values per unit: a seed or a partition."""
+WHOLE = "all"  # name of the index level if there is no key
+UNIT = "unit"  # name of the first index level of values per unit: a seed or a partition
 Take = Literal["all", "last"]
 Key = str | Sequence[str]
 Where = Mapping[str, str | float] | None

@@ -20,13 +20,11 @@ from .paired import SIGNIFICANT, Chances, Floats, T, Test, Verdict, signed_level
 from .runs import conditions
 from .units import ExperimentalUnit, Levels
 
-LEVEL = 0.95
-"""Coverage of every interval."""
+LEVEL = 0.95  # coverage of every interval
 FEWEST = 3
 """With fewer common units too little is known of how differences vary to say what is detected, or
 whom a method helps."""
-EQUAL = 1e-12
-"""Relative tolerance: differences closer than this differ by rounding alone."""
+EQUAL = 1e-12  # relative tolerance: differences closer than this differ by rounding alone
 Values = Mapping[str, Mapping[str, "pd.Series[float]"]]
 """By column of the table and label: one value per run, indexed by seed, or partition and seed."""
 

@@ -26,8 +26,7 @@ COLUMNS: Mapping[ExperimentalUnit, tuple[str, ...]] = {
 """The columns that identify a run among the repetitions of one method."""
 LARGEST = float(np.finfo(np.float32).max)
 """Networks compute in float32: a larger score or loss is that of a run that has diverged."""
-POWER = 0.8
-"""Power of the test at the detectable difference."""
+POWER = 0.8  # power of the test at the detectable difference
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,14 +32,10 @@ K = TypeVar("K")
 CONFIRMED, EXACTLY = "confirmed", "confirmed exactly"
 CONTRADICTED, UNDECIDED = "contradicted", "not decidable"
 UNTESTABLE = "not testable here"
-WORDS = (EXACTLY, CONFIRMED, CONTRADICTED, UNDECIDED, UNTESTABLE)
-"""All verdicts."""
-EQUAL = 1e-9
-"""Values closer than this are equal."""
-MOST = 10_000
-"""Larger numbers of values are not looked for."""
-FAR = 30.0
-"""From this noncentrality on the normal distribution stands for the noncentral t."""
+WORDS = (EXACTLY, CONFIRMED, CONTRADICTED, UNDECIDED, UNTESTABLE)  # all verdicts
+EQUAL = 1e-9  # values closer than this are equal
+MOST = 10_000  # larger numbers of values are not looked for
+FAR = 30.0  # from this noncentrality on the normal distribution stands for the noncentral t
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,12 +18,9 @@ from ..units import POWER, ExperimentalUnit
 from ..words import say
 from .layout import COLLAPSE, Table, data, unit_of
 
-UNFINISHED = "no summary.csv, the run has not finished"
-"""Why a run is left out of every table."""
-REPEATED = "a later run is the same"
-"""Another reason."""
-NAMED = 3
-"""A caption names at most this many runs that are left out."""
+UNFINISHED = "no summary.csv, the run has not finished"  # why a run is left out of every table
+REPEATED = "a later run is the same"  # another reason
+NAMED = 3  # a caption names at most this many runs that are left out
 LEVELS = {"level": SIGNIFICANT, "certain": CERTAIN, "fewest": FEWEST}
 
 

@@ -29,12 +29,10 @@ PARTS: Mapping[str, str] = {
     "own_train": "its own training part", "test": "the common test part",
 }  # fmt: skip
 """Parts that clients are evaluated on, the preferred one first, and their names."""
-EVALUATED = ("own_test", "test")
-"""Those of :data:`PARTS` that have a table of the last evaluation."""
+EVALUATED = ("own_test", "test")  # those of `PARTS` that have a table of the last evaluation
 FINAL = ("own_test_accuracy", "finetuned_accuracy", "heldout_finetuned_accuracy")
 """Prefixes of columns of summary.csv that have a table of the final model."""
-HELDOUT = ("own_test", "own_train")
-"""Parts that held-out clients are scored on, with a table each."""
+HELDOUT = ("own_test", "own_train")  # parts that held-out clients are scored on, with a table each
 SPREADS: Mapping[str, str] = {
     "mean": "Mean", "p10": "Worst decile", "worst": "Worst client", "std": "Std over clients",
 }  # fmt: skip

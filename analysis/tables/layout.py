@@ -16,10 +16,8 @@ from ..stats import Cell, Comparison, Estimate
 from ..units import ExperimentalUnit
 from ..words import say, sentences
 
-COLLAPSE = "\N{DAGGER}"
-"""Sign of a method with a run whose final model has collapsed."""
-EMPTY = "\N{EN DASH}"
-"""Shown in a cell that has no value, such as the comparison of the baseline."""
+COLLAPSE = "\N{DAGGER}"  # sign of a method with a run whose final model has collapsed
+EMPTY = "\N{EN DASH}"  # shown in a cell that has no value, such as the comparison of the baseline
 VARIANCES = (
     "label", "method", "column", "n", "runs", "seeds", "var_between", "var_within", "pairs",
     "pair_seeds", "difference_var_between", "difference_var_within",

@@ -36,8 +36,7 @@ NAMES = (
 """The tables by name; ``scores`` has all scores of the final models side by side, ``clients`` how
 the clients' accuracies spread, ``sites`` each client by name, ``participation`` how often clients
 took part."""
-VERDICTS = (*ALL, "pairs", "groups")
-"""The tables that show verdicts."""
+VERDICTS = (*ALL, "pairs", "groups")  # the tables that show verdicts
 RESPLIT = (*SCORES, "scores", "pairs")
 """The tables of scores of the whole test part, whose size the corrected test takes."""
 FILES: Mapping[str, str] = {"groups": "evaluations", "decomposition": "decomposition"}

@@ -29,22 +29,17 @@ from .captions import interval_words, unit_words
 from .clients import last_scores
 from .layout import COLLAPSE, EMPTY, Table, data, interval_head, spread, unit_of
 
-LOCAL = "local"
-"""The algorithm in which each client trains a model of its own."""
-FIRST = (LOCAL, "centralized")
-"""The approaches without federation are the first columns."""
-TUNED = ", fine-tuned"
-"""End of the label of a method whose final model each client has fine-tuned."""
+LOCAL = "local"  # the algorithm in which each client trains a model of its own
+FIRST = (LOCAL, "centralized")  # the approaches without federation are the first columns
+TUNED = ", fine-tuned"  # end of the label of a method whose final model each client has fine-tuned
 SAMPLES = {"train_samples": "Training samples", "test_samples": "Test samples"}
 """Columns of partition.csv and their headings."""
 OWN, COMMON = "own_test", "test"
 """The parts that clients are scored on: samples of their own, or the same ones for all."""
 BY_SITE = ("accuracy", "loss")
 """The scores that runs record by client, keys of :data:`analysis.scores.SCORES`."""
-NARROW = 6
-"""Headings of more approaches are as short as can be, so that the table fits a page."""
-HELD_OUT = " (held out)"
-"""End of the name of a site that never trained."""
+NARROW = 6  # headings of more approaches are as short as can be, so that the table fits a page
+HELD_OUT = " (held out)"  # end of the name of a site that never trained
 Verdict = Literal["helps", "harms", "cannot be told"]
 
 
