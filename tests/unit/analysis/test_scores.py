@@ -180,12 +180,6 @@ def test_all_scores_side_by_side(runs: Path) -> None:
     assert result.stdout.count("FedAvg (2 of 3)") == 1
 
 
-def test_a_score_that_no_run_has(runs: Path) -> None:
-    result = invoke("table", runs, "--metric", "auc")
-    assert result.exit_code == 2
-    assert result.stderr == "Error: in no run rounds.csv has test_auc\n"
-
-
 @pytest.mark.slow
 def test_what_is_computed_for_older_runs_is_what_fedsim_writes(sweep_runs: Path) -> None:
     """The summaries of fedsim's own runs, and the same without the columns of this version."""
