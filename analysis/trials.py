@@ -199,16 +199,10 @@ def _short(value: object) -> str:
 
 def drawings(search: Search) -> Iterator[Drawing]:
     """The figures: the best value so far, and the value against each searched setting."""
-    valued, best = search.valued, search.best
-    end = "no trial is complete"
-    if best is not None:
-        shown = search.score.unit.number(best["value"])
-        end = f"the best is trial {best['trial']} with {shown} {search.score.unit.name}".strip()
-    figure = _so_far(search, valued)
-    yield grid.drawing("search", figure, axis=search.axis, valued=len(valued), end=end)
-    keys = ", ".join(search.keys)
-    figure = _against(search, valued)
-    yield grid.drawing("search_values", figure, axis=search.axis, keys=keys, end=end)
+    figure = _so_far(search, search.valued)
+    yield grid.drawing("search", figure, axis=search.axis)
+    figure = _against(search, search.valued)
+    yield grid.drawing("search_values", figure, axis=search.axis)
 
 
 def _points(axes: Axes, x: pd.Series, valued: pd.DataFrame) -> None:

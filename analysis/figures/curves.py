@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -135,19 +135,16 @@ def figure(
                 axis = "Communication round" if x == "round" else "Simulated seconds"
                 shown.append(_panel(metric, curves, groups[0].unit, setting, axis))
     note = say("curves.note", note=grid.panel_note(shown), lacking=lacking, smooth=smooth)
-    return grid.curves_figure(shown, note, grid.facet_lines(split), apart=len(split) == 1)
+    return grid.curves_figure(shown, note, grid.facet_lines(split))
 
 
 def draw(
     rounds: Rounds, score: str, unit: ExperimentalUnit, lines: Mapping[str, style.Line]
-) -> Iterator[Drawing | Absent]:
-    """A score of the test part and the loss by round, a column per setting; ``lines`` by label.
-
-    With many methods there is a figure of each score, with a panel per method.
-    """
+) -> Drawing | Absent:
+    """A score of the test part and the loss by round, a column per setting; ``lines`` by label."""
     present = {column for frames in rounds.values() for f in frames.values() for column in f}
     first = of_rounds(score) if of_rounds(score) in present else "test_accuracy"
-    every = [
+    panels = [
         _panel(
             metric, {label: over_units(frame, ["round"]) for label, frame in frames.items()}, unit,
             setting,
@@ -155,22 +152,8 @@ def draw(
         for metric in dict.fromkeys((first, "test_loss"))
         for setting, frames in rounds.items()
     ]  # fmt: skip
-    every = [panel for panel in every if panel.curves]
-    if not every:
-        yield grid.absent("curves")
-        return
-    rows = list(dict.fromkeys(panel.label for panel in every))
-    together = max(len(panel.curves) for panel in every) <= grid.TOGETHER
-    for labels in [rows] if together else [[row] for row in rows]:
-        shown = [panel for panel in every if panel.label in labels]
-        note = grid.panel_note(shown) + ("" if together else "; the other methods in grey")
-        yield grid.drawing(
-            "curves", grid.curves_figure(shown, note, lines, apart=True), note=note, unit=unit,
-            name="curves_loss" if labels[0] == METRICS["test_loss"].axis and not together
-            else "curves",
-            title="" if together else f"{labels[0].partition(' (')[0]} by round",
-            what=listed(labels), told=grid.ends(shown),
-        )  # fmt: skip
+    labels = dict.fromkeys(panel.label for panel in panels if panel.curves)
+    return grid.of_panels("curves", panels, lines, unit=unit, what=listed([*labels]))
 
 
 def _panel(

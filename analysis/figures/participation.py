@@ -26,7 +26,7 @@ def draw(facets: Facets) -> Drawing | Absent:
     Rounds by client are shown where a run selects clients in another way than uniformly.
     """
     unit = unit_of(facets)
-    shown = [
+    panels = [
         Panel(
             label=label, title=title, possible=possible, unit=unit,
             curves=grid.curves(series.aggregated(groups, table, [column]), column, factor),
@@ -34,24 +34,19 @@ def draw(facets: Facets) -> Drawing | Absent:
         for table, column, label, factor, possible in BY_ROUND
         for title, groups in facets.items()
     ]  # fmt: skip
-    if any(map(_selects, (group for groups in facets.values() for group in groups))):
-        for title, groups in facets.items():
-            places = {
-                label: stats.over_units(series.per_unit(frame), ["place"])
-                for label, frame in rounds_by_client(groups).items()
-            }
-            shown.append(
-                Panel(
-                    label="Rounds taken part in", title=title, possible=(0, math.inf), unit=unit,
-                    reach=(0,), curves=grid.curves(places, "rounds"), x="Clients, sorted",
-                )
-            )  # fmt: skip
-    shown = [panel for panel in shown if panel.curves]
-    if not shown:
-        return grid.absent("participation")
-    note = grid.panel_note(shown)
-    figure = grid.curves_figure(shown, note, grid.facet_lines(facets))
-    return grid.drawing("participation", figure, note=note, told=grid.ends(shown))
+    selected = any(_selects(group) for groups in facets.values() for group in groups)
+    for title, groups in facets.items() if selected else ():
+        places = {
+            label: stats.over_units(series.per_unit(frame), ["place"])
+            for label, frame in rounds_by_client(groups).items()
+        }
+        panels.append(
+            Panel(
+                label="Rounds taken part in", title=title, possible=(0, math.inf), unit=unit,
+                reach=(0,), curves=grid.curves(places, "rounds"), x="Clients, sorted",
+            )
+        )  # fmt: skip
+    return grid.of_panels("participation", panels, grid.facet_lines(facets))
 
 
 def _selects(group: Group) -> bool:

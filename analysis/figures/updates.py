@@ -33,7 +33,7 @@ def agreement(
         title: {label: _smooth(frame) for label, frame in frames.items()}
         for title, frames in rounds.items()
     }
-    every = [
+    panels = [
         Panel(
             label=label, curves=grid.curves(frames, column, factor), title=title, possible=possible,
             reach=reach, unit=unit,
@@ -41,14 +41,7 @@ def agreement(
         for label, column, factor, possible, reach in AGREEMENT
         for title, frames in smooth.items()
     ]  # fmt: skip
-    shown = [panel for panel in every if panel.curves]
-    if not shown:
-        return grid.absent("agreement")
-    note = grid.panel_note(shown)
-    return grid.drawing(
-        "agreement", grid.curves_figure(shown, note, lines), note=note, rounds=2 * SMOOTH,
-        smooth=SMOOTH, told=grid.ends(shown),
-    )  # fmt: skip
+    return grid.of_panels("agreement", panels, lines, rounds=2 * SMOOTH, smooth=SMOOTH)
 
 
 def _smooth(values: pd.DataFrame) -> pd.DataFrame:
@@ -59,28 +52,28 @@ def _smooth(values: pd.DataFrame) -> pd.DataFrame:
 
 def cosines(facets: Facets) -> Drawing | Absent:
     """Sorted pairwise cosines and eigenvalue shares of the last round."""
-    unit = unit_of(facets)
-    shown = [
+    unit, lines = unit_of(facets), grid.facet_lines(facets)
+    sorted_ones = [
         Panel(
             label="Cosine", curves=_sorted(groups), title=title, zero=True, possible=(-1, 1),
             x="Pairs of clients, sorted (%)", unit=unit,
         )
         for title, groups in facets.items()
     ]  # fmt: skip
-    if not any(panel.curves for panel in shown):
+    if not any(panel.curves for panel in sorted_ones):
         return grid.absent("cosines")
-    for title, groups in facets.items():
-        spectrum = series.aggregated(groups, "spectrum", ["share"], "axis", take="last")
-        shown.append(
-            Panel(
-                label="Eigenvalue share (%)", title=title, possible=(0, 100), unit=unit,
-                curves=grid.curves(spectrum, "share", 100), x="Principal axis",
-            )
-        )  # fmt: skip
-    shown = [panel for panel in shown if panel.curves]
-    note = grid.panel_note(shown)
-    figure = grid.curves_figure(shown, note, grid.facet_lines(facets))
-    return grid.drawing("cosines", figure, note=note, told=grid.ends(shown))
+    spectra = {
+        title: series.aggregated(groups, "spectrum", ["share"], "axis", take="last")
+        for title, groups in facets.items()
+    }
+    shares = [
+        Panel(
+            label="Eigenvalue share (%)", title=title, possible=(0, 100), unit=unit,
+            curves=grid.curves(spectrum, "share", 100), x="Principal axis",
+        )
+        for title, spectrum in spectra.items()
+    ]  # fmt: skip
+    return grid.of_panels("cosines", [*sorted_ones, *shares], lines)
 
 
 def _sorted(groups: Sequence[Group]) -> dict[str, pd.DataFrame]:

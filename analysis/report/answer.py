@@ -47,63 +47,55 @@ def standing(setting: str, of: Outcome) -> dict[str, Any]:
     }  # fmt: skip
     if order is None or order.leader is None:
         return facts
-    best = stats.of_runs(values[order.leader])
+    best, others = stats.of_runs(values[order.leader]), list(order.adjusted)
+    means = {label: units.means(values[label]).mean() for label in others}
     near = stats.EQUAL * abs(best.mean)
-    tied = [
-        label
-        for label in order.adjusted
-        if label not in order.missing and abs(units.means(values[label]).mean() - best.mean) <= near
-    ]
+    complete = [label for label in others if label not in order.missing]
     above, below = order.differing(1), order.differing(-1)
-    equal = [label for label in order.adjusted if label not in (*above, *below)]
-    chance = [label for label in order.adjusted if label not in above]
+    chance = [label for label in others if label not in above]
     return facts | {
-        "leader": title_of(order.leader), "others": len(order.adjusted), "leads": order.leads,
+        "leader": title_of(order.leader), "others": len(others), "leads": order.leads,
         "mean": f"{shown.unit.number(best.mean)} {shown.unit.name}".strip(), "n": best.n,
         "spread": f"{shown.unit.spread(best)} {shown.unit.name}".strip(), "runs": best.runs,
-        "tied": [title_of(label) for label in (order.leader, *tied)],
-        "incomplete": any(label in order.missing for label in order.adjusted),
+        "tied": [
+            title_of(order.leader),
+            *(title_of(label) for label in complete if abs(means[label] - best.mean) <= near),
+        ],
+        "incomplete": len(complete) < len(others),
         "fallen": of.collapsed[setting].get(order.leader, 0),
         "few": min(len(units.means(series.dropna())) for series in values.values()) < FEWEST,
         "untested": all(map(math.isnan, order.adjusted.values())),
-        "above": names(above), "below": names(below), "equal": names(equal),
-        "chance": "others" if len(chance) == len(order.adjusted) else names(chance),
+        "above": names(above), "below": names(below),
+        "equal": names([label for label in others if label not in (*above, *below)]),
+        "chance": "others" if len(chance) == len(others) else names(chance),
     }  # fmt: skip
 
 
 def summary(of: Outcome) -> list[str]:
     """What was compared, what came out, and for whom: short paragraphs for any reader."""
-    settings = list(of.values)
+    settings, groups = list(of.values), _groups(of)
+    runs = pd.concat([group.runs for group in groups])
+    clients = set(runs["num_clients"]) if "num_clients" in runs else set()
+    compared = say(
+        "answer.compared", names=names(of.labels), settings=len(of.facets), runs=len(runs),
+        data=sorted(set(map(str, runs["dataset"]))), clients=clients,
+        times=sorted(len(group.runs) for group in groups),
+        divisions=runs[PARTITION].nunique() if of.unit == "partition" else 0,
+    )  # fmt: skip
     without = dict.fromkeys(name for sites in of.sites.values() for name in sites.without)
     result = [say("answer.best", **standing(setting, of)) for setting in settings[:MOST]]
     more = say(
         "answer.more", without=names([*without]) if of.by_site and without else "",
         score=of.shown.title, wanted=ALL[of.wanted].title, more=len(settings) - MOST,
     )  # fmt: skip
-    paragraphs = [_compared(of), " ".join([*result, more]), _whom(of)]
-    return [text.strip() for text in paragraphs if text]
-
-
-def _compared(of: Outcome) -> str:
-    groups = _groups(of)
-    rows = [row for group in groups for row in group.runs.to_dict("records")]
-    clients = {row.get("num_clients") for row in rows}
-    (number,) = clients if len(clients) == 1 else (None,)
-    return say(
-        "answer.compared", names=names(of.labels), settings=len(of.facets), runs=len(rows),
-        data=sorted({str(row["dataset"]) for row in rows}),
-        clients=number if isinstance(number, int) else None,
-        times=sorted(len(group.runs) for group in groups),
-        divisions=len({row[PARTITION] for row in rows}) if of.unit == "partition" else 0,
-    )  # fmt: skip
+    return [text.strip() for text in (compared, " ".join([*result, more]), _whom(of)) if text]
 
 
 def _whom(of: Outcome) -> str:
     """Which sites the federated approaches help and harm, or why that is not known."""
-    sites = list(of.sites.values())
+    sites, groups = list(of.sites.values()), _groups(of)
     if of.by_site and all(one.reference is not None for one in sites):
         return " ".join(_of_sites(setting, of) for setting in list(of.sites)[:MOST])
-    groups = _groups(of)
     if any("attack.name" in one.runs and one.runs["attack.name"].notna().any() for one in groups):
         return ""  # such a study asks another question
     if any(one.reference is not None for one in sites):
@@ -141,17 +133,14 @@ def _of_sites(setting: str, of: Outcome) -> str:
 
 def unknown(of: Outcome, unfinished: Sequence[Path]) -> list[str]:
     """What the runs cannot say."""
-    groups, unit = _groups(of), of.unit
+    runs = [group.runs for group in _groups(of)]
+    fewest = min(r[PARTITION].nunique() if of.unit == "partition" else len(r) for r in runs)
     collapsed = [label for inside in of.collapsed.values() for label, n in inside.items() if n]
-    fewest = min(
-        group.runs[PARTITION].nunique() if unit == "partition" else len(group.runs)
-        for group in groups
-    )
     texts = [say("unknown.simulation")]
-    if unit == "seed":
+    if of.unit == "seed":
         texts.append(say("unknown.one_partition"))
     if fewest < FEWEST:
-        texts.append(say("unknown.few", number=fewest, unit=unit))
+        texts.append(say("unknown.few", number=fewest, unit=of.unit))
     if collapsed:
         texts.append(say("unknown.collapsed", names=[*dict.fromkeys(map(title_of, collapsed))]))
     if unfinished:
@@ -175,7 +164,15 @@ def findings(of: Outcome, baseline: str | None, compared: Mapping[str, Table]) -
         ]
     if incomplete := lacking(of):
         texts.append(say("finding.incomplete", names=incomplete))
-    return [text for text in (*texts, _collapsed(of)) if text]
+    fallen = [
+        _some(group.label, number, len(group.runs), setting)
+        for setting, groups in of.facets.items()
+        for group in groups
+        if (number := of.collapsed[setting].get(group.label, 0))
+    ]
+    complete = all(COLLAPSED in g.runs and g.runs[COLLAPSED].notna().all() for g in _groups(of))
+    texts.append(say("finding.collapsed", names=fallen, known=complete))
+    return [text for text in texts if text]
 
 
 def _against(setting: str, baseline: str, data: pd.DataFrame, unit: NumberFormat) -> str:
@@ -194,25 +191,16 @@ def _against(setting: str, baseline: str, data: pd.DataFrame, unit: NumberFormat
 
 def lacking(of: Outcome) -> list[str]:
     """The groups that lack runs which others have: ``FedLD (2 of 3 runs)``."""
-    texts = []
-    for setting, values in of.values.items():
-        for label, count in stats.missing(values).items():
-            if count:
-                runs = stats.of_runs(values[label]).runs
-                suffix = f", {setting}" if setting else ""
-                texts.append(f"{title_of(label)} ({runs} of {runs + count} runs{suffix})")
-    return texts
+    return [
+        _some(label, runs, runs + count, setting)
+        for setting, values in of.values.items()
+        for label, count in stats.missing(values).items()
+        for runs in [stats.of_runs(values[label]).runs]
+        if count
+    ]
 
 
-def _collapsed(of: Outcome) -> str:
-    """Which groups have collapsed runs; empty if none, and it is unknown for some."""
-    complete, texts = True, []
-    for setting, inside in of.facets.items():
-        for one in inside:
-            number = of.collapsed[setting].get(one.label, 0)
-            complete &= COLLAPSED in one.runs and bool(one.runs[COLLAPSED].notna().all())
-            if number:
-                suffix = f", {setting}" if setting else ""
-                runs = f"{number} of {len(one.runs)} run{'' if len(one.runs) == 1 else 's'}"
-                texts.append(f"{title_of(one.label)} ({runs}{suffix})")
-    return say("finding.collapsed", names=texts, known=complete)
+def _some(label: str, number: int, runs: int, setting: str) -> str:
+    """``FedLD (2 of 3 runs, alpha = 0.1)``."""
+    suffix = f", {setting}" if setting else ""
+    return f"{title_of(label)} ({number} of {runs} run{'' if runs == 1 else 's'}{suffix})"

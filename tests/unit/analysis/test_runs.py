@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from analysis import AnalysisError
 from analysis.cli import main
-from analysis.figures import curves, grid, style
+from analysis.figures import curves, style
 from analysis.files import read_partition, read_table
 from analysis.labels import title_of
 from analysis.runs import (
@@ -191,7 +191,7 @@ def test_figure_shows_means_and_bands(runs: Path) -> None:
     drawn = {str(line.get_label()): line for line in accuracy.lines}
     assert list(drawn) == ["FedAvg", "FedProx", "FedLD"]
     assert drawn["FedLD"].get_ydata() == pytest.approx([10, 50, 84])
-    assert drawn["FedLD"].get_color() == style.LINES["fedld"].colour
+    assert drawn["FedLD"].get_color() == style.PALETTE[2]
     assert len(accuracy.collections) == 2
     assert "1 to 3 seeds" in figure.legends[0].get_title().get_text()
     assert 0 >= accuracy.get_ylim()[0] >= -1
@@ -224,12 +224,8 @@ def test_partition_is_read_from_file_or_run(tmp_path: Path) -> None:
 # ---- style
 
 
-def test_lines_of_known_methods_are_fixed_and_others_take_free_ones() -> None:
-    got = style.lines(["fedld", "mine", "fedavg", "fedld, alpha=1"])
-    assert got["fedld"] == style.LINES["fedld"]
-    assert got["fedavg"] == style.LINES["fedavg"]
-    assert len(set(got.values())) == 4
-    assert len(style.lines([f"m{index}" for index in range(40)])) == 40
+def test_forty_methods_have_lines_of_their_own() -> None:
+    assert len(set(style.lines([f"m{index}" for index in range(40)]).values())) == 40
 
 
 SEEN = np.array(
@@ -256,9 +252,7 @@ def lab(colour: str, *, deuteranopia: bool) -> Floats:
 
 @pytest.mark.parametrize("deuteranopia", [False, True])
 def test_ten_methods_have_colours_that_can_be_told_apart(deuteranopia: bool) -> None:
-    labels = ["fedavg", "scaffold", "local", "centralized", "fedprox", "fedld", "fedgh", "moon"]
-    got = style.lines([*labels, "my_method", "FedExP"])
-    seen = [lab(line.colour, deuteranopia=deuteranopia) for line in got.values()]
+    seen = [lab(colour, deuteranopia=deuteranopia) for colour in style.PALETTE]
     distances = [np.linalg.norm(a - b) for a, b in itertools.combinations(seen, 2)]
     assert len(seen) == 10
     assert min(distances) > 15
@@ -415,15 +409,3 @@ def test_a_run_that_is_repeated_counts_once(tmp_path: Path) -> None:
     assert shown.stderr == f"left out {first}: a later run is the same\n"
     (last / "summary.csv").write_text((last / "summary.csv").read_text().replace("0.6", "0.7"))
     assert "two runs with seed 0" in invoke("table", tmp_path).stderr
-
-
-def test_a_method_has_its_line_whatever_it_is_called(tmp_path: Path) -> None:
-    for label, algorithm in (("plain", "fedavg"), ("FedAvg", "fedprox"), (None, "fedgh")):
-        run_of(tmp_path, algorithm, 0, [0.5], label=label)
-    groups = groups_of(tmp_path, "label")
-    got = grid.facet_lines({"": groups})
-    assert got == {"plain": style.LINES["fedavg"], "FedAvg": style.LINES["fedprox"],
-                   "fedgh": style.LINES["fedgh"]}  # fmt: skip
-    assert style.lines(["FedAvg", "fedprox, fedprox.mu=1"]) == {
-        "FedAvg": style.LINES["fedavg"], "fedprox, fedprox.mu=1": style.LINES["fedprox"],
-    }  # fmt: skip
