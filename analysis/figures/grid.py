@@ -255,6 +255,7 @@ class Drawing:
         caption: what is shown, over how many seeds or partitions, and the meaning of the band.
         reading: how to read the figure.
         figure: the Matplotlib figure.
+        png: its file in base64, in a report.
     """
 
     name: str
@@ -262,6 +263,7 @@ class Drawing:
     caption: str
     reading: str
     figure: Figure
+    png: str = ""
 
 
 @dataclass(frozen=True)

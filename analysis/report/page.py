@@ -56,15 +56,7 @@ LISTED = 60
 """A page lists at most this many sites by name; ``fedsim table --metric sites`` lists all."""
 
 
-@dataclass(frozen=True)
-class Picture:
-    """A drawing and its PNG file in base64."""
-
-    png: str
-    drawing: Drawing
-
-
-Block = str | Picture | layout.Table | Mapping[str, str]
+Block = str | Drawing | layout.Table | Mapping[str, str]
 """A part of a section: paragraph, figure, table, or signs and their meanings."""
 
 
@@ -286,7 +278,7 @@ def _caveats(
     return [*texts, say("page.rerun", dirs=dirs)]
 
 
-def _picture(drawing: Drawing, files: dict[str, bytes]) -> Picture:
+def _picture(drawing: Drawing, files: dict[str, bytes]) -> Drawing:
     """Adds the files of the figure, PNG and PDF; the layout is computed once for both."""
     with style.look():
         drawing.figure.draw_without_rendering()
@@ -294,7 +286,7 @@ def _picture(drawing: Drawing, files: dict[str, bytes]) -> Picture:
     for suffix in (".pdf", ".png"):
         files[f"figures/{drawing.name}{suffix}"] = style.rendered(drawing.figure, suffix)
     png = files[f"figures/{drawing.name}.png"]
-    return Picture(base64.b64encode(png).decode("ascii"), drawing)
+    return replace(drawing, png=base64.b64encode(png).decode("ascii"))
 
 
 def _inline(text: str) -> Markup:

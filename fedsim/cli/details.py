@@ -17,7 +17,6 @@ from fedsim.config.validation import cohort_size
 from fedsim.core.errors import ConfigError, StoreError
 from fedsim.core.machine import kind_of
 from fedsim.core.normalization import OF_DATASET
-from fedsim.core.reading import parse_json
 from fedsim.core.rows import EPSILONS
 from fedsim.core.terminal import echo
 from fedsim.core.text import counted, decimals, setting_text
@@ -25,6 +24,7 @@ from fedsim.display.tables import show as show_table
 from fedsim.identity.provenance import Provenance
 from fedsim.privacy.accounting import Sampling, neighbours
 from fedsim.storage import directories, status, tables
+from fedsim.storage.run_dir import RunStore
 from fedsim.storage.status import RunStatus
 from fedsim.storage.tables import Cells, Outcome, curve
 
@@ -47,7 +47,7 @@ class Details:
 
     Args:
         settings: all of them by dotted key.
-        environment: env.json; empty where it is damaged.
+        environment: env.json.
         collapsed: whether the final model is no better than chance, None where summary.csv does
             not say.
         rounds: the rows of rounds.csv.
@@ -72,10 +72,7 @@ class Details:
             "device": kind.get("name"),
             "server_device": kind.get("server"),
         }
-        try:
-            provenance = Provenance.read(self.status.path)
-        except ConfigError:  # a damaged env.json says nothing here
-            return {**self.settings, **conditions}
+        provenance = Provenance.read(self.status.path)
         if provenance.data is not None:
             conditions["data_digest"] = provenance.data.short
         conditions |= {f"code.{role}": code.short for role, code in provenance.code.items()}
@@ -183,15 +180,11 @@ def read(run: str | Path) -> Details:
         raise StoreError(f"{path}: cannot be read ({state.problem})")
     summary = _rows(path / "summary.csv")
     collapsed = summary[0].get("collapsed") if summary else None
-    try:
-        environment = parse_json((path / "env.json").read_bytes())
-    except (OSError, ValueError):
-        environment = {}
     private = settings.get("dp.level") == "example"
     return Details(
         status=state,
         settings=settings,
-        environment=environment if isinstance(environment, dict) else {},
+        environment=RunStore(path).read_environment(),
         collapsed=collapsed == "True" if collapsed else None,
         rounds=rounds,
         clients=_rows(path / "clients.csv") if private else [],

@@ -23,11 +23,7 @@ def _algorithms() -> Rows:
     from fedsim import algorithms
 
     return [
-        {
-            "name": name,
-            "hyperparameters": defaults(name),
-            "description": algorithms.describe(name),
-        }
+        {"name": name, "hyperparameters": defaults(name), "description": algorithms.describe(name)}
         for name in algorithms.names()
     ]
 
@@ -56,9 +52,8 @@ def origin(info: DatasetInfo) -> str:
     """Where the files come from, in a word; ``source`` has the details."""
     if info.needs_folder:
         return "--data-dir"
-    if info.generated:
-        return "generated"
-    return "embedded" if info.source == "embedded" else "download"
+    embedded = "embedded" if info.source == "embedded" else "download"
+    return "generated" if info.generated else embedded
 
 
 def _models() -> Rows:
@@ -83,15 +78,11 @@ def _parts(package: str, registry: str) -> Rows:
 def _presets() -> Rows:
     from fedsim.config import presets
 
-    loaded = {name: presets.load(name) for name in presets.names()}
-    return [
-        {
-            "name": name,
-            "runs": math.prod(len(axis.values) for axis in preset.grid),
-            "description": preset.about,
-        }
-        for name, preset in loaded.items()
-    ]
+    rows = []
+    for name, preset in ((name, presets.load(name)) for name in presets.names()):
+        runs = math.prod(len(axis.values) for axis in preset.grid)
+        rows.append({"name": name, "runs": runs, "description": preset.about})
+    return rows
 
 
 CATALOGUES: Mapping[str, Callable[[], Rows]] = {

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Column
 
-from fedsim.core.rows import EPSILONS, METRICS, SCORES, Row, metric_column
+from fedsim.core.rows import EPSILONS, METRICS, SCORES, metric_column
 from fedsim.core.terminal import echo, tell
 from fedsim.core.text import counted, decimals, duration
 from fedsim.display.tables import show
@@ -76,7 +76,7 @@ class Lines(Callback):
         self.info: RunInfo | None = None
         self.done = self.failed = 0
         self.recent: deque[float] = deque(maxlen=10)
-        self.evaluated: tuple[int, str] | None = None
+        self.accuracy = "-"
 
     def on_run_start(self, info: RunInfo) -> None:
         """Says what is run, and where its files go."""
@@ -84,14 +84,16 @@ class Lines(Callback):
         self._introduce(info)
 
     def on_round_end(self, round: int, rows: Rows) -> None:
-        """Counts the round and reports it."""
+        """Counts the round and reports it: newest test accuracy, training loss and pace."""
         (row,) = rows["rounds"]
         self.done = round
         self.failed += row["dropped"]
         self.recent.append(rows["timings"][-1]["seconds"])  # of phase total
         if row["test_accuracy"] is not None:
-            self.evaluated = round, decimals(row["test_accuracy"])
-        self._report(self.text(row))
+            self.accuracy = decimals(row["test_accuracy"])
+        text = f"test accuracy {self.accuracy}  train loss {decimals(row['train_loss'])}  "
+        text += f"{self.pace():.2f} s/round"
+        self._report(text + (f"  clients failed {self.failed}" if self.failed else ""))
 
     def on_run_end(self, summary: Mapping[str, object]) -> None:
         """Prints the result."""
@@ -118,16 +120,6 @@ class Lines(Callback):
     def pace(self) -> float:
         """Seconds per round, mean of the last ten."""
         return sum(self.recent) / len(self.recent)
-
-    def text(self, row: Row) -> str:
-        """What is said of a round: the newest test accuracy, training loss and pace."""
-        round, accuracy = self.evaluated or (self.done, "-")
-        earlier = f" (round {round})" if round != self.done else ""
-        failed = f"  clients failed {self.failed}" if self.failed else ""
-        return (
-            f"test accuracy {accuracy}{earlier}  train loss {decimals(row.get('train_loss'))}  "
-            f"{self.pace():.2f} s/round{failed}"
-        )
 
     def _introduce(self, info: RunInfo) -> None:
         tell(

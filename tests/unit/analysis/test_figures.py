@@ -219,14 +219,6 @@ def test_agreement_by_round(two: list[Path]) -> None:
     assert len(drawn(updates.agreement(old, "seed", LINES)).figure.axes) == 1
 
 
-def test_long_curves_of_agreement_are_moving_means_within_a_run(tmp_path: Path) -> None:
-    run = write_run(tmp_path, rounds=60)
-    values = {"": series.values(groups_of(tmp_path), "rounds", ROUNDS)}
-    conflicts = drawn(updates.agreement(values, "seed", LINES)).figure.axes[0]
-    own = 100 * table(run, "rounds")["conflict_ratio"].rolling(60 // updates.SMOOTH).mean()
-    assert lines_of(conflicts)["FedAvg"] == pytest.approx(own.dropna().to_numpy())
-
-
 # ---- clients, groups, classes
 
 
@@ -328,13 +320,9 @@ def test_phases_add_up_to_the_round(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("draw", "flag"),
     [
-        (losses.by_round, "--decompose-every"),
         (updates.cosines, "--cosines"),
         (client_figures.by_client, "--evaluate-clients-every"),
-        (client_figures.by_group, "docs/examples"),
         (lambda facets: next(classes.by_class(facets)), "classes.csv"),
-        (classes.confusion, "confusion.csv"),
-        (phases.draw, "timings.csv"),
     ],
 )
 def test_absent_tables_name_what_makes_them(tmp_path: Path, draw, flag: str) -> None:

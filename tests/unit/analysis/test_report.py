@@ -11,16 +11,12 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner, Result
 
-from analysis import paired
 from analysis.cli import main
-from analysis.labels import HALVES
 from analysis.report import answer
 from analysis.report import page as reports
 from analysis.report.outcome import outcome
-from analysis.report.page import Picture
 from analysis.runs import find, group, summaries
 from analysis.scores import completed
-from analysis.stats import FEWEST
 from analysis.tables.scores import scored
 from tests.unit.analysis.run_files import PRESENT, rows, run_of, write_run
 
@@ -96,7 +92,7 @@ def page(report: Path) -> Page:
 @pytest.fixture
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draws no figure, which takes nine tenths of a report's time."""
-    monkeypatch.setattr(reports, "_picture", lambda drawn, folder: Picture("", drawn))
+    monkeypatch.setattr(reports, "_picture", lambda drawn, files: drawn)
 
 
 # ---- what is written
@@ -139,17 +135,6 @@ def test_the_page_loads_nothing(page: Page) -> None:
 
 
 @pytest.mark.slow
-def test_contents_lead_to_sections_and_names_are_unique(page: Page) -> None:
-    names = page.values("id")
-    assert len(names) == len(set(names))
-    anchors = [value[1:] for value in page.values("href") if value.startswith("#")]
-    assert anchors == [
-        "content", "runs", "scores", "curves", "losses", "clients", "costs", "caveats",
-    ]  # fmt: skip
-    assert set(anchors) <= set(names)
-
-
-@pytest.mark.slow
 def test_every_figure_has_words(page: Page) -> None:
     images = [value for tag, name, value in page.attributes if tag == "img" and name == "src"]
     assert len(images) == len(FIGURES)
@@ -158,14 +143,6 @@ def test_every_figure_has_words(page: Page) -> None:
     assert len(alts) == len(images) == len(set(alts))
     assert page.text.count("How to read this.") == len(FIGURES)
     assert page.text.count("95 % t interval") > 5
-
-
-@pytest.mark.slow
-def test_methods_are_explained_and_titled(page: Page) -> None:
-    assert HALVES["fedld, margin=none"][1] in page.text
-    assert "Principal aggregation only" in page.text
-    assert "margin = none" in page.text
-    assert all(term in page.text for term in ("Seed", "Unit", "Detectable, power", "Collapsed"))
 
 
 @pytest.mark.slow
@@ -316,22 +293,6 @@ def test_one_comparison_and_none_that_can_be_tested(tmp_path: Path) -> None:
     caption = scored(groups, "accuracy", "final", "fedavg").caption
     assert "over the seeds that both have, with its 95 % t interval. p is not" in caption
     assert "0 comparison" not in caption
-
-
-@pytest.mark.parametrize("test", [paired.T, paired.Test("bayes", 0.001)])
-def test_two_seeds_are_bold_in_no_table_and_significant_in_no_sentence(
-    test: paired.Test, tmp_path: Path
-) -> None:
-    # differences 0.3000 and 0.3001: a t test over the two would have p 0.0001
-    runs_of(tmp_path, fedavg=(0.5, 0.51), fedld=(0.8, 0.8101))
-    groups = group(completed(summaries(find([tmp_path])[0]), ["accuracy"]))
-    table = scored(groups, "accuracy", "final", "fedavg", test)
-    assert not [cell for row in table.rows for cell in row if "**" in cell or "*" in cell]
-    assert f"Nothing is bold here: a test needs {FEWEST} seeds" in table.caption
-    if not test.bayes:
-        main_outcome = outcome({"": groups}, "accuracy", {})
-        assert "no test is possible" in answer.findings(main_outcome, None, {"": table})[0]
-        assert "too few partitions to tell" in answer.summary(main_outcome)[1]
 
 
 def test_equal_means_have_no_leader(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from PIL import Image
 import fedsim
 from fedsim.cli import main
 from fedsim.config.run import RunConfig
-from fedsim.version import DISTRIBUTION, __version__
+from fedsim.version import DISTRIBUTION
 from tests.commands import clean_environment
 
 pytestmark = pytest.mark.integration
@@ -198,12 +198,6 @@ def test_nothing_is_written_into_a_run(
     assert sorted(looks.rglob("*")) == before
 
 
-def test_beside_a_run_is_not_in_it(looks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(looks.parent)
-    done = CliRunner().invoke(main, ["predict", "run", "--out", "run/../p.csv"])
-    assert "lies inside" not in done.output
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a finished run."""
@@ -285,15 +279,6 @@ def test_the_other_package_ends_the_command_with_one_line(tmp_path: Path) -> Non
         f"error: {tmp_path}/fedsim is of the other project fedsim of PyPI"
     )
     assert "'pip uninstall fedsim'" in done.stderr
-
-
-def test_this_environment_is_quiet() -> None:
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "analysis" / "start.py"), "--version"],
-        capture_output=True, text=True, cwd=ROOT, check=False,
-        env={"PYTHONPATH": str(ROOT), "PATH": ""},
-    )  # fmt: skip
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"fedsim {__version__}\n", "")
 
 
 def test_the_name_is_not_that_of_the_other_project() -> None:
