@@ -103,7 +103,7 @@ def by_seconds(group: Group, metric: str, smooth: int = 1) -> pd.DataFrame:
         for run, values in runs.items()
     }
     table = pd.DataFrame(newest, index=pd.Index(times, name="round"))
-    return table.rename_axis(columns=rounds.columns.names)
+    return table.rename_axis(columns=list(units.COLUMNS[group.unit]))
 
 
 def figure(

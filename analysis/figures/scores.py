@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from .. import series, units
 from ..facets import labels_in
 from ..paired import SIGNIFICANT, T
-from ..report.outcome import Outcome
+from ..report.answer import Outcome
 from ..runs import Group
 from ..stats import estimate
 from ..tables.layout import COLLAPSE

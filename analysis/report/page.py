@@ -19,7 +19,6 @@ from ..figures import (
     classes,
     curves,
     losses,
-    participation,
     partition,
     phases,
     scores,
@@ -39,7 +38,7 @@ from ..tables.variance import with_variances
 from ..units import ExperimentalUnit
 from ..words import environment, say
 from . import answer, overview
-from .outcome import Outcome, outcome
+from .answer import Outcome, outcome
 from .overview import Descriptions
 
 PAGE = "report.html"
@@ -232,7 +231,7 @@ def _drawings(
     yield "losses", updates.agreement(rounds, unit, lines)
     yield "losses", updates.cosines(split)
     yield "clients", client_figures.by_client(split)
-    yield "clients", participation.draw(split)
+    yield "clients", updates.participation(split)
     for drawing in partition.drawings(groups):
         yield "runs", drawing
     yield "costs", phases.draw(split)

@@ -21,7 +21,7 @@ from analysis.figures import classes, curves, grid, losses, phases, style, updat
 from analysis.figures import clients as client_figures
 from analysis.figures import scores as score_figure
 from analysis.figures.grid import Absent, Drawing
-from analysis.report.outcome import outcome
+from analysis.report.answer import outcome
 from analysis.runs import Group, find, group, summaries
 from analysis.scores import completed
 from tests.unit.analysis.run_files import rows, run_of, write_run

@@ -19,7 +19,7 @@ from analysis import ranks, stats
 from analysis.cli import main
 from analysis.facets import facets
 from analysis.report import answer
-from analysis.report.outcome import outcome
+from analysis.report.answer import outcome
 from analysis.runs import find, group, summaries
 from analysis.scores import completed
 from analysis.tables import scores as tables

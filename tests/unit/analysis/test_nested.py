@@ -17,7 +17,7 @@ from analysis.figures import clients as client_figures
 from analysis.figures import curves  # fmt: skip
 from analysis.figures import scores as score_figure
 from analysis.figures.grid import Drawing
-from analysis.report.outcome import outcome
+from analysis.report.answer import outcome
 from analysis.runs import find, group, summaries
 from analysis.tables import layout  # fmt: skip
 from analysis.tables import scores as tables

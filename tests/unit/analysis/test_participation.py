@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis.figures import participation as participation_figure
+from analysis.figures import updates
 from analysis.figures.grid import Absent, Drawing
 from analysis.runs import Group
 from analysis.tables import participation
@@ -36,7 +36,7 @@ def test_the_table_by_hand(tmp_path: Path) -> None:
 
 def test_panels_are_those_that_runs_have_data_for(tmp_path: Path) -> None:
     full = group(tmp_path, **{"train.selection": "oort"})
-    drawn = participation_figure.draw({"": [full]})
+    drawn = updates.participation({"": [full]})
     assert isinstance(drawn, Drawing)
     labels = [axes.get_ylabel().partition(" ")[0] for axes in drawn.figure.axes]
     assert labels == ["Staleness", "Attack", "Privacy", "Rounds"]
@@ -47,7 +47,7 @@ def test_panels_are_those_that_runs_have_data_for(tmp_path: Path) -> None:
 def test_uniform_runs_have_no_panels(tmp_path: Path) -> None:
     plain = group(tmp_path, clients=CLIENTS.replace("staleness", "other"))
     (tmp_path / "fedavg" / "rounds.csv").write_text("round,test_loss\n1,0.5\n")
-    assert isinstance(participation_figure.draw({"": [plain]}), Absent)
+    assert isinstance(updates.participation({"": [plain]}), Absent)
 
 
 def test_runs_without_clients_are_an_error(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from analysis.cli import main
 from analysis.report import answer
 from analysis.report import page as reports
-from analysis.report.outcome import outcome
+from analysis.report.answer import outcome
 from analysis.runs import find, group, summaries
 from analysis.scores import completed
 from analysis.tables.scores import scored
