@@ -291,4 +291,4 @@ def figure(budgets: Budgets, unit: ExperimentalUnit = "seed") -> Figure:
     if unit == "partition" and len(budgets.searches) > 1:
         note += say("budget.band", count=len(budgets.searches))
     lines = style.lines(budgets.labels)
-    return grid.curves_figure(shown, note, lines, apart=len(shown) == 1)
+    return grid.curves_figure(shown, note, lines)

@@ -178,9 +178,6 @@ def drawings(search: Search) -> Iterator[Drawing]:
     """The figures: the best value so far, and the value against each searched setting."""
     valued, best = search.table[search.table["value"].notna()], search.best
     valued = valued.assign(value=valued["value"] * search.score.unit.factor)
-    end = "no trial is complete"
-    if best is not None:
-        end = f"the best is trial {best['trial']} with {_value(search, best)}"
     complete = valued[valued["state"] == "complete"]
     with style.look():
         figure, (axes,) = _figure(search, valued, ["trial"])
@@ -188,7 +185,7 @@ def drawings(search: Search) -> Iterator[Drawing]:
         axes.step(complete["trial"], so_far, where="post", color=style.BLACK, label="best so far")
         axes.set_xlabel("Trial")
         grid.legend(figure, *axes.get_legend_handles_labels())
-    yield grid.drawing("search", figure, axis=search.axis, valued=len(valued), end=end)
+    yield grid.drawing("search", figure, axis=search.axis)
     with style.look():
         figure, places = _figure(search, valued, search.keys)
         for axes, key in zip(places, search.keys, strict=True):
@@ -201,8 +198,7 @@ def drawings(search: Search) -> Iterator[Drawing]:
                     _horizontal(axes, valued[key])[row.index], row["value"], s=110, zorder=3,
                     facecolors="none", edgecolors=style.RED, linewidths=1.6,
                 )  # fmt: skip
-    keys = ", ".join(search.keys)
-    yield grid.drawing("search_values", figure, axis=search.axis, keys=keys, end=end)
+    yield grid.drawing("search_values", figure, axis=search.axis)
 
 
 def _figure(search: Search, valued: pd.DataFrame, keys: Sequence[str]) -> tuple[Figure, list[Axes]]:
@@ -210,8 +206,8 @@ def _figure(search: Search, valued: pd.DataFrame, keys: Sequence[str]) -> tuple[
 
     The axis of a loss ends where a few huge values would hide all others.
     """
-    figure, spots = grid.grid([(search.axis, key) for key in keys], height=2.9)
-    places = [spot.axes for spot in spots.values()]
+    figure, spots = grid.grid({(search.axis, key): key for key in keys}, height=2.9)
+    places = list(spots.values())
     for axes, key in zip(places, keys, strict=True):
         x = _horizontal(axes, valued[key])
         for state, (marker, colour) in LOOKS.items():

@@ -13,7 +13,7 @@ from ..paired import SIGNIFICANT
 from ..ranks import Ranks, lacking_words
 from ..words import say, sentences
 from . import style
-from .grid import WIDTH
+from .grid import NOTE, WIDTH
 
 LETTER = 0.09
 """Width of a character of a label in inches."""
@@ -23,7 +23,6 @@ ROW, STEP = 0.27, 0.13
 """Heights in inches of a label, and of a bar."""
 AXIS = 0.85
 """Height of the axis below the upper edge in inches."""
-GREY = "#555555"
 
 
 def figure(ranks: Ranks) -> Figure:
@@ -35,25 +34,22 @@ def figure(ranks: Ranks) -> Figure:
     names = [style.short(title_of(label), LONGEST) for label in labels]
     side = 0.85 + LETTER * max(map(len, names))
     width = max(WIDTH, 4.2 + 2 * side)
-    bars = _levels(ranks.cliques)
-    half = (len(labels) + 1) // 2
-    first_row = AXIS + 0.25 + STEP * (1 + max((level for *_, level in bars), default=-1) + 1)
+    bars, half = _levels(ranks.cliques), (len(labels) + 1) // 2
+    first_row = AXIS + 0.25 + STEP * (2 + max((level for *_, level in bars), default=-1))
     note = textwrap.wrap(_note(ranks), int(width * 15))
     below = first_row + ROW * half
     height = below + 0.17 * len(note) + 0.15
+    scale = (width - 2 * side) / max(1, len(labels) - 1)
     with style.look():
         fig = Figure(figsize=(width, height))
         fig.set_layout_engine("none")
-        axes = fig.add_axes((0, 0, 1, 1))
+        axes = fig.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
         axes.set_axis_off()
-        axes.set(xlim=(0, width), ylim=(height, 0))
-        scale = (width - 2 * side) / max(1, len(labels) - 1)
 
         def x(rank: float) -> float:
             return side + scale * (rank - 1)
 
-        _axis(axes, len(labels), x(1), scale)
-        _ruler(axes, ranks, x(1), scale)
+        _axis(axes, ranks, side, scale)
         for first, last, level in bars:
             y = AXIS + 0.17 + STEP * level
             ends = [x(means[first]) - 0.05, x(means[last]) + 0.05]
@@ -62,36 +58,27 @@ def figure(ranks: Ranks) -> Figure:
             left = i < half
             y = first_row + ROW * (i if left else len(labels) - 1 - i)
             end = side - 0.15 if left else width - side + 0.15
-            axes.plot([x(mean), x(mean), end], [AXIS, y, y], color=GREY, linewidth=0.9, zorder=1.5)
-            shown = f"{name}  {mean:.2f}" if left else f"{mean:.2f}  {name}"
-            align = "right" if left else "left"
-            at = end - 0.06 if left else end + 0.06
-            axes.text(at, y, shown, ha=align, va="center", fontsize=10)
-        for line, text in enumerate(note):
-            axes.text(0.15, below + 0.1 + 0.17 * line, text, fontsize=9, color=GREY, va="center")
+            axes.plot([x(mean), x(mean), end], [AXIS, y, y], color=NOTE, linewidth=0.9, zorder=1.5)
+            shown = f"{name}  {mean:.2f} " if left else f" {mean:.2f}  {name}"
+            axes.text(end, y, shown, ha="right" if left else "left", va="center", fontsize=10)
+        axes.text(0.15, below, "\n".join(note), fontsize=9, color=NOTE, va="top")
     return fig
 
 
-def _axis(axes: Axes, count: int, start: float, scale: float) -> None:
-    """The line of ranks with its ticks."""
-    axes.plot([start, start + scale * (count - 1)], [AXIS, AXIS], color=style.BLACK, linewidth=1)
-    for rank in range(1, count + 1, math.ceil(count / 12)):
-        at = start + scale * (rank - 1)
-        axes.plot([at, at], [AXIS - 0.07, AXIS], color=style.BLACK, linewidth=1)
-        axes.text(at, AXIS - 0.17, str(rank), ha="center", va="center", fontsize=10)
-
-
-def _ruler(axes: Axes, ranks: Ranks, start: float, scale: float) -> None:
-    """The critical difference as a length above the axis, no longer than this."""
+def _axis(axes: Axes, ranks: Ranks, start: float, scale: float) -> None:
+    """The line of ranks with its ticks, and above it the critical difference as a length."""
     most = len(ranks.labels) - 1
-    end, y = start + scale * min(ranks.difference, most), 0.4
-    axes.plot([start, end], [y, y], color=GREY, linewidth=1.4)
-    for at in (start, end):
-        axes.plot([at, at], [y - 0.05, y + 0.05], color=GREY, linewidth=1.4)
+    axes.plot([start, start + scale * most], [AXIS, AXIS], color=style.BLACK, linewidth=1)
+    for rank in range(0, most + 1, math.ceil((most + 1) / 12)):
+        at = start + scale * rank
+        axes.plot([at, at], [AXIS - 0.07, AXIS], color=style.BLACK, linewidth=1)
+        axes.text(at, AXIS - 0.17, str(rank + 1), ha="center", va="center", fontsize=10)
+    axes.text(start - 0.1, AXIS - 0.17, "mean rank", ha="right", va="center", fontsize=10)
+    end = start + scale * min(ranks.difference, most)
+    axes.plot([start, end], [0.4, 0.4], "|-", color=NOTE, linewidth=1.4, markersize=7)
     shown = f"critical difference {ranks.difference:.2f}"
     shown += " (longer than the axis)" * (ranks.difference > most)
-    axes.text(start, y - 0.15, shown, ha="left", va="center", fontsize=10, color=GREY)
-    axes.text(start - 0.1, AXIS - 0.17, "mean rank", ha="right", va="center", fontsize=10)
+    axes.text(start, 0.25, shown, ha="left", va="center", fontsize=10, color=NOTE)
 
 
 def _levels(cliques: list[tuple[int, int]]) -> list[tuple[int, int, int]]:

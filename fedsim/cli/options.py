@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import click
 
-from fedsim.cli.names import files, folders, key_or_value, named, value_of
+from fedsim.cli.names import files, folders, keys, named, value_of
 from fedsim.core.terminal import echo
 
 VERBOSE = "fedsim.verbose"
@@ -229,7 +229,7 @@ set_option = partial(
     cls=GroupedOption,
     metavar="KEY=VALUE",
     multiple=True,
-    shell_complete=key_or_value,
+    shell_complete=keys,
 )
 """``--set KEY=VALUE``."""
 set_any_option = set_option(

@@ -31,6 +31,8 @@ LONG = 16
 """Longer names of classes are cut in the table's heading."""
 CLASSES_OF_TEXT = 20
 """Samples of text are counted by class in the table where there are at most so many."""
+MAX_PIXELS = 128
+"""Larger images are shown at this size."""
 SITES = 12
 """So many sites are listed with their numbers of training samples."""
 
@@ -134,17 +136,29 @@ def site_line(dataset: Dataset) -> str:
 
 
 def write_split(dataset: Dataset, split: Partition, folder: Path, malicious: Sequence[int]) -> None:
-    """Writes the table, the figure and the split for ``data.partition_file``."""
+    """Writes the table, the split for ``data.partition_file``, and the figure, with some images of
+    up to ten clients where the samples are images."""
     import pandas as pd
 
     from fedsim.core import files
     from fedsim.data import partitions, splits
+    from fedsim.data.images import resize
     from fedsim.storage.run_dir import csv_text
 
     frame = pd.DataFrame(partitions.table(dataset, split, malicious=malicious))
     samples = splits.columns(dataset, split, malicious)
-    names = () if dataset.per_token else dataset.class_names
-    figure = analysis("figures.partition").figure(frame, names)
+    drawing = analysis("figures.partition")
+    rows = []
+    most = drawing.CLIENTS if dataset.inputs == "images" else 0
+    for client in drawing.spread(split.num_clients, most).tolist():
+        owned = split.train[client]
+        shown = owned[drawing.in_proportion(dataset.y[owned])]
+        images = resize(dataset.x[shown], min(MAX_PIXELS, dataset.x.shape[-1]))
+        name = split.names[client] if split.names else f"Client {client}"
+        labels = [dataset.class_names[label] for label in dataset.y[shown].tolist()]
+        rows.append(drawing.ImageRow(f"{name}\n{len(owned):,} samples", images, labels))
+    classes = ["text"] if dataset.per_token else dataset.class_names  # the table's label is -1
+    figure = drawing.figure(frame, classes, rows)
     with files.replacing_folder(folder) as unfinished, analysis("figures.style").look():
         (unfinished / "partition.csv").write_bytes(csv_text(frame).encode())
         (unfinished / "split.csv").write_bytes(csv_text(samples).encode())

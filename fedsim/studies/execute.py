@@ -107,7 +107,7 @@ def run(plan: Plan, out: Path, options: RunOptions) -> Outcome:
         configs = list(islice(cycle(examples), len(trials) + len(later)))
         drivers = capacity.make_drivers(configs, plan.parallel, stack, options.displays)
         _introduce(plan, drivers, configs, len(later))
-        shown = _display(stack, plan, drivers, options, [*trials, *later])
+        shown = _display(stack, plan, drivers, options, len(trials) + len(later))
         if tunings:
             tune(tunings, drivers, shown)
         runs, folder = plan.runs(tunings, out), plan.folder(out)
@@ -119,7 +119,7 @@ def run(plan: Plan, out: Path, options: RunOptions) -> Outcome:
         if isinstance(shown, board.Board):
             searched = plan.file.kind == "tune"
             metric = plan.file.by if searched else "test_accuracy"
-            shown.now([run.name for run in left], metric, lines=not searched)
+            shown.now(len(plan.configs) - len(left), metric, lines=not searched)
         outcome.table, outcome.failed = sweeps.run_all(
             runs, left, folder, drivers, shown, trackers, accept
         )
@@ -146,17 +146,15 @@ def _introduce(plan: Plan, drivers: Drivers, configs: Sequence[RunConfig], later
 
 
 def _display(
-    stack: ExitStack, plan: Plan, drivers: Drivers, options: RunOptions, waiting: list[str]
+    stack: ExitStack, plan: Plan, drivers: Drivers, options: RunOptions, waiting: int
 ) -> Follower:
     """The display of all runs, which the stack closes."""
     if plan.grid and isinstance(drivers, Here):
         return board.OneByOne([run.name for run in plan.grid], options.verbose)
-    kinds = {None: board.board_type(), True: board.Bars, False: board.Board}
-    shown = kinds[options.progress](
+    shown = board.make(
+        options.progress,
         total=len(plan.configs),
-        waiting=waiting,
-        width=len(drivers.slots),
-        group_of=lambda name: sweeps.group_of(name.partition("/")[0]),
+        ended=len(plan.configs) - waiting,
         verbose=options.verbose,
         metric="test_accuracy" if plan.grid else plan.file.by,
         lines=bool(plan.grid),

@@ -11,7 +11,6 @@ import pytest
 
 from analysis import AnalysisError, influence
 from analysis.figures import curves, partition
-from analysis.figures.partition import figure_with_images
 from analysis.runs import Group
 
 
@@ -110,7 +109,7 @@ def test_images_are_chosen_by_the_classes_shares() -> None:
 
 def test_images_are_shown_with_their_classes() -> None:
     rows = [image_row(1, ("a", "a very long name of a class", "c")), image_row(1, ("b",))]
-    figure = figure_with_images(partition_frame([[3, 1]]), "title", ["a"], rows, "Training images")
+    figure = partition.figure(partition_frame([[3, 1]]), ["a"], rows)
     axes = figure.subfigs[1].axes
     titles = [a.get_title() for a in axes]
     assert titles == ["a", "a very long…", "c", "b", "", ""]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from click.testing import CliRunner, Result
@@ -20,7 +22,7 @@ from analysis.labels import title_of
 from analysis.runs import conditions, default_by, differing, find, group, settings, summaries
 from analysis.words import listed, say, sentences
 from tests.commands import clean_environment
-from tests.unit.analysis.run_files import groups_of, run_of
+from tests.unit.analysis.run_files import Floats, groups_of, run_of
 
 
 def make_run(
@@ -155,7 +157,7 @@ def test_figure_shows_means_and_bands(runs: Path) -> None:
     drawn = {str(line.get_label()): line for line in accuracy.lines}
     assert list(drawn) == ["FedAvg", "FedProx", "FedLD"]
     assert drawn["FedLD"].get_ydata() == pytest.approx([10, 50, 84])
-    assert drawn["FedLD"].get_color() == style.LINES["fedld"].colour
+    assert drawn["FedLD"].get_color() == style.PALETTE[2]
     assert len(accuracy.collections) == 2
     assert "1 to 3 seeds" in figure.legends[0].get_title().get_text()
     assert 0 >= accuracy.get_ylim()[0] >= -1
@@ -168,6 +170,57 @@ def test_partition_is_read_from_file_or_run(tmp_path: Path) -> None:
     file.write_text("client_id,label,train_samples\n")
     with pytest.raises(AnalysisError, match="no rows"):
         read_partition(file)
+
+
+# ---- style
+
+
+def test_forty_methods_have_lines_of_their_own() -> None:
+    assert len(set(style.lines([f"m{index}" for index in range(40)]).values())) == 40
+
+
+SEEN = np.array(
+    [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413],
+     [-0.011820, 0.042940, 0.968881]]
+)  # fmt: skip
+"""Deuteranopia on linear RGB (Machado, Oliveira and Fernandes, 2009, table 1, severity 1)."""
+
+
+def lab(colour: str, *, deuteranopia: bool) -> Floats:
+    """CIE Lab (D65) of a colour such as ``#E69F00``."""
+    srgb = np.array([int(colour[start : start + 2], 16) for start in (1, 3, 5)]) / 255
+    rgb = np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
+    if deuteranopia:
+        rgb = np.clip(SEEN @ rgb, 0, 1)
+    to_xyz = np.array(
+        [[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.0721750],
+         [0.0193339, 0.1191920, 0.9503041]]
+    )  # fmt: skip
+    xyz = to_xyz @ rgb / np.array([0.95047, 1, 1.08883])
+    f = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+@pytest.mark.parametrize("deuteranopia", [False, True])
+def test_ten_methods_have_colours_that_can_be_told_apart(deuteranopia: bool) -> None:
+    seen = [lab(colour, deuteranopia=deuteranopia) for colour in style.PALETTE]
+    distances = [np.linalg.norm(a - b) for a, b in itertools.combinations(seen, 2)]
+    assert len(seen) == 10
+    assert min(distances) > 15
+
+
+@pytest.mark.slow
+def test_a_panel_per_setting_and_a_line_per_method_of_the_same_colour(tmp_path: Path) -> None:
+    for alpha in (0.1, 1.0, 10.0):
+        for method in ("fedavg", "fedprox", "scaffold", "mine"):
+            run_of(tmp_path, method, 0, [0.2, 0.4], alpha=alpha)
+    groups = groups_of(tmp_path, "algorithm", "alpha")
+    found = curves.figure(groups, ["test_accuracy"], settings=["alpha"])
+    shown = [axes for axes in found.axes if axes.get_visible()]
+    assert [axes.get_title("left").partition(" = ")[2] for axes in shown] == ["0.1", "1", "10"]
+    colours = [[line.get_color() for line in axes.lines] for axes in shown]
+    assert len(set(colours[0])) == 4
+    assert colours == [colours[0]] * 3
 
 
 def test_titles() -> None:
