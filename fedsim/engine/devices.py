@@ -1,8 +1,5 @@
-"""Torch on a device: the flags that fix a result's bits, and the memory limit on a shared GPU.
-
-Ray counts fractions of a GPU but enforces none of them, so each process limits its own memory.
-Nothing uses ``torch.compile``, which takes longer than the whole training of most clients.
-"""
+"""Torch on a device: the flags that fix a result's bits, and the memory limit on a shared GPU,
+since Ray counts fractions of a GPU but enforces none of them."""
 
 from __future__ import annotations
 
@@ -39,10 +36,7 @@ _deterministic: Any = torch.utils.deterministic  # a module with a property, hid
 
 
 def client_device(gpu: bool) -> torch.device:
-    """The device of this process: its first visible GPU, or the CPU.
-
-    A GPU always has its index, which some of torch's functions need.
-    """
+    """The device of this process: its first visible GPU, with its index, or the CPU."""
     return torch.device("cuda", 0) if gpu else torch.device("cpu")
 
 
@@ -104,10 +98,8 @@ def forward_passes(
 ) -> tuple[Precision, torch.memory_format]:
     """The context of forward passes, and how images lie in memory: with bf16, both faster on a GPU.
 
-    Weights and updates stay float32 vectors in the usual order, of which parameters are views:
-    cuDNN transposes weights in each step, 0.1 ms beside the 20 ms of a step of ResNet-50. With
-    channels last, a model of your own must use ``flatten`` or ``reshape`` where it would use
-    ``view``.
+    Weights and updates stay float32 vectors in the usual order. With channels last, a model of your
+    own must use ``flatten`` or ``reshape`` where it would use ``view``.
     """
     if precision == "bf16" and device.type == "cuda":
         return partial(torch.autocast, "cuda", torch.bfloat16), torch.channels_last
@@ -117,9 +109,8 @@ def forward_passes(
 def keep_freed_memory() -> None:
     """Lets this process keep large blocks that it frees, for the next step and client to take.
 
-    By default glibc gives them back, and every gradient of a large model is paid for with page
-    faults: a quarter of the time of a short training. The process then stays at its peak size. For
-    processes of fedsim's own; without glibc nothing happens.
+    Else glibc gives them back, and page faults are a quarter of the time of a short training. For
+    processes of fedsim's own, which stay at their peak size; without glibc nothing happens.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -252,15 +243,12 @@ class Kind:
 
 @dataclass(frozen=True)
 class Findings:
-    """What showed in a worker's calls so far.
-
-    Args:
-        nondeterministic: operations without a deterministic kernel on this device.
-        uncaptured: what was not captured as a CUDA graph, and why.
-    """
+    """What showed in a worker's calls so far."""
 
     nondeterministic: frozenset[str] = frozenset()
+    """Operations without a deterministic kernel on this device."""
     uncaptured: Mapping[str, str] = field(default_factory=dict)
+    """What was not captured as a CUDA graph, and why."""
 
 
 def record(
@@ -271,11 +259,8 @@ def record(
 ) -> dict[str, object]:
     """What env.json says as ``device`` of the workers; empty where none has started.
 
-    Args:
-        kinds: of their devices; several with ``engine.allow_mixed_devices``.
-        precision: ``engine.precision``; a CPU computes in float32.
-        deterministic: ``engine.deterministic``; a CPU's kernels repeat their bits.
-        findings: of each worker.
+    Several ``kinds`` are there with ``engine.allow_mixed_devices``. A CPU computes in float32, and
+    its kernels repeat their bits.
     """
     if not kinds:
         return {}
