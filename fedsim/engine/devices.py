@@ -43,8 +43,7 @@ def client_device(gpu: bool) -> torch.device:
 def trains_on_gpu(engine: EngineConfig) -> bool:
     """Whether clients train on GPUs, by the configuration and the kind of device alone.
 
-    Unset, Ray takes the GPUs of its machines: this one, or those of a cluster, of which nothing is
-    known before it is joined; the serial engine takes the CPU.
+    Of a cluster nothing is known before it is joined; unset, the serial engine takes the CPU.
     """
     if engine.gpus_per_client is not None:
         return engine.gpus_per_client > 0
@@ -53,11 +52,8 @@ def trains_on_gpu(engine: EngineConfig) -> bool:
 
 
 def server_device(engine: EngineConfig) -> torch.device | None:
-    """The GPU on which the server computes, None for the CPU; see ``engine.server_device``.
-
-    Raises:
-        ConfigError: it is to be a GPU, and torch finds none here.
-    """
+    """The GPU on which the server computes, None for the CPU; see ``engine.server_device``. A
+    ConfigError where it is to be a GPU, and torch finds none here."""
     clients_on_cpu = engine.gpus_per_client == 0 or (
         engine.kind == "serial" and engine.gpus_per_client is None
     )
@@ -76,9 +72,8 @@ def configure(
 ) -> None:
     """Fixes what changes bits: threads on the CPU; TF32, autotuning and atomics on a GPU.
 
-    TF32 is as reproducible as float32: its kernels round their factors and sum in a fixed order.
-    Deterministic algorithms also write NaN into fresh memory before each use, to show reads of what
-    was never written; that is switched off, it costs a pass over every intermediate result.
+    TF32 is as reproducible as float32. With deterministic algorithms torch would also write NaN
+    into fresh memory before each use, which costs a pass over every intermediate result.
     """
     torch.set_num_threads(threads)
     warnings.filterwarnings("always", message=NO_KERNEL)  # by each worker, whoever met it first
@@ -153,22 +148,15 @@ UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
 def limit_memory(device: torch.device, fraction: float) -> None:
-    """Keeps this process to its fraction of a GPU; does nothing on a CPU or with a whole GPU.
-
-    Raises:
-        ConfigError: the fraction does not even hold a CUDA context.
-    """
+    """Keeps this process to its fraction of a GPU; does nothing on a CPU or with a whole GPU."""
     if device.type == "cuda" and fraction < 1:
         total = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(tensor_fraction(total, fraction), device)
 
 
 def tensor_fraction(total: int, fraction: float) -> float:
-    """The part of a GPU that is left for tensors in a fraction of it between 0 and 1.
-
-    Raises:
-        ConfigError: nothing is left beside the process's CUDA context.
-    """
+    """The part of a GPU that is left for tensors in a fraction of it; a ConfigError where that is
+    nothing beside the process's CUDA context."""
     left = fraction - CONTEXT / total
     if left <= 0:
         raise ConfigError(
@@ -192,14 +180,8 @@ def reason(error: BaseException, fraction: float, device: torch.device) -> str:
 
 
 def out_of_memory(total: int, held: int, message: str, fraction: float) -> str:
-    """What happened on a GPU with too little memory and what would help.
-
-    Args:
-        total: bytes of the GPU.
-        held: bytes of this process's tensors and caches.
-        message: of torch, which says what it asked for.
-        fraction: of the GPU, for this process.
-    """
+    """What happened on a GPU of ``total`` bytes, of which this process has ``fraction`` and holds
+    ``held`` bytes, and what would help; torch's ``message`` says what it asked for."""
     fraction = min(fraction, 1.0)
     asked = re.search(r"Tried to allocate ([\d.]+) (bytes|[KMGT]iB)", message)
     requested = round(float(asked[1]) * UNITS[asked[2]]) if asked else 0

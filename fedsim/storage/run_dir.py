@@ -120,8 +120,7 @@ class RunStore:
 
     def read(self, table: str) -> pd.DataFrame:
         """A table as a data frame; a StoreError where there is none, or it is damaged."""
-        first = TABLES[table].columns()[0] if table in TABLES else None
-        return tables.frame(self.path / f"{table}.csv", first)
+        return tables.frame(self.path / f"{table}.csv")
 
     def read_environment(self) -> dict[str, Any]:
         """What env.json says, {} where there is none; a ConfigError where it is damaged."""

@@ -106,8 +106,8 @@ def number(text: str | None) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def frame(path: Path, first: str | None = None) -> pd.DataFrame:
-    """A CSV file as a data frame, whose first column is called ``first`` where that is given.
+def frame(path: Path) -> pd.DataFrame:
+    """A CSV file as a data frame.
 
     Raises:
         StoreError: there is no such file, or it is damaged.
@@ -121,8 +121,6 @@ def frame(path: Path, first: str | None = None) -> pd.DataFrame:
         table = pd.read_csv(path, keep_default_na=False, na_values=[""], low_memory=False)
     except (ValueError, OSError) as error:  # pandas' own errors are ValueErrors
         raise StoreError(f"{path}: cannot be read as a table ({one_line(error)})") from error
-    if first not in (None, *table.columns[:1]):
-        raise StoreError(f"{path}: its first column is {table.columns[0]!r}, not {first!r}")
     return table
 
 
