@@ -22,17 +22,14 @@ EvaluationTask = tuple[Model, Part]
 
 @dataclass(frozen=True)
 class Measure(Generic[T]):
-    """What an evaluation gives of a model's outputs, computed where the outputs are.
-
-    Args:
-        compute: of the outputs for some samples, the run's data, the part that they belong to, and
-            their indices (n,) into the data set.
-        join: makes those of several runs of samples, in order, one; None where ``compute`` needs
-            the outputs of the whole part.
-    """
+    """What an evaluation gives of a model's outputs, computed where the outputs are."""
 
     compute: Callable[[Outputs, Samples, Part, I64], T]
+    """Of the outputs for some samples, the run's data, the part that they belong to, and their
+    indices (n,) into the data set."""
     join: Callable[[Sequence[T]], T] | None = None
+    """Makes those of several runs of samples, in order, one; None where ``compute`` needs the
+    outputs of the whole part."""
 
 
 def _outputs(outputs: Outputs, _run: Samples, _part: Part, _index: I64) -> Outputs:

@@ -1,8 +1,5 @@
-"""Torch on a device: the flags that fix a result's bits, and the memory limit on a shared GPU.
-
-Ray counts fractions of a GPU but enforces none of them, so each process limits its own memory.
-Nothing uses ``torch.compile``, which takes longer than the whole training of most clients.
-"""
+"""Torch on a device: the flags that fix a result's bits, and the memory limit on a shared GPU,
+since Ray counts fractions of a GPU but enforces none of them."""
 
 from __future__ import annotations
 
@@ -39,18 +36,14 @@ _deterministic: Any = torch.utils.deterministic  # a module with a property, hid
 
 
 def client_device(gpu: bool) -> torch.device:
-    """The device of this process: its first visible GPU, or the CPU.
-
-    A GPU always has its index, which some of torch's functions need.
-    """
+    """The device of this process: its first visible GPU, with its index, or the CPU."""
     return torch.device("cuda", 0) if gpu else torch.device("cpu")
 
 
 def trains_on_gpu(engine: EngineConfig) -> bool:
     """Whether clients train on GPUs, by the configuration and the kind of device alone.
 
-    Unset, Ray takes the GPUs of its machines: this one, or those of a cluster, of which nothing is
-    known before it is joined; the serial engine takes the CPU.
+    Of a cluster nothing is known before it is joined; unset, the serial engine takes the CPU.
     """
     if engine.gpus_per_client is not None:
         return engine.gpus_per_client > 0
@@ -59,11 +52,8 @@ def trains_on_gpu(engine: EngineConfig) -> bool:
 
 
 def server_device(engine: EngineConfig) -> torch.device | None:
-    """The GPU on which the server computes, None for the CPU; see ``engine.server_device``.
-
-    Raises:
-        ConfigError: it is to be a GPU, and torch finds none here.
-    """
+    """The GPU on which the server computes, None for the CPU; see ``engine.server_device``. A
+    ConfigError where it is to be a GPU, and torch finds none here."""
     clients_on_cpu = engine.gpus_per_client == 0 or (
         engine.kind == "serial" and engine.gpus_per_client is None
     )
@@ -82,9 +72,8 @@ def configure(
 ) -> None:
     """Fixes what changes bits: threads on the CPU; TF32, autotuning and atomics on a GPU.
 
-    TF32 is as reproducible as float32: its kernels round their factors and sum in a fixed order.
-    Deterministic algorithms also write NaN into fresh memory before each use, to show reads of what
-    was never written; that is switched off, it costs a pass over every intermediate result.
+    TF32 is as reproducible as float32. With deterministic algorithms torch would also write NaN
+    into fresh memory before each use, which costs a pass over every intermediate result.
     """
     torch.set_num_threads(threads)
     warnings.filterwarnings("always", message=NO_KERNEL)  # by each worker, whoever met it first
@@ -104,10 +93,8 @@ def forward_passes(
 ) -> tuple[Precision, torch.memory_format]:
     """The context of forward passes, and how images lie in memory: with bf16, both faster on a GPU.
 
-    Weights and updates stay float32 vectors in the usual order, of which parameters are views:
-    cuDNN transposes weights in each step, 0.1 ms beside the 20 ms of a step of ResNet-50. With
-    channels last, a model of your own must use ``flatten`` or ``reshape`` where it would use
-    ``view``.
+    Weights and updates stay float32 vectors in the usual order. With channels last, a model of your
+    own must use ``flatten`` or ``reshape`` where it would use ``view``.
     """
     if precision == "bf16" and device.type == "cuda":
         return partial(torch.autocast, "cuda", torch.bfloat16), torch.channels_last
@@ -117,9 +104,8 @@ def forward_passes(
 def keep_freed_memory() -> None:
     """Lets this process keep large blocks that it frees, for the next step and client to take.
 
-    By default glibc gives them back, and every gradient of a large model is paid for with page
-    faults: a quarter of the time of a short training. The process then stays at its peak size. For
-    processes of fedsim's own; without glibc nothing happens.
+    Else glibc gives them back, and page faults are a quarter of the time of a short training. For
+    processes of fedsim's own, which stay at their peak size; without glibc nothing happens.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -162,22 +148,15 @@ UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
 def limit_memory(device: torch.device, fraction: float) -> None:
-    """Keeps this process to its fraction of a GPU; does nothing on a CPU or with a whole GPU.
-
-    Raises:
-        ConfigError: the fraction does not even hold a CUDA context.
-    """
+    """Keeps this process to its fraction of a GPU; does nothing on a CPU or with a whole GPU."""
     if device.type == "cuda" and fraction < 1:
         total = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(tensor_fraction(total, fraction), device)
 
 
 def tensor_fraction(total: int, fraction: float) -> float:
-    """The part of a GPU that is left for tensors in a fraction of it between 0 and 1.
-
-    Raises:
-        ConfigError: nothing is left beside the process's CUDA context.
-    """
+    """The part of a GPU that is left for tensors in a fraction of it; a ConfigError where that is
+    nothing beside the process's CUDA context."""
     left = fraction - CONTEXT / total
     if left <= 0:
         raise ConfigError(
@@ -201,14 +180,8 @@ def reason(error: BaseException, fraction: float, device: torch.device) -> str:
 
 
 def out_of_memory(total: int, held: int, message: str, fraction: float) -> str:
-    """What happened on a GPU with too little memory and what would help.
-
-    Args:
-        total: bytes of the GPU.
-        held: bytes of this process's tensors and caches.
-        message: of torch, which says what it asked for.
-        fraction: of the GPU, for this process.
-    """
+    """What happened on a GPU of ``total`` bytes, of which this process has ``fraction`` and holds
+    ``held`` bytes, and what would help; torch's ``message`` says what it asked for."""
     fraction = min(fraction, 1.0)
     asked = re.search(r"Tried to allocate ([\d.]+) (bytes|[KMGT]iB)", message)
     requested = round(float(asked[1]) * UNITS[asked[2]]) if asked else 0
@@ -252,15 +225,12 @@ class Kind:
 
 @dataclass(frozen=True)
 class Findings:
-    """What showed in a worker's calls so far.
-
-    Args:
-        nondeterministic: operations without a deterministic kernel on this device.
-        uncaptured: what was not captured as a CUDA graph, and why.
-    """
+    """What showed in a worker's calls so far."""
 
     nondeterministic: frozenset[str] = frozenset()
+    """Operations without a deterministic kernel on this device."""
     uncaptured: Mapping[str, str] = field(default_factory=dict)
+    """What was not captured as a CUDA graph, and why."""
 
 
 def record(
@@ -271,11 +241,8 @@ def record(
 ) -> dict[str, object]:
     """What env.json says as ``device`` of the workers; empty where none has started.
 
-    Args:
-        kinds: of their devices; several with ``engine.allow_mixed_devices``.
-        precision: ``engine.precision``; a CPU computes in float32.
-        deterministic: ``engine.deterministic``; a CPU's kernels repeat their bits.
-        findings: of each worker.
+    Several ``kinds`` are there with ``engine.allow_mixed_devices``. A CPU computes in float32, and
+    its kernels repeat their bits.
     """
     if not kinds:
         return {}

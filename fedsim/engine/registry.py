@@ -21,13 +21,10 @@ class MakeExecutor(Protocol):
 
     Args:
         spec: what its workers are made of.
-        engine: section ``engine`` of the configuration.
+        engine: section ``engine`` of the configuration; a ConfigError where it cannot be met here.
         update_bytes: size of one client's delta.
         whole: the setting for which the driver needs whole deltas, None where none does.
         session: of the runs before and after, what they share; None for a run of its own.
-
-    Raises:
-        ConfigError: the settings cannot be met here.
     """
 
     def __call__(
@@ -48,11 +45,8 @@ def names() -> tuple[str, ...]:
 
 
 def load(kind: str) -> MakeExecutor:
-    """The function that starts an executor, by its built-in name or ``module:function``.
-
-    Raises:
-        ConfigError: there is none of that name.
-    """
+    """The function that starts an executor, by its built-in name or ``module:function``; a
+    ConfigError where there is none."""
     if ":" in kind:
         return cast(MakeExecutor, resolve(kind, "engine.kind"))
     if kind not in names():
@@ -64,12 +58,8 @@ def load(kind: str) -> MakeExecutor:
 
 
 def start(spec: WorkerSpec, engine: EngineConfig, **given: Any) -> Executor:
-    """The executor of ``engine.kind``; ``given`` as for :class:`MakeExecutor`.
-
-    Raises:
-        ConfigError: there is none of that name, its settings cannot be met here, or a function of
-            the user's fails.
-    """
+    """The executor of ``engine.kind``; ``given`` as for :class:`MakeExecutor`. A ConfigError where
+    there is none, or it cannot be started."""
     make = load(engine.kind)
     if ":" not in engine.kind:
         return make(spec, engine, **given)
@@ -77,11 +67,7 @@ def start(spec: WorkerSpec, engine: EngineConfig, **given: Any) -> Executor:
 
 
 def check(engine: EngineConfig) -> None:
-    """Checks ``engine.kind``, and the settings that its executor refuses; starts nothing.
-
-    Raises:
-        ConfigError: there is no such executor, or it refuses a setting.
-    """
+    """A ConfigError where there is no executor ``engine.kind``, or it refuses a setting."""
     check_settings = getattr(inspect.getmodule(load(engine.kind)), "check_settings", None)
     if check_settings is not None:
         call(check_settings, f"engine.kind={engine.kind}", engine)

@@ -27,53 +27,43 @@ Pass = Callable[[Sequence[ClientTask]], list[ClientUpdate]]
 
 @dataclass(frozen=True, kw_only=True)
 class RoundPlan:
-    """What is to be done in a round.
-
-    Args:
-        tasks: local training, each client once; the cohort.
-        participation: of each client with a row in clients.csv, those who stay away included.
-        state: what the schedule keeps for the next round; goes into the checkpoint.
-        seconds: simulated, of the round; None: until its slowest client.
-        pass_seconds: simulated, of passes that the schedule asked for; added to those of the round.
-        downlink_bytes: of these passes.
-        uplink_bytes: of these passes.
-        needed: versions of the model, this one included, from which tasks of later rounds start.
-        ahead: for each of the next rounds all of its tasks whose version of the model exists;
-            workers without work may do them early. None is of a client that trains in this round.
-    """
+    """What is to be done in a round."""
 
     tasks: tuple[ClientTask, ...]
+    """Local training, each client once; the cohort."""
     participation: Mapping[int, Participation]
+    """Of each client with a row in clients.csv, those who stay away included."""
     state: Vectors = field(default_factory=dict)
+    """What the schedule keeps for the next round; goes into the checkpoint."""
     seconds: float | None = None
+    """Simulated, of the round; None: until its slowest client."""
     pass_seconds: float = 0.0
+    """Simulated, of passes that the schedule asked for, whose bytes follow."""
     downlink_bytes: int = 0
     uplink_bytes: int = 0
     needed: frozenset[int] = frozenset()
+    """Versions of the model, this one included, from which tasks of later rounds start."""
     ahead: tuple[tuple[ClientTask, ...], ...] = ()
+    """For each of the next rounds all of its tasks whose version of the model exists; workers
+    without work may do them early. None is of a client that trains in this round."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Roster:
-    """The clients of a run, as a schedule knows them.
-
-    Args:
-        sizes: training samples of each client.
-        cohort_size: m.
-        held_out: clients that never train, ascending.
-        clock: how fast clients are, and whether they answer.
-        assign: see :class:`~fedsim.algorithms.base.Algorithm`.
-        lr: the learning rate of a round (from 0).
-        update_bytes: size of an update where it is known before training; None: the model's.
-    """
+    """The clients of a run, as a schedule knows them."""
 
     sizes: Sequence[int]
+    """Training samples of each client."""
     cohort_size: int
     held_out: Sequence[int]
+    """Clients that never train, ascending."""
     clock: Clock
     assign: Callable[[Sequence[int]], Sequence[tuple[int, ...]]]
+    """See :class:`~fedsim.algorithms.base.Algorithm`."""
     lr: Callable[[int], float]
+    """The learning rate of a round (from 0)."""
     update_bytes: int | None = None
+    """Size of an update where it is known before training; None: the model's."""
 
     @property
     def participants(self) -> list[int]:

@@ -109,11 +109,8 @@ class RunStore:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The row of summary.csv as Python values, None for what is missing.
-
-        Raises:
-            StoreError: the run has not ended, or the file has no row.
-        """
+        """The row of summary.csv as Python values, None for what is missing; a StoreError where
+        the run has not ended."""
         rows = self.read("summary")
         if rows.empty:
             raise StoreError(f"{self.path / 'summary.csv'}: has no row below its header")
@@ -121,29 +118,16 @@ class RunStore:
         return {key: None if value != value else value for key, value in values.items()}  # NaN
 
     def read(self, table: str) -> pd.DataFrame:
-        """A table of the run as a data frame.
-
-        Raises:
-            StoreError: there is none of this name, or it is damaged.
-        """
-        first = TABLES[table].columns()[0] if table in TABLES else None
-        return tables.frame(self.path / f"{table}.csv", first)
+        """A table as a data frame; a StoreError where there is none, or it is damaged."""
+        return tables.frame(self.path / f"{table}.csv")
 
     def read_environment(self) -> dict[str, Any]:
-        """What env.json says, {} where there is none.
-
-        Raises:
-            ConfigError: it cannot be read.
-        """
+        """What env.json says, {} where there is none; a ConfigError where it is damaged."""
         content: dict[str, Any] = self._json("env.json", {})
         return content
 
     def read_words(self) -> tuple[str, ...] | None:
-        """The vocabulary of a run on texts, in the order of their tokens; None without one.
-
-        Raises:
-            ConfigError: it cannot be read.
-        """
+        """The vocabulary of a run on texts, in the order of their tokens; None without one."""
         words = self._json(files.VOCABULARY, [])
         return tuple(map(str, words)) or None
 
@@ -190,11 +174,8 @@ class RunWriter(RunStore):
         files.write(self.path / name, text.encode())
 
     def write_partition(self, table: Mapping[str, Array]) -> None:
-        """Writes partition.csv as a whole, of columns (n,); one that is there must say the same.
-
-        Raises:
-            DataError: it says something else: the data are not those that the run began with.
-        """
+        """Writes partition.csv as a whole, of columns (n,); a DataError where one is there that
+        says something else: the data are not those that the run began with."""
         whole = {"name": np.full(len(table["label"]), ""), **table}
         ordered = {name: whole[name] for name in PartitionRow.columns() if name in whole}
         self._write_once("partition.csv", tables.csv_text(ordered))
@@ -220,14 +201,10 @@ class RunWriter(RunStore):
             )
 
     def append(self, table: str, rows: Iterable[Row]) -> None:
-        """Appends rows to a table; the first call also writes the header.
+        """Appends rows to a table, and to its digest; the first call also writes the header.
 
-        The digest of a table with results is continued, see :class:`TableDigest`.
-
-        Optional columns are there where the first rows have a value in them.
-
-        Raises:
-            StoreError: the table has other columns.
+        Optional columns are there where the first rows have a value in them. A StoreError where the
+        table has other columns.
         """
         rows, columns, optional = list(rows), TABLES[table].columns(), TABLES[table].optional()
         digest = None if table in DIAGNOSTIC else self._digest(table)

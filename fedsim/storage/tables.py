@@ -94,27 +94,20 @@ def read(path: Path) -> list[dict[str, str]]:
 
 
 def rounds(run: Path) -> list[dict[str, str]]:
-    """The complete rows of a run's rounds.csv, none where there is no such file yet.
-
-    Raises:
-        OSError, ValueError, csv.Error: as :func:`read`.
-    """
+    """The complete rows of a run's rounds.csv, none where there is no such file yet; see
+    :func:`read`."""
     path = run / "rounds.csv"
     return read(path) if path.exists() else []
 
 
 def number(text: str | None) -> float | None:
-    """A CSV cell as a finite number, None where it is empty.
-
-    Raises:
-        ValueError: it is another text.
-    """
+    """A CSV cell as a finite number, None where it is empty."""
     value = float(text) if text else math.nan
     return value if math.isfinite(value) else None
 
 
-def frame(path: Path, first: str | None = None) -> pd.DataFrame:
-    """A CSV file as a data frame, whose first column is called ``first`` where that is given.
+def frame(path: Path) -> pd.DataFrame:
+    """A CSV file as a data frame.
 
     Raises:
         StoreError: there is no such file, or it is damaged.
@@ -128,8 +121,6 @@ def frame(path: Path, first: str | None = None) -> pd.DataFrame:
         table = pd.read_csv(path, keep_default_na=False, na_values=[""], low_memory=False)
     except (ValueError, OSError) as error:  # pandas' own errors are ValueErrors
         raise StoreError(f"{path}: cannot be read as a table ({one_line(error)})") from error
-    if first not in (None, *table.columns[:1]):
-        raise StoreError(f"{path}: its first column is {table.columns[0]!r}, not {first!r}")
     return table
 
 
@@ -181,13 +172,8 @@ def best_row(rows: Sequence[Cells]) -> Cells | None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the rounds of a run come to in one column; None, or NaN, where that is not available.
-
-    Args:
-        final: its last value.
-        best: that of the best round.
-        last10: the mean over the evaluated rounds among the last ten.
-    """
+    """What the rounds of a run come to in one column: the last value, that of the best round, and
+    the mean over the evaluated rounds among the last ten; None, or NaN, if not available."""
 
     final: float | None
     best: float | None

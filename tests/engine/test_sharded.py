@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import time
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
@@ -11,7 +10,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 import ray
 from ray.cluster_utils import Cluster
@@ -36,9 +34,7 @@ from fedsim.models.vision import SplitModel
 from fedsim.server import ClipNorms
 from fedsim.server.base import RuleState
 from fedsim.server.cohort import Cohort
-from tests.engine import chaos
 from tests.engine.broken import Holder
-from tests.engine.chaos import STATEFUL_ONCE, Orders
 from tests.tasks import tasks
 
 pytestmark = pytest.mark.ray
@@ -350,56 +346,3 @@ def test_a_lost_update_of_pooled_data_or_of_an_older_model_is_made_anew(
     assert len(store.read("errors")) == len(lost) == given.train.rounds
     if method == "buffered":
         assert any(version < t for t, (_, version) in enumerate(lost))
-
-
-@pytest.fixture
-def cluster(orders):
-    """A head that trains nothing and two nodes with a core each."""
-    folder = orders.parent
-    head = {"num_cpus": 0, "include_dashboard": False, "temp_dir": f"{folder}/h"}
-    made = Cluster(initialize_head=True, head_node_args=head)
-    for name in ("n1", "n2"):
-        made.add_node(num_cpus=1, temp_dir=f"{folder}/{name}")
-    yield made
-    made.shutdown()
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("no_ray")
-@pytest.mark.parametrize("method", STATEFUL_ONCE)
-def test_a_node_killed_in_a_round(method, cluster, orders, undisturbed, tmp_path):
-    def until_noticed() -> None:  # else Ray may still place actors on the node that is lost
-        while sum(node["Alive"] for node in ray.nodes()) > 2:
-            time.sleep(0.1)
-
-    plan = {2: ("train", "raylet"), 3: until_noticed}
-    settings = chaos.config(method, address=cluster.address, client_timeout=30)
-    store = fedsim.run(settings, tmp_path / "run", [Orders(orders, plan)])
-    assert chaos.bytes_of(store) == undisturbed(method)
-    errors = store.read("errors")
-    assert pd.unique(errors["round"][errors["client_id"].notna()]).tolist() == [3]
-    assert set(errors["round"]) <= {3, 4}, "an actor may have been on its way to the lost node"
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("no_ray")
-@pytest.mark.parametrize(
-    ("method", "moment"),
-    [("fedbn", "combine"), pytest.param("fedld", "products", marks=pytest.mark.nightly)],
-)
-def test_a_node_lost_between_training_and_aggregation(method, moment, tmp_path, monkeypatch):
-    asked, ask = [], Sharded._ask
-    with cluster_of_two(head_cpus=0) as exchange:  # so that the other node trains all clients
-
-        def watched(self, what, *args):
-            asked.append(what)
-            if asked.count(moment) == 2 and what == moment:
-                exchange()
-            return ask(self, what, *args)
-
-        monkeypatch.setattr(Sharded, "_ask", watched)
-        store = fedsim.run(config(method), tmp_path / "run")
-    assert bytes_of(store) == in_one_process(method)
-    errors = store.read("errors")
-    assert (errors["round"] == 2).all()
-    assert errors["error"].str.contains("its work was lost").any()

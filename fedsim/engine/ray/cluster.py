@@ -45,8 +45,7 @@ os.register_at_fork(after_in_child=_after_fork)
 def connect(engine: EngineConfig) -> Callable[[], None]:
     """Starts Ray on this machine, quietly, or joins the cluster at ``engine.address``.
 
-    Returns:
-        What ends the connection; nothing to end where this process already had one.
+    Returns what ends the connection, which does nothing where this process already had one.
 
     Raises:
         ConfigError: there is no cluster at the address, no such working_dir, Ray refuses a setting,
@@ -98,10 +97,7 @@ def joining() -> dict[str, Any]:
 
 
 def join(ray_of_another: Mapping[str, Any]) -> None:
-    """Joins the Ray that another process on this machine is connected to, see :func:`joining`.
-
-    Where that Ray listens on the loopback address, this process must look for it there.
-    """
+    """Joins the Ray that another process on this machine is connected to, see :func:`joining`."""
     loopback = ray_of_another["address"].startswith("127.0.0.1:")
     with _keep_sigterm_handler(), _loopback_only() if loopback else contextlib.nullcontext():
         ray.init(**ray_of_another, log_to_driver=False, logging_level="ERROR")

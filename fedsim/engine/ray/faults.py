@@ -26,23 +26,19 @@ FATAL_CUDA_ERRORS = ("CUDA error", "CUBLAS_STATUS", "CUDNN_STATUS")
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """A failed call.
-
-    Args:
-        error: in one line.
-        lost: whether doing the work again can cure it.
-        objects: whether what was sent may be gone too and must be sent anew.
-        alive: whether the actor itself can go on.
-        final: whether the run cannot go on, even without the client.
-        raised: the error of fedsim that the client's code raised on purpose, if any.
-    """
+    """A failed call."""
 
     error: str
     lost: bool
+    """Whether doing the work again can cure it."""
     objects: bool = False
+    """Whether what was sent may be gone too and must be sent anew."""
     alive: bool = False
+    """Whether the actor itself can go on."""
     final: bool = False
+    """Whether the run cannot go on, even without the client."""
     raised: FedsimError | None = None
+    """The error of fedsim that the client's code raised on purpose, if any."""
 
 
 def fault_of(error: e.RayError) -> Fault:
@@ -67,11 +63,7 @@ def fault_of(error: e.RayError) -> Fault:
 
 
 def put(value: Any) -> Any:
-    """The value as an object.
-
-    Raises:
-        WorkerError: Ray cannot take it.
-    """
+    """The value as an object; a WorkerError where Ray cannot take it."""
     try:
         return ray.put(value)
     except e.RayError as error:

@@ -47,11 +47,7 @@ class ClientActor:
     _worker: Worker
 
     def build(self, spec: WorkerSpec) -> tuple[devices.Kind, str]:
-        """Builds the worker of a run; the kind of its device, and its machine.
-
-        Raises:
-            ConfigError: the actor holds a GPU that torch cannot use, or too small a fraction of it.
-        """
+        """Builds the worker of a run; the kind of its device, and its machine."""
         held = ray.get_gpu_ids()
         if held and not torch.cuda.is_available():
             raise ConfigError(
@@ -121,14 +117,8 @@ class Session:
     """A connection to Ray and its idle client actors, for one run or for several in a row.
 
     Starts a quiet Ray on this machine, joins the cluster at ``engine.address``, or uses the
-    connection that this process has. ``share`` is what the actors of the present run hold.
-
-    Args:
-        engine: says where Ray is.
-        reservation: what a run may have of it, None: everything.
-
-    Raises:
-        ConfigError: there is no cluster at the address.
+    connection that this process has. ``reservation`` is what a run may have of it, None:
+    everything; ``share`` is what the actors of the present run hold.
     """
 
     def __init__(self, engine: EngineConfig, reservation: Reservation | None = None) -> None:
@@ -260,11 +250,7 @@ class ActorPool:
         self._failures.clear()
 
     def came_up(self, ref: Any) -> bool:
-        """Takes the answer of a starting actor; whether what was sent to it must be sent anew.
-
-        Raises:
-            FedsimError: it can never start.
-        """
+        """Takes the answer of a starting actor; whether what was sent to it must be sent anew."""
         slot = self.starting.pop(ref)
         try:
             kind, machine = ray.get(ref)
@@ -312,11 +298,8 @@ class ActorPool:
         self._alive = time.monotonic()
 
     def check(self) -> None:
-        """Gives up where work waits, no actor is at work and none has come up for too long.
-
-        Raises:
-            WorkerError: with what actors ask for, or why the last one failed.
-        """
+        """Gives up where work waits, no actor is at work and none has come up for too long, by a
+        WorkerError with what actors ask for, or why the last one failed."""
         if not self.starting:
             raise WorkerError(f"no client actor comes up: {self._last_failure}")
         if time.monotonic() - self._alive > START_TIMEOUT:

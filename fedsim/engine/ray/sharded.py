@@ -53,12 +53,8 @@ def plan_shards(size: int, shards: Literal["auto"] | int, nodes: int) -> tuple[s
 
 
 def allowed_shards(setting: Literal["auto"] | int, whole: str | None) -> Literal["auto"] | int:
-    """The number of ranges to plan for with :func:`plan_shards`: one where the driver needs whole
-    updates, for the setting ``whole``.
-
-    Raises:
-        ConfigError: the setting spreads the updates that are needed whole.
-    """
+    """The number of ranges to plan for: one where the driver needs whole updates, for the setting
+    ``whole``; a ConfigError where they are to be spread all the same."""
     if whole is not None and setting not in ("auto", 1):
         raise ConfigError(
             f"engine.aggregation_shards={setting} leaves the updates on the nodes, but "
@@ -74,13 +70,8 @@ def split(deltas: Array, ranges: Sequence[slice]) -> tuple[Array, ...]:
 
 @dataclass(frozen=True)
 class Held:
-    """Where a client's update is.
-
-    Args:
-        parts: of each range the object with the deltas (k, width) of one call, see :func:`split`.
-        row: the client's among them.
-        block: of tasks, in which it was computed.
-    """
+    """Where a client's update is: of each range an object of :func:`split`, the client's row in it,
+    and the block of tasks in which it was computed."""
 
     parts: tuple[Any, ...]
     row: int
@@ -137,19 +128,15 @@ class Aggregators:
 
 @dataclass(kw_only=True)
 class Sharded:
-    """Updates that are spread over nodes; a :class:`~fedsim.server.columns.Columns`.
-
-    Args:
-        aggregators: one per range.
-        held: the updates by client id, in order; replaced where some are lost.
-        again: takes note of a loss, and trains all these clients once more.
-        max_retries: how often that is done in one pass, before a WorkerError.
-    """
+    """Updates that are spread over nodes; a :class:`~fedsim.server.columns.Columns`."""
 
     aggregators: Aggregators
     held: dict[int, Held]
+    """The updates by client id, in order; replaced where some are lost."""
     again: Callable[[Incident], Sequence[ClientUpdate]]
+    """Takes note of a loss, and trains all these clients once more."""
     max_retries: int
+    """How often that is done in one pass, before a WorkerError."""
 
     @property
     def dtype(self) -> np.dtype[np.floating]:
@@ -158,11 +145,7 @@ class Sharded:
 
     @property
     def rows(self) -> tuple[Array, ...]:
-        """Never here.
-
-        Raises:
-            ContractError: always.
-        """
+        """Never here: a ContractError."""
         raise ContractError(
             "this rule reads whole updates, which are spread over the nodes: "
             "use --set engine.aggregation_shards=1"
