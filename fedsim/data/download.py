@@ -50,8 +50,10 @@ def unpacked(archive: Path, folder: str) -> Path:
         return target
     with workspace(target.parent) as temporary:
         try:
-            form = None if archive.suffix == ".zip" else "data"  # zip files have no filter
-            shutil.unpack_archive(archive, temporary / "files", filter=form)
+            if archive.suffix == ".zip":  # which has no filter
+                shutil.unpack_archive(archive, temporary / "files")
+            else:
+                shutil.unpack_archive(archive, temporary / "files", filter="data")
             os.replace(temporary / "files", target)
         except Exception as error:  # a damaged archive raises anything
             if not target.is_dir():  # else another process was faster
