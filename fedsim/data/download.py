@@ -40,11 +40,7 @@ def fetch(urls: tuple[str, ...], md5: str, folder: str, file: str) -> Path:
 
 
 def unpacked(archive: Path, folder: str) -> Path:
-    """A folder of the cache with what an archive holds, unpacked beside it first: never half.
-
-    Raises:
-        DataError: the archive is damaged, or the cache folder cannot be written.
-    """
+    """A folder of the cache with what an archive holds, unpacked beside it first: never half."""
     target = cache_dir() / folder
     if target.exists():
         return target
