@@ -31,11 +31,7 @@ logger = logging.getLogger("fedsim")
 
 @contextmanager
 def workspace(folder: Path) -> Iterator[Path]:
-    """A temporary folder in ``folder``, of this process alone; what is in it at the end is deleted.
-
-    Raises:
-        DataError: ``folder`` cannot be made or written.
-    """
+    """A temporary folder in ``folder``, of this process alone, deleted at the end."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         temporary = tempfile.TemporaryDirectory(dir=folder, prefix=".")
@@ -75,9 +71,6 @@ def packed_rows(
     ``decode`` makes (3, size, size) uint8 of an image's number. The pack, whose name begins with
     ``name``, is made anew when the list of files, a file's size or its time of change, or ``how``
     differs, and, with a warning, when it cannot be read.
-
-    Raises:
-        DataError: an image cannot be decoded, or the cache folder cannot be written.
     """
     digest = hashlib.blake2b(f"{_VERSION}:{how}".encode(), digest_size=12)
     for file in files:
@@ -103,9 +96,6 @@ def stored(
 
     Its name says what decides the array. ``write`` fills one of the ``pieces`` into which the work
     is divided, by its number; several threads call it.
-
-    Raises:
-        DataError: the cache folder cannot be written; and what ``write`` raises.
     """
     if path.exists():
         try:

@@ -40,18 +40,16 @@ def fetch(urls: tuple[str, ...], md5: str, folder: str, file: str) -> Path:
 
 
 def unpacked(archive: Path, folder: str) -> Path:
-    """A folder of the cache with what an archive holds, unpacked beside it first: never half.
-
-    Raises:
-        DataError: the archive is damaged, or the cache folder cannot be written.
-    """
+    """A folder of the cache with what an archive holds, unpacked beside it first: never half."""
     target = cache_dir() / folder
     if target.exists():
         return target
     with workspace(target.parent) as temporary:
         try:
-            form = None if archive.suffix == ".zip" else "data"  # zip files have no filter
-            shutil.unpack_archive(archive, temporary / "files", filter=form)
+            if archive.suffix == ".zip":  # which has no filter
+                shutil.unpack_archive(archive, temporary / "files")
+            else:
+                shutil.unpack_archive(archive, temporary / "files", filter="data")
             os.replace(temporary / "files", target)
         except Exception as error:  # a damaged archive raises anything
             if not target.is_dir():  # else another process was faster

@@ -111,18 +111,13 @@ def redrawn(
                 draw.rng.shuffle(piece)
             return owned
         best = max(best, sizes, key=lambda s: min(s, default=-1))
-    prefix, least, patients = "", "", ""
-    advice = "fewer clients or a smaller minimum"
-    if patient is not None:
-        prefix, least = "data.group patient: ", f" and {min_patients} patients"
-        patients = f" of {len(np.unique(patient))} patients"
-        advice = "fewer clients, a larger alpha where the partition has one, or --group none"
-    elif alpha is not None:
-        prefix, advice = f"data.alpha {alpha} with ", f"a larger alpha, {advice}"
+    prefix = "" if alpha is None else f"data.alpha {alpha} with "
+    least = "" if patient is None else f" and {min_patients} patients (data.group patient)"
     raise DataError(
-        f"{prefix}{draw.num_clients} clients and {len(draw.labels)} training samples{patients}: "
-        f"none of {MAX_TRIES} draws gives every client data.min_samples {min_samples}{least}; the "
-        f"smallest clients of the best one reached {sorted(best)[:20]}; take {advice}"
+        f"{prefix}{draw.num_clients} clients and {len(draw.labels)} training samples: none of "
+        f"{MAX_TRIES} draws gives every client data.min_samples {min_samples}{least}; the smallest "
+        f"clients of the best one reached {sorted(best)[:20]}; take fewer clients, a smaller "
+        f"minimum{', a larger alpha' if prefix else ''}{' or --group none' if least else ''}"
     )
 
 

@@ -60,11 +60,7 @@ class ArrayUnpickler(pickle.Unpickler):
 
 
 def check_labels(labels: Array, num_classes: int, where: str) -> I64:
-    """Labels (N,) or (N, 1) as int64 (N,); rows in messages count from 0, as in the array.
-
-    Raises:
-        DataError: another shape or a dtype that is not integer, or a label outside 0..C-1.
-    """
+    """Labels (N,) or (N, 1) as int64 (N,); rows in messages count from 0, as in the array."""
     flat = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
     if flat.ndim != 1 or not np.issubdtype(flat.dtype, np.integer):
         raise DataError(
@@ -81,11 +77,7 @@ def check_labels(labels: Array, num_classes: int, where: str) -> I64:
 
 
 def check_images(images: Array, num_labels: int, where: str) -> Array:
-    """Images (N, H, W) or (N, H, W, 1 or 3) uint8, as (N, channels, H, W) with H = W.
-
-    Raises:
-        DataError: another dtype, shape, or number of images than of labels.
-    """
+    """Images (N, H, W) or (N, H, W, 1 or 3) uint8, as (N, channels, H, W) with H = W."""
     x = images[..., None] if images.ndim == 3 else images
     square = x.ndim == 4 and x.shape[3] in (1, 3) and x.shape[1] == x.shape[2] > 0
     if images.dtype != np.uint8 or not square:

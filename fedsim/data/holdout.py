@@ -84,9 +84,6 @@ def hold_out_clients(
     """Draws clients that never train; what they own of the common parts leaves these.
 
     ``number`` is how many they are; below 1 their share, rounded, but to 1 client at least.
-
-    Raises:
-        DataError: no client, or no common test sample, would be left.
     """
     if not number:
         return dataset, partition
@@ -148,9 +145,6 @@ def held_out_by_user(
 
     Of each label of ``y`` (n,) nearly its share is taken; (n, T) is not looked at. Samples of a
     ``user`` (n,) are drawn whatever other users have. Others as in :func:`held_out`.
-
-    Raises:
-        DataError: no user has enough samples to give one, or nothing is left.
     """
     label, parts = strata(y), []
     order = np.argsort(user, kind="stable")
@@ -173,9 +167,6 @@ def without_small_users(dataset: Dataset, min_samples: int) -> Dataset:
 
     A validation or test part of users of whom none has training samples (LEAF's split by users) is
     common to all clients and stays whole.
-
-    Raises:
-        DataError: no user has so many.
     """
     if dataset.site is None:
         return dataset
@@ -219,9 +210,6 @@ def held_out(
         seed: of the draw, with ``stream``, its purpose.
         stream: of random numbers.
         source: of the data, for messages.
-
-    Raises:
-        DataError: one side would be empty.
     """
     members = np.arange(len(stratum)) if group is None else np.unique(group, return_inverse=True)[1]
     groups = int(members.max()) + 1

@@ -51,10 +51,6 @@ def decode(source: Path | bytes, size: int, where: str = "") -> Array:
     """An image file, or the content of one, as RGB (3, size, size) uint8: Resize, CenterCrop.
 
     Messages begin with ``where``, by default the file.
-
-    Raises:
-        DataError: the file is truncated or no image; or its content would be cut: it has several
-            pages, or more than eight bits a channel.
     """
     return _resized(_rgb(source, where or str(source)), [size], crop=True)
 
@@ -129,9 +125,6 @@ def load_array(path: Path, size: int) -> Array:
     Of more than three channels the first three are kept. Values are uint8, or floats in 0..255.
     SSL-FL resizes with scikit-image, which turns uint8 arrays black, and cuts fractions off; here
     both kinds keep their values and are rounded.
-
-    Raises:
-        DataError: a truncated file, another dtype or shape, values outside 0..255 or in 0..1.
     """
     import torch
 

@@ -32,9 +32,6 @@ def kind_of(name: str, *, by_label: bool = True) -> Kind:
 
     The function gets a :class:`~fedsim.data.draws.Draw` and its options, typed keyword-only
     parameters, and returns for each client the positions of its samples in ``draw.labels``.
-
-    Raises:
-        ConfigError: the module or function is not there.
     """
     if ":" not in name:
         return KINDS[name]
@@ -170,11 +167,10 @@ def _patients(dataset: Dataset, num_clients: int, min_patients: int) -> I64:
     patient = patient[dataset.train]
     present, needed = len(np.unique(patient)), num_clients * min_patients
     if present < needed:
-        each = "one" if min_patients == 1 else f"{min_patients} (for its own held-out parts)"
         raise DataError(
-            f"{num_clients} clients with at least {each} of the patients each (data.group patient) "
-            f"need {needed}, the training part of {dataset.name} has {present}; take fewer clients "
-            "or --group none"
+            f"{num_clients} clients with at least {min_patients} patients each (data.group "
+            f"patient, own held-out parts) need {needed}, the training part of {dataset.name} has "
+            f"{present}; take fewer clients or --group none"
         )
     return patient
 

@@ -30,11 +30,7 @@ def of(dataset: Dataset) -> I64 | None:
 
 
 def grouping(dataset: Dataset, kind: str, wanted: str | None) -> str:
-    """``data.group``: what is ``wanted``, else patient where they are known, but none for lists.
-
-    Raises:
-        ConfigError: patients are to be kept together, and are not known.
-    """
+    """``data.group``: what is ``wanted``, else patient where they are known, but none for lists."""
     if wanted == "patient" and dataset.patient is None:
         raise ConfigError(
             f"data.group 'patient': {dataset.name} does not say which patients its samples are "

@@ -41,11 +41,7 @@ def find(name: str) -> DatasetInfo | None:
 
 
 def options(name: str) -> Mapping[str, Parameter]:
-    """The options of a data set: the typed keyword-only parameters of its reader.
-
-    Raises:
-        ConfigError: no such data set, or ``module:function`` that cannot be imported.
-    """
+    """The options of a data set: the typed keyword-only parameters of its reader."""
     return imports.options(reader(name), f"data set {name!r}", besides=_OF_LOADERS)
 
 

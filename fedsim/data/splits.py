@@ -107,11 +107,7 @@ def _sites_of(dataset: Dataset, partition: Partition) -> tuple[str, ...]:
 
 
 def read(dataset: Dataset, file: Path) -> tuple[Dataset, Partition]:
-    """The data set with the parts of a split file, its samples fitted to them, and the clients.
-
-    Raises:
-        DataError: the file is missing or damaged, or belongs to other data; names file and row.
-    """
+    """The data set with the parts of a split file, its samples fitted to them, and the clients."""
     _, header = next(records(file))
     if "sample" in [name.lower() for name in header]:
         return _read_split(dataset, file)

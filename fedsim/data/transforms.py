@@ -31,11 +31,7 @@ Augment = Callable[[Tensor, int], Tensor]
 
 
 class Transforms:
-    """A pipeline for images: ``train`` augments, ``test`` does not; both normalise.
-
-    Raises:
-        ConfigError: the pipeline names an unknown augmentation.
-    """
+    """A pipeline for images: ``train`` augments, ``test`` does not; both normalise."""
 
     def __init__(
         self,

@@ -53,9 +53,6 @@ def chain(model: nn.Module, where: str = "the model") -> tuple[Link, ...]:
     Decided by the exact types of modules in nested ``nn.Sequential``: linear layers and ungrouped
     convolutions, each with one BatchNorm or none, functions of single numbers, pooling, dropout and
     flattening. ``where`` is the beginning of the message.
-
-    Raises:
-        ConfigError: names the first module that cannot be part of a chain, and why.
     """
     links: list[Link] = []
     used: set[int] = set()

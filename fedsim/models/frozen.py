@@ -30,9 +30,6 @@ def frozen_tensors(model: nn.Module, spec: ModelSpec) -> list[Tensor]:
     The head trains with all words and with LoRA, as does a projection head, which is new. Of a
     module that trains no parameter no statistic trains either. Adapters are drawn from torch's
     global generator: A uniform as in a new linear layer, B zero.
-
-    Raises:
-        ConfigError: the model has no such tensors, or no head.
     """
     wanted = parse(spec.trainable)
     if wanted == "all":

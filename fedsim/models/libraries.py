@@ -31,9 +31,6 @@ def build(spec: ModelSpec) -> SplitModel:
 
     For grey images timm's networks have such a first layer; the weights of torchvision's are summed
     over the colours, which gives the same output as repeating the image.
-
-    Raises:
-        ConfigError: there is no such network, it takes other inputs, or has no linear classifier.
     """
     where = f"model.name={spec.name}"
     if spec.inputs != "images" or spec.per_token:
@@ -43,11 +40,7 @@ def build(spec: ModelSpec) -> SplitModel:
 
 
 def pretrained(spec: ModelSpec) -> dict[str, Tensor]:
-    """The weights that the library publishes for a network, with its names and its classes.
-
-    Raises:
-        ConfigError: it publishes none, or they cannot be had.
-    """
+    """The weights that the library publishes for a network, with its names and its classes."""
     name = source = spec.name.partition(":")[2]
     try:
         tensors: dict[str, Tensor]
@@ -71,9 +64,6 @@ def pretrained(spec: ModelSpec) -> dict[str, Tensor]:
 def preprocessing(name: str) -> Normalization | None:
     """What a network's published weights were trained with; None where it is of no library, or
     publishes none. Nothing is downloaded.
-
-    Raises:
-        ConfigError: timm is not installed.
     """
     library, name_there = library_of(name), name.partition(":")[2]
     if library == "timm":

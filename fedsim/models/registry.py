@@ -156,11 +156,7 @@ def make(spec: ModelSpec) -> nn.Module:
 
 
 def checked(model: nn.Module, spec: ModelSpec) -> nn.Module:
-    """The model in training mode, as it was given but for lazy tensors, which have their shapes.
-
-    Raises:
-        ConfigError: it does not turn samples into logits, or has tensors that cannot be trained.
-    """
+    """The model in training mode, as it was given but for lazy tensors, which have their shapes."""
     where = f"model.name={spec.name}"
     samples = zeros(spec)
     takes = f"{where}: does not take {spec.inputs} {tuple(samples.shape)}"

@@ -95,11 +95,7 @@ def apply(model: nn.Module, spec: ModelSpec, classes: Sequence[str] = ()) -> Loa
 
 
 def file_of(path: str) -> Path:
-    """The file of ``model.weights``, which may be the directory of a finished run.
-
-    Raises:
-        ConfigError: it is missing, or of no known kind.
-    """
+    """The file of ``model.weights``, which may be the directory of a finished run."""
     file = Path(path)
     if file.is_dir():
         if not (file / MODEL).is_file():
@@ -119,10 +115,6 @@ def read_tensors(path: str) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """The tensors by name of a run, a ``.safetensors`` file or a state dict in a ``.pt``/``.pth``.
 
     And the classes of a run's model. Adapters that a run trained are added to its weights.
-
-    Raises:
-        ConfigError: the file is missing, damaged, holds anything but named tensors, or the run has
-            trained models of clients only.
     """
     file = file_of(path)
     metadata: dict[str, str] = {}

@@ -16,7 +16,7 @@ def cifar10(request: Request) -> Raw:
     """CIFAR-10: ``data.dir`` with cifar-10-batches-py/ or with its files, or downloaded."""
     batches = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
     place = _place(request, "cifar-10-batches-py", batches[0])
-    classes = _entry(_load(place / "batches.meta"), "label_names", place)
+    (classes,) = _load(place / "batches.meta", "label_names")
     normal = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
     return _read(place, batches, "labels", classes, *normal)
 
@@ -24,7 +24,7 @@ def cifar10(request: Request) -> Raw:
 def cifar100(request: Request) -> Raw:
     """CIFAR-100, the 100 fine classes: ``data.dir`` with cifar-100-python/, or downloaded."""
     place = _place(request, "cifar-100-python", "train")
-    classes = _entry(_load(place / "meta"), "fine_label_names", place)
+    (classes,) = _load(place / "meta", "fine_label_names")
     normal = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
     return _read(place, ["train", "test"], "fine_labels", classes, *normal)
 
@@ -63,8 +63,7 @@ def _read(
 
 def _batch(path: Path, key: str, num_classes: int) -> tuple[Array, I64]:
     """Images (n, 3, 32, 32) and labels (n,) of a batch file; the last one is the test part."""
-    content = _load(path)
-    data, labels = _entry(content, "data", path), _entry(content, key, path)
+    data, labels = _load(path, "data", key)
     if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.shape[1:] != (3072,):
         raise DataError(f"{path}: data is no uint8 array (n, 3072)")
     y = check_labels(np.array(labels), num_classes, str(path))
@@ -73,22 +72,18 @@ def _batch(path: Path, key: str, num_classes: int) -> tuple[Array, I64]:
     return data.reshape(-1, 3, 32, 32), y
 
 
-def _load(path: Path) -> dict[str, Any]:
-    """The entries of a file, whose names are bytes (written by python 2) or texts (by python 3)."""
+def _load(path: Path, *keys: str) -> list[Any]:
+    """Entries of a file, whose names are bytes (written by python 2) or texts (by python 3)."""
     try:
         with path.open("rb") as stream:
             content = ArrayUnpickler(stream, encoding="bytes").load()
-        return {_text(name): value for name, value in content.items()}
+        entries = {_text(name): value for name, value in content.items()}
+        return [entries[key] for key in keys]
     except Exception as error:  # a damaged pickle raises anything
         raise DataError(
-            f"{path}: missing, truncated or no CIFAR batch ({one_line(error)})"
+            f"{path}: missing, truncated or no CIFAR batch with {' and '.join(keys)} "
+            f"({one_line(error)})"
         ) from error
-
-
-def _entry(content: dict[str, Any], key: str, path: Path) -> Any:
-    if key not in content:
-        raise DataError(f"{path}: no entry {key}; there are {', '.join(content)}")
-    return content[key]
 
 
 def _text(name: Any) -> str:

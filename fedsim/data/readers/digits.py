@@ -16,9 +16,6 @@ def digits(request: Request) -> Raw:
 
     Source: the test part of UCI's "Optical Recognition of Handwritten Digits". It has no parts of
     its own here: a test part is made.
-
-    Raises:
-        ConfigError: a folder is given, where there is nothing to read.
     """
     if request.folder is not None:
         raise ConfigError(f"data.dir {request.folder}: digits is embedded, it takes no folder")

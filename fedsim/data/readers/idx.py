@@ -20,9 +20,6 @@ def read_idx(place: Path, stem: str, ndim: int) -> tuple[Array, Path]:
     """The uint8 array of an idx file of that many dimensions, and the file, plain or gzip.
 
     It is a magic number, one big-endian uint32 per dimension, then the values.
-
-    Raises:
-        DataError: missing, truncated, too long, or of another kind.
     """
     path = place / stem if (place / stem).exists() else place / f"{stem}.gz"
     try:

@@ -42,12 +42,7 @@ Convert = Callable[[Samples], tuple[Array, I64]]
 
 
 def place(request: Request) -> Path:
-    """The folder with train/ and test/: ``data.dir``, data/ in it, or that of the data set's name.
-
-    Raises:
-        ConfigError: no folder was given.
-        DataError: there are no such folders.
-    """
+    """The folder with train/ and test/: ``data.dir``, data/ in it, or of the data set's name."""
     name = request.name
     below = ("data", name, f"{name}/data", f"data/{name}", f"data/{name}/data")
     return find_folder(request.own_folder, below, ("train", "test"), SOURCE)
@@ -58,9 +53,6 @@ def gather(folder: Path, convert: Convert) -> Raw:
 
     Without train/ the samples of test/ are all there is: they count as training samples, of which
     a test part is drawn later, within each user's. Class names are not set.
-
-    Raises:
-        DataError: a malformed file; names file and user.
     """
     blocks: dict[tuple[int, str], tuple[Array, I64]] = {}
     where: dict[tuple[int, str], str] = {}
@@ -101,11 +93,7 @@ def gather(folder: Path, convert: Convert) -> Raw:
 
 
 def labels(samples: Samples, num_classes: int) -> I64:
-    """(n,) class indices; LEAF writes some as floats.
-
-    Raises:
-        DataError: no whole number in 0..num_classes-1.
-    """
+    """(n,) class indices; LEAF writes some as floats."""
     values = numbers(samples.y, "y", samples.where)
     inside = (values >= 0) & (values < num_classes) & (values == np.floor(values))
     wrong = np.flatnonzero(~inside) if values.ndim == 1 else [0]

@@ -34,9 +34,7 @@ _LETTER[[ord(letter) for letter in LETTERS]] = np.arange(len(LETTERS))
 def shakespeare(request: Request) -> Raw:
     """Windows of 80 characters and the next one, a user per role; 80 symbols.
 
-    A character outside the alphabet becomes ``}``, the last symbol: there LEAF's own -1 ends up.
-    A test part that is drawn, where the files bring none, shares windows with the training part;
-    LEAF's own leaves a gap.
+    A character outside the alphabet becomes ``}``, the last symbol, where LEAF's own -1 ends up.
     """
     raw = gather(place(request), _shakespeare)
     return replace(raw, class_names=tuple(LETTERS), vocabulary=len(LETTERS))
@@ -75,7 +73,8 @@ def sent140(request: Request) -> Raw:
     for file in (folder / "embs.json", folder.parent / "embs.json"):
         if known is None and file.is_file():
             known = tuple(map(str, read(file).get("vocab", ())))
-    x, words = tokens(raw.x.tolist(), WORDS, raw.parts == TRAIN, VOCABULARY, known)
+    training = np.equal(raw.parts, TRAIN)
+    x, words = tokens(raw.x.tolist(), WORDS, training, VOCABULARY, known)
     names = ("negative", "positive")
     return replace(raw, x=x, class_names=names, vocabulary=len(words) + 1, words=words)
 

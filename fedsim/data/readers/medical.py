@@ -95,10 +95,7 @@ def _read(
 
 
 def _names(path: Path, earlier: dict[str, str] | None = None) -> dict[str, str]:
-    """The names of a list in order, with "file, row n" of each; refuses one that is given twice.
-
-    ``earlier`` are names in other lists.
-    """
+    """The names of a list in order, with "file, row n" of each; refuses one given ``earlier``."""
     rows: dict[str, str] = {}
     for row, (name, *_) in records(path):
         twice = rows.get(name) or (earlier or {}).get(name)
@@ -110,10 +107,10 @@ def _names(path: Path, earlier: dict[str, str] | None = None) -> dict[str, str]:
 
 def _labels(path: Path, num_classes: int) -> dict[str, int]:
     labels: dict[str, int] = {}
-    for row, (name, *rest) in records(path):
-        where = f"{path}, row {row}"
+    for row, cells in records(path):
+        where, (name, *rest) = f"{path}, row {row}", cells
         if len(rest) != 1:
-            raise DataError(f"{where}: {','.join((name, *rest))!r} is not name,label")
+            raise DataError(f"{where}: {','.join(cells)!r} is not name,label")
         label = whole_number(rest[0], f"{where}: label")
         if not 0 <= label < num_classes:
             raise DataError(f"{where}: label {label} is outside the classes 0..{num_classes - 1}")

@@ -22,11 +22,7 @@ from fedsim.data.readers.tables import coded, names_by_number
 def load_npz(
     path: Path, required: tuple[str, ...], optional: tuple[str, ...] = ()
 ) -> dict[str, Array]:
-    """The named arrays of an npz file; never unpickles.
-
-    Raises:
-        DataError: missing, truncated, without a required array, or with anything but arrays.
-    """
+    """The named arrays of an npz file; never unpickles."""
     try:
         with np.load(path, allow_pickle=False) as archive:
             arrays = {key: archive[key] for key in (*required, *optional) if key in archive}
@@ -113,9 +109,6 @@ def of_clients(folder: Path) -> Raw:
     plain arrays x and y. Clients are in the order of the files' names, numbers as numbers; each
     owns its test samples. x holds features (n, d) or images (n, channels, H, H), uint8, or float in
     -1..1 or 0..1 as ToTensor and Normalize(0.5, 0.5) leave them, which are taken back to 0..255.
-
-    Raises:
-        DataError: a damaged file, or arrays that do not fit together; names the file.
     """
     files = [
         (client, part, folder / name / f"{client}.npz")

@@ -20,10 +20,8 @@ _ROOT = "tiny-imagenet-200"
 def tiny_imagenet(request: Request) -> Raw:
     """Tiny-ImageNet: ``data.dir`` with tiny-imagenet-200/ or with its files, or downloaded.
 
-    There are as many classes as wnids.txt has ids, numbered by the sorted ids (the file's own order
-    is another one). The labelled val/ is the common test part; test/ has no labels and is not
-    read. Images keep the size they are stored with where ``image_size`` is not given; grey ones
-    become RGB.
+    Classes are numbered by the sorted ids of wnids.txt. The labelled val/ is the common test part;
+    test/ has no labels. Images keep their size without ``image_size``; grey ones become RGB.
     """
     if request.folder is None:
         archive = fetch((URL,), MD5, "tiny_imagenet", f"{_ROOT}.zip")

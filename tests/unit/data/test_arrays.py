@@ -83,10 +83,8 @@ def test_an_official_size_needs_its_file(tmp_path: Path):
         ({"train_images": np.zeros((9, 28, 28, 3), np.uint8)}, "9 images, but 10 labels"),
         ({"train_images": np.zeros((10, 28, 28, 3), np.float32)}, "images are float32"),
         ({"train_images": np.zeros((10, 28, 28), np.uint8)}, r"\(1, 28, 28\)"),
-        ({"train_images": np.zeros((10, 64, 64, 3), np.uint8)}, r"\(3, 64, 64\)"),
         ({"test_images": np.zeros((5, 28, 27, 3), np.uint8)}, "square"),
         ({"test_labels": np.zeros((5, 2), np.uint8)}, r"labels are uint8 \(5, 2\)"),
-        ({"test_labels": np.zeros((5, 1))}, "labels are float64"),
         ({"test_labels": np.array([[object()]] * 5)}, "not an npz of plain arrays"),
         ({"test_labels": None}, "no array test_labels"),
     ],
@@ -281,16 +279,6 @@ def test_a_file_that_does_not_fit_is_named(tmp_path: Path, arrays, message):
         data.load("npz", folder)
 
 
-def test_values_of_another_range_and_cut_files_are_refused(tmp_path: Path):
-    folder = write(tmp_path, pfllib=True, convert=lambda x: x.astype(np.float32))
-    with pytest.raises(DataError, match=r"values of x are in 0\.\.255, needed are uint8, or float"):
-        data.load("npz", folder)
-    file = folder / "test" / "2.npz"
-    file.write_bytes(file.read_bytes()[:200])
-    with pytest.raises(DataError, match=r"test/2\.npz: truncated"):
-        data.load("npz", folder)
-
-
 def idx(array: np.ndarray) -> bytes:
     head = struct.pack(f">{1 + array.ndim}I", 0x800 + array.ndim, *array.shape)
     return head + array.astype(np.uint8).tobytes()
@@ -424,7 +412,7 @@ class Evil:
         ({b"labels": [0, 1, 10], b"data": PIXELS[:3]}, "label 10 in row 2"),
         ({b"labels": [0, 1, 2.5], b"data": PIXELS[:3]}, "labels are float64"),
         ({b"labels": [0, 1, 2], b"data": PIXELS[:3, :5]}, r"no uint8 array \(n, 3072\)"),
-        ({b"data": PIXELS[:3]}, "no entry labels; there are data"),
+        ({b"data": PIXELS[:3]}, "no CIFAR batch with data and labels"),
         ([1, 2], "missing, truncated or no CIFAR batch"),
     ],
 )
@@ -450,17 +438,6 @@ def test_cifar_archive_is_downloaded_and_unpacked(tmp_path: Path, monkeypatch, w
     assert np.array_equal(first.x.reshape(18, -1), PIXELS)
     archive.unlink()
     assert np.array_equal(data.load("cifar10").x, first.x)
-
-
-def test_truncated_archive_is_refused(tmp_path: Path, cache: Path):
-    archive = tmp_path / "a.tar.gz"
-    with tarfile.open(archive, "w:gz") as tar:
-        write_cifar10(tmp_path / "in")
-        tar.add(tmp_path / "in", "in")
-    archive.write_bytes(archive.read_bytes()[:2000])
-    with pytest.raises(DataError, match=r"a\.tar\.gz: cannot be unpacked"):
-        unpacked(archive, "cifar/in")
-    assert list((cache / "cifar").iterdir()) == []
 
 
 def archive_of_two_files(folder: Path) -> Path:

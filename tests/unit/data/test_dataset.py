@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 from PIL import Image
 
 from fedsim import RunConfig, data
@@ -364,31 +364,6 @@ def folder(root: Path, rows: tuple[str, ...] = ROWS, header: str = HEADER) -> Pa
     return root
 
 
-def partition(*args: object) -> Result:
-    common = ["--clients", "2", "--sample-rate", "1", "--partition", "iid"]
-    return CliRunner().invoke(main, ["partition", *common, *map(str, args)])
-
-
-def refused(done: Result, message: str) -> None:
-    assert (done.exit_code, done.stderr.count("\n"), done.stdout) == (2, 1, ""), done.output
-    assert message in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ((ROWS[0], '"' + "x" * 140_000 + '",1'), "row 3: a quote is not closed"),
-        (("0.png,x", *ROWS[1:]), "row 2: label 'x' beside '1': labels are numbers or names"),
-        (("0.png,", *ROWS[1:]), "row 2: label '' beside '1'"),
-        ((ROWS[0], "1.png,x", *ROWS[2:]), "row 3: label 'x' beside '0'"),
-        (("0.png,a", "1.png,7", "2.png,b", "3.png,c"), "row 3: label '7' beside 'a'"),
-    ],
-)
-def test_a_bad_cell_is_named_with_its_own_row(tmp_path, rows, message):
-    root = folder(tmp_path / "d", rows)
-    refused(partition("-d", "folder", "--data-dir", root), f"labels.csv, {message}")
-
-
 @pytest.mark.parametrize("other", ["grade", "level", "class", "diagnosis"])
 def test_a_column_of_another_name_beside_label_is_ignored(tmp_path, other):
     rows = tuple(f"{row},{9 + i}" for i, row in enumerate(ROWS))
@@ -398,39 +373,3 @@ def test_a_column_of_another_name_beside_label_is_ignored(tmp_path, other):
     both = folder(tmp_path / "both", tuple(f"{row},3" for row in ROWS), f"filename,{other},{twice}")
     with pytest.raises(DataError, match="needed are the columns filename, label, each once"):
         data.load("folder", both, image_size=6)
-
-
-def test_class_names_that_are_given_twice_are_refused(tmp_path):
-    root = folder(tmp_path / "d")
-    (root / "classes.txt").write_text("ill\n\nwell\nill\n")
-    done = partition("-d", "folder", "--data-dir", root)
-    refused(done, "classes.txt: 'ill' is given twice")
-
-
-def npz(folder: Path, **arrays: object) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    n = 20
-    given = {"images": np.zeros((n, 6, 6), np.uint8), "labels": np.arange(n) % 2, **arrays}
-    np.savez(folder / "a.npz", **given)
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("arrays", "message"),
-    [
-        (
-            {"images": np.zeros((0, 6, 6), np.uint8), "labels": np.zeros(0, np.int64),
-             "class_names": np.array(["a", "b"])},
-            "a.npz: data set npz: there are no samples",
-        ),
-        ({"class_names": np.array(["a", "a"])}, "a.npz: data set npz: the class name 'a' is given"),
-        (
-            {"sites": np.arange(20) % 2, "site_names": np.array(["x", "x"])},
-            "a.npz: data set npz: the site name 'x' is given twice",
-        ),
-        ({"labels": np.array([None] * 20)}, "it holds pickled objects, which are never loaded"),
-        ({"patients": np.arange(3)}, "a.npz, patients: (3,), labels have (20,)"),
-    ],
-)  # fmt: skip
-def test_bad_arrays_are_refused_with_the_file(tmp_path, arrays, message):
-    refused(partition("-d", "npz", "--data-dir", npz(tmp_path / "d", **arrays)), message)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
 import pickle
 from dataclasses import replace
@@ -231,24 +230,6 @@ def test_they_never_train_and_are_scored_at_the_end(name, tmp_path):
         assert set(scored) == set(range(8)) - out
 
 
-@pytest.mark.slow
-@pytest.mark.integration
-def test_the_others_are_drawn_as_if_there_were_no_more(tmp_path):
-    store = fedsim.run(settings(), tmp_path / "run")
-    out = prepare(settings()).partition.held_out
-    split = store.read("split")
-    split.loc[split["part"].eq("train") & split["client_id"].isin(out), "part"] = "drop"
-    ids = {c: i for i, c in enumerate(sorted(set(range(8)) - set(out)))}
-    split = split[split["part"] != "drop"]
-    split["client_id"] = split["client_id"].map(ids)
-    split.to_csv(tmp_path / "six.csv", index=False, float_format="%.0f")
-    six = {"partition_file": str(tmp_path / "six.csv"), "num_clients": 6, "heldout_clients": 0}
-    other = fedsim.run(settings(**six), tmp_path / "six")
-    a, b = store.read("clients"), other.read("clients")
-    assert a["client_id"].map(ids).tolist() == b["client_id"].tolist(), "the same are drawn"
-    assert a["num_samples"].tolist() == b["num_samples"].tolist()
-
-
 DEALT = [kind for kind in partitions.NAMES if kind not in ("by_site", "natural", "files")]
 
 
@@ -350,9 +331,9 @@ def test_none_gives_the_bytes_that_data_without_patients_have():
 
 def test_what_patients_cannot_give_is_refused():
     data = people(6, 0)
-    with pytest.raises(DataError, match=r"7 clients with at least one .* need 7, .* people has 6"):
+    with pytest.raises(DataError, match=r"7 clients with at least 1 .* need 7, .* people has 6"):
         partitions.make(data, "iid", num_clients=7, min_samples=1, group="patient")
-    with pytest.raises(DataError, match=r"at least 2 \(for its own held-out parts\) .* need 8"):
+    with pytest.raises(DataError, match=r"at least 2 patients .* need 8"):
         partitions.make(data, "iid", num_clients=4, min_samples=1, group="patient", min_patients=2)
     alone = Partition(train=(np.flatnonzero(patients.of(data) == 0),))
     with pytest.raises(DataError, match="client 0 has too few patients for a test part of its own"):
@@ -368,20 +349,8 @@ def test_what_patients_cannot_give_is_refused():
     one = replace(people(60, 0), patient=None)
     n = len(one.y)
     one = replace(one, site=None, site_names=(), patient=np.resize(big, n), patient_names=())
-    with pytest.raises(DataError, match=r"patients: none of 1000 draws gives .*--group none"):
+    with pytest.raises(DataError, match=r"none of 1000 draws gives .* patients .*--group none"):
         partitions.make(one, "iid", num_clients=4, min_samples=20, group="patient")
-
-
-def test_own_parts_take_large_and_small_patients_of_every_class():
-    data = people(40, 1, largest=8)
-    client = Partition(train=(data.train,))
-    size = np.bincount(patients.of(data))
-    held = np.zeros(len(size))
-    for seed in range(200):
-        made = holdout.hold_out(data, client, test_fraction=0.25, seed=seed, group="patient")
-        held[np.unique(patients.of(data)[made.test[0]])] += 1
-    assert held.min() > 0
-    assert 0.5 < held[size >= 6].mean() / held[size <= 3].mean() < 2
 
 
 def write_folder(root: Path, sites: int = 3) -> Path:
@@ -396,47 +365,6 @@ def write_folder(root: Path, sites: int = 3) -> Path:
         lines.append(f"{i}.png,{'ill' if patient % 3 else 'well'},site{i % sites},p{patient}")
     (root / "labels.csv").write_text("\n".join(lines) + "\n")
     return root
-
-
-def owners(file: Path) -> dict[tuple[str, str], set[tuple[str, str]]]:
-    found: dict[tuple[str, str], set[tuple[str, str]]] = {}
-    for row in csv.DictReader(file.open()):
-        key = row["site"], row["patient"]
-        found.setdefault(key, set()).add((row["part"], row["client_id"]))
-    return found
-
-
-OWN = ["--set", "data.client_val_fraction=0.2", "--set", "data.client_test_fraction=0.2"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["dirichlet", "iid", "quantity", "shards", "by_site"])
-def test_patients_stay_whole_in_a_folder_with_three_sites(tmp_path, kind):
-    root = write_folder(tmp_path / "eyes")
-    args = ["partition", "-d", "folder", "--data-dir", str(root), "--partition", kind]
-    args += ["--set", "data.image_size=6", "--set", "data.val_fraction=0.15", "--alpha", "3"]
-    args += ["--sample-rate", "1", *OWN, *(["--clients", "4"] if kind != "by_site" else [])]
-    explicit = [["--group", "patient"]] if kind == "by_site" else []
-    for group in ([], *explicit):  # the default where patients are known
-        out = tmp_path / f"split{len(group)}"
-        done = CliRunner().invoke(main, [*args, *group, "--out", str(out)])
-        assert done.exit_code == 0, done.output
-        found = owners(out / "split.csv")
-        assert len(found) == 70
-        for places in found.values():
-            assert len({part for part, _ in places}) == 1, places
-            assert len({client for _, client in places}) == 1, places
-        line = done.stdout.splitlines()[1]
-        assert " patients, each with one client" in line
-    done = CliRunner().invoke(main, [*args, "--group", "none", "--out", str(tmp_path / "apart")])
-    assert done.exit_code == 0, done.output
-    line = done.stdout.splitlines()[1]
-    assert "have samples in several parts" in line
-    if kind != "by_site":
-        assert line.startswith("patients are split over clients (data.group=none): ")
-        split = {key for key, v in owners(tmp_path / "apart/split.csv").items()
-                 if len({client for _, client in v - {("test", ""), ("val", "")}}) > 1}  # fmt: skip
-        assert f"(data.group=none): {len(split)} of " in line
 
 
 def test_client_lists_that_split_a_patient_are_refused_where_asked(tmp_path):

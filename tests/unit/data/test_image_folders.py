@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import shutil
-import zipfile
-from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -120,24 +116,6 @@ def test_damaged_lists_are_refused_with_file_and_row(retina: Path, file, old, ne
         data.load("retina", retina, image_size=8)
 
 
-@pytest.mark.parametrize(
-    ("array", "message"),
-    [
-        (grey(3).astype(np.int64), "values are int64"),
-        (grey(1).astype(np.float32) / 2, r"values are float32 in 0\.5\.\.0\.5"),
-        (grey(1).astype(np.float32) * 256, r"values are float32 in 256\.\.256"),
-        (np.zeros(5, np.uint8), "height x width"),
-        (np.zeros((5, 5, 2), np.uint8), "not height x width"),
-        (np.array([[object()]]), "not a .npy array"),
-    ],
-)
-def test_retina_arrays_of_another_kind_are_refused(retina: Path, cache: Path, array, message):
-    np.save(retina / "train" / "1_left.npy", array)
-    with pytest.raises(DataError, match=rf"1_left\.npy: .*{message}"):
-        data.load("retina", retina, image_size=8)
-    assert list((cache / "packed").iterdir()) == []  # nothing half-made is left
-
-
 def test_retina_grey_and_many_channels(retina: Path):
     np.save(retina / "train" / "1_left.npy", np.full((9, 12), 77.0))
     many = np.stack([np.full((6, 6), v, np.uint8) for v in (1, 2, 3, 200)], axis=2)
@@ -155,16 +133,6 @@ def test_unknown_split_is_refused_with_the_nearest(retina: Path):
         data.load("retina", retina, split="split_1")
     with pytest.raises(DataError, match="no client lists"):
         data.load("retina", retina, split="50_clients/split_1")
-
-
-def test_missing_files_of_the_layout_are_named(retina: Path, tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"'retina' needs data\.dir: .*Retina/"):
-        data.load("retina")
-    with pytest.raises(DataError, match=r"no labels\.csv in .*, .*Retina; wanted is"):
-        data.load("retina", tmp_path)
-    (retina / "test.csv").unlink()
-    with pytest.raises(DataError, match=r"test\.csv: there is no such file"):
-        data.load("retina", retina)
 
 
 def picture(path: Path, value: int, mode: str = "L", size: tuple[int, int] = (20, 12)) -> None:
@@ -200,24 +168,6 @@ def test_covid_fl_as_published(covid: Path):
     with pytest.raises(ConfigError, match="covid_fl has no sites; its client lists are"):
         partitions.make(loaded, "by_site", num_clients=2)
     assert data.load("covid_fl", covid).pipeline.size == medical.PUBLISHED_SIZE
-
-
-def test_shorter_side_is_resized_and_the_centre_cropped(tmp_path: Path, covid: Path):
-    # 32 x 16, left and right quarter black, middle white: at 8 x 8 the middle is all that is left
-    array = np.zeros((16, 32), np.uint8)
-    array[:, 8:24] = 255
-    Image.fromarray(array).save(covid / "train" / "a.png")
-    x = data.load("covid_fl", covid, image_size=8).x[0]
-    assert x.shape == (3, 8, 8)
-    assert (x[:, :, 1:-1] == 255).all()
-
-
-@pytest.mark.parametrize("keep", [0, 20, 50])
-def test_truncated_picture_is_refused(covid: Path, keep):
-    path = covid / "train" / "b.png"
-    path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(DataError, match=r"b\.png: truncated or not an image"):
-        data.load("covid_fl", covid, image_size=8)
 
 
 def test_pack_is_made_once_and_anew_when_a_file_changes(covid, cache, monkeypatch):
@@ -423,13 +373,6 @@ def test_odd_labels_are_remarked_on_and_refused_if_asked_for(tmp_path: Path):
     assert remark.startswith("classes with a single image: 'Cataract' (1 image in row 15), 'catar")
 
 
-@pytest.mark.parametrize("labels", ["left right", "grade1 grade2", "hypertension hypotension"])
-def test_labels_that_differ_are_not_remarked_on(tmp_path: Path, labels: str):
-    first, second = labels.split()
-    write_folder(tmp_path, [f"{i}.png,{second if i % 3 else first}" for i in range(30)])
-    assert data.load("folder", tmp_path, image_size=8, strict_labels=True).remarks == ()
-
-
 def save(path: Path, grey: int, mode: str = "RGB") -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", (16, 16), (grey,) * 3).convert(mode).save(path, quality=95)
@@ -479,39 +422,6 @@ def test_annotations_that_do_not_fit_are_refused(tmp_path: Path, rows: str, mess
     (root / "val" / "val_annotations.txt").write_text(rows)
     with pytest.raises(DataError, match=message):
         data.load("tiny_imagenet", tmp_path)
-
-
-def test_missing_images_and_damaged_ones_are_refused(tmp_path: Path):
-    root = make(tmp_path)
-    (root / "train" / "n02" / "images" / "n02_0.JPEG").write_bytes(b"\xff\xd8\xff")
-    with pytest.raises(DataError, match=r"n02_0\.JPEG: truncated or not an image"):
-        data.load("tiny_imagenet", tmp_path)
-    shutil.rmtree(root / "train" / "n02")
-    with pytest.raises(DataError, match=r"train/n02: there are no files \*\.JPEG"):
-        data.load("tiny_imagenet", tmp_path)
-    with pytest.raises(DataError, match=r"no wnids\.txt in .*; wanted is tiny-imagenet-200/"):
-        data.load("tiny_imagenet", root / "train")
-
-
-def archive_of(folder: Path, archive: Path) -> str:
-    """Packs ``folder``; the md5 of the archive."""
-    with zipfile.ZipFile(archive, "w") as packed:
-        for file in sorted(folder.rglob("*")):
-            packed.write(file, file.relative_to(folder.parent))
-    return hashlib.md5(archive.read_bytes()).hexdigest()
-
-
-def test_the_archive_is_downloaded_and_unpacked_once(tmp_path: Path, monkeypatch, web):
-    archive = tmp_path / "t.zip"
-    reader = import_module(
-        "fedsim.data.readers.tiny_imagenet"
-    )  # the package has a function of that name
-    monkeypatch.setattr(reader, "MD5", archive_of(make(tmp_path / "in"), archive))
-    monkeypatch.setattr(reader, "URL", f"{web}/t.zip")
-    first = data.load("tiny_imagenet")
-    archive.unlink()
-    assert first.x.shape == (9, 3, 16, 16)
-    assert np.array_equal(data.load("tiny_imagenet").x, first.x)
 
 
 @pytest.mark.parametrize("split", ["split_1", "split_2", "split_3"])

@@ -256,42 +256,50 @@ def test_images_that_are_too_small(name: str, size: int) -> None:
     build(ModelSpec(name=name, num_classes=2, in_channels=1, image_size=size + 1), 0)
 
 
-@pytest.fixture
-def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A module of the user's with a good model and two functions that give something else."""
-    (tmp_path / "own_models_of_test.py").write_text(
-        "from torch import nn\n"
-        "def net(num_classes, in_channels, image_size):\n"
-        "    pixels = in_channels * image_size ** 2\n"
-        "    return nn.Sequential(nn.Flatten(), nn.Linear(pixels, num_classes))\n"
-        "def wrong(num_classes, in_channels, image_size):\n"
-        "    return net(num_classes + 1, in_channels, image_size)\n"
-        "def nothing(num_classes, in_channels, image_size):\n"
-        "    return None\n"
-        "def stuck(num_classes, in_channels, image_size):\n"
-        "    return nn.Linear(3, num_classes)\n"
-        "def classes_alone(num_classes):\n"
-        "    return None\n"
-        "def orthogonal(num_classes, in_channels, image_size):\n"
-        "    wide = nn.Linear(256, 256, bias=False)\n"
-        "    nn.init.orthogonal_(wide.weight)\n"
-        "    first = nn.Linear(in_channels * image_size ** 2, 256)\n"
-        "    return nn.Sequential(nn.Flatten(), first, wide, nn.Linear(256, num_classes))\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "own_models_of_test", raising=False)
-    return "own_models_of_test"
+def net(num_classes, in_channels, image_size):
+    return nn.Sequential(nn.Flatten(), nn.Linear(in_channels * image_size**2, num_classes))
 
 
-def test_model_of_your_own(own_module: str) -> None:
-    spec = replace(DIGITS, name=f"{own_module}:net")
+def wrong(num_classes, in_channels, image_size):
+    return net(num_classes + 1, in_channels, image_size)
+
+
+def nothing(num_classes, in_channels, image_size):
+    return None
+
+
+def stuck(num_classes, in_channels, image_size):
+    return nn.Linear(3, num_classes)
+
+
+def classes_alone(num_classes):
+    return None
+
+
+def orthogonal(num_classes, in_channels, image_size):
+    wide = nn.Linear(256, 256, bias=False)
+    nn.init.orthogonal_(wide.weight)
+    first = nn.Linear(in_channels * image_size**2, 256)
+    return nn.Sequential(nn.Flatten(), first, wide, nn.Linear(256, num_classes))
+
+
+def tagger(num_classes, vocabulary, length):
+    return nn.Sequential(nn.Embedding(vocabulary, 4), nn.Linear(4, num_classes))
+
+
+def bag(num_classes, vocabulary, length):
+    return nn.Sequential(nn.EmbeddingBag(vocabulary, 4), nn.Linear(4, num_classes))
+
+
+def test_model_of_your_own() -> None:
+    spec = replace(DIGITS, name=f"{__name__}:net")
     assert parameters(build(spec, 0)) == 650
     assert same(build(spec, 0), build(spec, 0))
     assert build(spec, 0).training
 
 
-def test_the_number_of_threads_changes_no_bit_and_stays(own_module: str) -> None:
-    spec, before, built = replace(DIGITS, name=f"{own_module}:orthogonal"), [], []
+def test_the_number_of_threads_changes_no_bit_and_stays() -> None:
+    spec, before, built = replace(DIGITS, name=f"{__name__}:orthogonal"), [], []
     threads = torch.get_num_threads()
     try:
         for number in (1, 2):
@@ -317,11 +325,9 @@ def test_the_number_of_threads_changes_no_bit_and_stays(own_module: str) -> None
         ("nets", r"no function 'nets' \(did you mean 'net'\?\)"),
     ],
 )
-def test_function_of_your_own_that_gives_no_model(
-    own_module: str, function: str, message: str
-) -> None:
+def test_function_of_your_own_that_gives_no_model(function: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        build(replace(DIGITS, name=f"{own_module}:{function}"), 0)
+        build(replace(DIGITS, name=f"{__name__}:{function}"), 0)
 
 
 # ---- fedsim.core.imports, shared with data sets and methods
@@ -540,51 +546,14 @@ def test_data_that_a_model_does_not_take(spec: ModelSpec, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.fixture
-def own_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    (tmp_path / "own_text_models_of_test.py").write_text(
-        "from torch import nn\n"
-        "def tagger(num_classes, vocabulary, length):\n"
-        "    return nn.Sequential(nn.Embedding(vocabulary, 4), nn.Linear(4, num_classes))\n"
-        "def bag(num_classes, vocabulary, length):\n"
-        "    return nn.Sequential(nn.EmbeddingBag(vocabulary, 4), nn.Linear(4, num_classes))\n"
-        "def linear(num_classes, d, one):\n"
-        "    return nn.Linear(d * one, num_classes)\n"
-        "class Picky(nn.Module):\n"
-        "    def forward(self, x):\n"
-        "        batch, channels, height, width = x.shape\n"
-        "def picky(num_classes, d, one):\n"
-        "    return Picky()\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "own_text_models_of_test", raising=False)
-    return "own_text_models_of_test"
-
-
 @pytest.mark.parametrize(
-    ("spec", "function"), [(REDDIT, "tagger"), (SENT140, "bag"), (SYNTHETIC, "linear")]
+    ("spec", "function"), [(REDDIT, "tagger"), (SENT140, "bag"), (SYNTHETIC, "net")]
 )
-def test_model_of_your_own_for_other_inputs(own_texts: str, spec: ModelSpec, function: str) -> None:
-    model = build(replace(spec, name=f"{own_texts}:{function}"), 0)
+def test_model_of_your_own_for_other_inputs(spec: ModelSpec, function: str) -> None:
+    model = build(replace(spec, name=f"{__name__}:{function}"), 0)
     assert model.training
     tokens = (10,) if spec.per_token else ()
     assert model(samples(spec)).shape == (3, *tokens, spec.num_classes)
-
-
-@pytest.mark.parametrize(
-    ("spec", "function", "message"),
-    [
-        (SENT140, "tagger", r"2 samples give \(2, 25, 2\), not logits \(2, 2\)$"),
-        (REDDIT, "bag", r"2 samples give \(2, 30\), not logits \(2, 10, 30\)$"),
-        (SENT140, "linear", r"does not take tokens \(2, 25\): RuntimeError"),
-        (SYNTHETIC, "picky", r"does not take features \(2, 60\): ValueError: not enough values"),
-    ],
-)
-def test_model_of_your_own_that_does_not_fit(
-    own_texts: str, spec: ModelSpec, function: str, message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        build(replace(spec, name=f"{own_texts}:{function}"), 0)
 
 
 SQUARES = ModelSpec(

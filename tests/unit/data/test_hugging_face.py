@@ -12,11 +12,8 @@ import yaml
 from click.testing import CliRunner
 from PIL import Image
 
-import fedsim
 from fedsim import data
 from fedsim.cli import main
-from fedsim.config.experiments import parse
-from fedsim.config.resolve import from_flags, resolve
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.settings import COLUMNS
 from fedsim.data.dataset import TEST, TRAIN
@@ -72,27 +69,6 @@ def test_columns_that_do_not_fit_are_refused(names, given, message):
 
 
 # The settings
-
-
-def config(*sets: str, name: str = "hf:saved", file: str = "") -> fedsim.RunConfig:
-    flags = from_flags({"data.name": ("--dataset", name)}, sets)
-    return resolve(parse(file, "run.yaml").settings, flags)
-
-
-@pytest.mark.parametrize(
-    ("sets", "message"),
-    [
-        (("data.columns.lable=x",), "--set data.columns.lable: must be of image, text, label,"),
-        (("data.columns=grade",), "--set data.columns: 'grade' given; must be names of columns"),
-        (("data.columns=label=a,label=b",), "must name each column once"),
-        (("data.columns=label=a,b",), "must be names of columns, as in label=fine_label,site"),
-        (("data.columns=label=",), "must be names of columns, as in label=fine_label"),
-    ],
-)
-def test_bad_columns_are_refused_with_their_flag(sets, message):
-    with pytest.raises(ConfigError) as error:
-        config(*sets)
-    assert message in str(error.value)
 
 
 # With the package
