@@ -123,12 +123,7 @@ def on_run(
 ) -> Callable[[F], F]:
     """A command on a run or ``several``: the argument for its directory, unset the :func:`newest`.
 
-    Args:
-        name: of the parameter.
-        metavar: of the argument.
-        several: whether it takes several runs.
-        importable: whether the user's own modules that the run names can then be imported.
-        kinds: those of :func:`newest`.
+    Where it is ``importable``, the user's own modules that the run names can then be imported.
     """
 
     def directory(ctx: click.Context, _: click.Parameter, value: Any) -> Any:

@@ -24,7 +24,7 @@ from fedsim.config.validation import (
     is_section,
     options_of,
 )
-from fedsim.core.errors import ConfigError, spelled
+from fedsim.core.errors import ConfigError
 from fedsim.core.normalization import OF_DATASET
 from fedsim.core.settings import InvalidSetting, checked, with_folder
 from fedsim.core.text import counted
@@ -34,6 +34,10 @@ from fedsim.models import trainable
 
 if TYPE_CHECKING:
     from fedsim.client import LocalRule
+
+
+PARTS = (("data", "partition"), ("attack", "name"), ("compress", "name"))
+"""Keys of parts that may be functions of the user's, with options of their own."""
 
 
 class RunConfig(RunSettings):
@@ -65,37 +69,35 @@ class RunConfig(RunSettings):
         sections = dict(given.get("hyperparameters") or {})
         sections |= {name: given[name] for name in given if is_section(name)}
         algorithm = given.get("algorithm", cls.model_fields["algorithm"].default)
-        if isinstance(algorithm, str):
-            algorithm = given["algorithm"] = spelled(algorithm, algorithms.names()) or algorithm
-        chain = _chain(given.get("server"))
-        servers = tuple(spelled(name, algorithms.names()) or name for name in chain)
-        data_name = _of_data(given, "name")
-        partition = _of_data(given, "partition")
+        servers, data_name = _chain(given.get("server")), _of_data(given, "name")
         roles = [("algorithm", algorithm), *(("server", name) for name in servers)]
-        named = {"data.partition": partition}
-        named |= {f"{key}.name": _section(given, key).get("name") for key in ("attack", "compress")}
-        parts = {n: key for key, n in named.items() if isinstance(n, str) and ":" in n}
-        roles += [("data.name", data_name), *((key, name) for name, key in parts.items())]
+        roles += [("data.name", data_name)]
+        for section, leaf in PARTS:
+            if ":" in str(name := _section(given, section).get(leaf)):
+                roles += [(f"{section}.{leaf}", name)]
+        key_of: dict[str, str] = {}
         for key, name in roles:
-            if isinstance(name, str):
-                if key in ("algorithm", "server"):
-                    check_name(key, name, algorithms.names(), "algorithm", user_defined=True)
-                own = sections.get(name) or {}
-                if isinstance(own, Mapping):  # else it is refused below
-                    known = build or ":" in name or key == "data.name"
-                    own = (default_options(key, name) if known else {}) | dict(own)
-                sections[name] = own
+            if not isinstance(name, str):
+                continue
+            key_of.setdefault(name, key)
+            if key in ("algorithm", "server"):
+                check_name(key, name, algorithms.names(), "algorithm", user_defined=True)
+            options = sections.get(name) or {}
+            if isinstance(options, Mapping):  # else it is refused below
+                declared = build or ":" in name or key == "data.name"
+                options = (default_options(key, name) if declared else {}) | dict(options)
+            sections[name] = options
         kept, rule = {}, None
         for name, section in sections.items():
             if not isinstance(section, Mapping | None):
                 raise InvalidSetting(name, f"{section!r} given; must be a section of options")
             options = section or {}
             of_data = name == data_name or data.find(name) is not None
-            unused = ":" in name and name not in (role for _, role in roles)
-            if unused or not (build or of_data):
+            key = key_of.get(name, "")
+            if (not key and ":" in name) or not (build or of_data):
                 kept[name] = section
-            elif name in parts:
-                kept[name] = checked(name, options_of(parts[name], name), options, "option")
+            elif tuple(key.split(".")) in PARTS:
+                kept[name] = checked(name, options_of(key, name), options, "option")
             elif not of_data:
                 kept[name], method = check_hyperparameters(name, options)
                 rule = method.local if name == algorithm else rule

@@ -107,10 +107,4 @@ class Section(BaseModel):
     @classmethod
     def unknown(cls, key: str) -> str:
         """Why the dotted ``key`` is refused, with the nearest key that exists."""
-        keys = [
-            section.prefix + leaf
-            for section in sorted(Section.__subclasses__(), key=lambda section: section.prefix)
-            for leaf, field in section.model_fields.items()
-            if not isinstance(field.default, Section)
-        ]
-        return unknown_key(key, [cls.prefix + leaf for leaf in cls.model_fields], keys)
+        return unknown_key(key, [cls.prefix + leaf for leaf in cls.model_fields], ())

@@ -128,11 +128,6 @@ def test_the_public_names():
         fedsim.agregate  # noqa: B018
 
 
-def test_methods_have_their_printed_names():
-    config = fedsim.RunConfig(algorithm="FedProx", server="FedGH, FedLD (released)")
-    assert (config.algorithm, config.server) == ("fedprox", "fedgh,fedld_released")
-
-
 # package
 
 

@@ -69,7 +69,6 @@ def set_refusal(*texts: str) -> str:
         ({"train": {"rounds": 1.5}}, ["train.rounds: 1.5 given", "integer"]),
         ({"train": {"rounds": True}}, ["train.rounds: True given", "must not be true or false"]),
         ({"train": {"epochs": 2}}, ["train.epochs", "did you mean 'train.local_epochs'?"]),
-        ({"train": {"seed": 1}}, ["unknown key 'train.seed' (did you mean 'seed'?)"]),
         ({"data": {"dir": "s3://b/d"}}, ["data.dir: 's3://b/d' given; must be a path", "mount"]),
         ({"mu": 1}, ["did you mean 'fed", ".mu'?"]),
         ({"engine": {"actors": "many"}}, ["'many' given", "auto, per-client or a whole number"]),
