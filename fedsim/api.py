@@ -258,7 +258,7 @@ def aggregate(
     layout = _layout(len(rows[0]), sizes)
     server = _server(algorithm, pre, hyperparameters)
     _check_alone(algorithm, server, round)
-    if any(part.needs_own_clients for part in server.receive) and num_steps is None:
+    if any(getattr(p, "needs_own_clients", False) for p in server.receive) and num_steps is None:
         raise ContractError(f"{algorithm} needs num_steps (m,), the local steps of each client")
     ctx = RoundContext(round=round, num_rounds=round + 1, num_clients=len(rows), lr=1.0, seed=seed)
     cohort = Cohort.of(

@@ -5,15 +5,7 @@ What imports torch is imported on first use: names and hyperparameters are known
 
 from typing import TYPE_CHECKING, Any
 
-from fedsim.algorithms.catalogue import (
-    FIELDS,
-    chain,
-    check,
-    describe,
-    fields,
-    names,
-    parameters,
-)
+from fedsim.algorithms.catalogue import FIELDS, chain, check, describe, fields, names, parameters
 
 if TYPE_CHECKING:
     from fedsim.algorithms.base import Algorithm, Probe

@@ -107,12 +107,7 @@ class Algorithm:
         return self.assign is not one_each
 
     def works(self, training: Training, finetune_epochs: int = 0) -> Mapping[Kind, Work]:
-        """The kinds of work that its clients do.
-
-        Args:
-            training: hyperparameters of local training.
-            finetune_epochs: over a client's samples, after the last round.
-        """
+        """The kinds of work that its clients do."""
         works: dict[Kind, Work] = {
             "train": Work(
                 rule=self.local,

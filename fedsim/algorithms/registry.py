@@ -20,12 +20,7 @@ from fedsim.server.plain import PlainRule, is_rule
 
 
 def load(name: str, hyperparameters: Mapping[str, Any] | None = None) -> Algorithm:
-    """Builds a method.
-
-    Raises:
-        ConfigError: as :func:`check`, a value that the method refuses, or a function of the user's
-            that builds something else.
-    """
+    """Builds a method."""
     build, values = METHODS.builder(name), check(name, hyperparameters or {})
     if ":" in name and is_rule(build, METHODS.title(name)):
         return Algorithm(server=Server(PlainRule(build, values)))
@@ -60,9 +55,6 @@ def compose(
         margin: form of margin control; None for the method's own, as in the following two.
         margin_weight: lambda.
         margin_threshold: tau, T or u.
-
-    Raises:
-        ConfigError: as :func:`load`, or parts that do not go together.
     """
     algorithm = load(name, hyperparameters.get(name))
     servers = {other: load(other, hyperparameters.get(other)).server for other in chain(server)}
@@ -77,18 +69,7 @@ def compose(
 
 
 def chained(name: str, base: Server, servers: Mapping[str, Server]) -> Server:
-    """The server of method ``name`` with the parts of others in the place of its own.
-
-    Args:
-        name: the method.
-        base: its server.
-        servers: the others by their names: pre-aggregations, whose cohort transforms come first;
-            then one that gives the reduction and its optimisers; the following ones give their
-            optimisers. The first may be the method itself.
-
-    Raises:
-        ConfigError: they do not go together; says why.
-    """
+    """The server of method ``name`` with the parts of others in the place of its own."""
     if not servers:
         return base
     first = next(iter(servers))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedsim.config import experiments
-from fedsim.core.errors import FedsimError, StoreError
+from fedsim.core.errors import ConfigError, FedsimError, StoreError
 from fedsim.core.imports import users_code
 from fedsim.core.machine import num_gpus
 from fedsim.core.rows import ModelRow
@@ -53,6 +53,12 @@ class Rerun:
     rounds: int
     start: ServerState
     fingerprint: Fingerprint
+
+    def check(self, number: int, name: str) -> None:
+        """Refuses a round that the run has not, by a ConfigError that begins with the name."""
+        if not 1 <= number <= self.rounds:
+            there = f"rounds 1 to {self.rounds}" if self.rounds else "no complete round"
+            raise ConfigError(f"{name} {number}: the run has {there}")
 
     def checkpoints(self) -> dict[int, Path]:
         """The records of the run's checkpoints by the number of rounds, fewest first."""
@@ -120,27 +126,19 @@ def opened(
         ConfigError, DataError: code or data are not those of the run, or are not here.
         StoreError: the directory cannot be read.
     """
-    store, done = RunStore(run), len(status.rounds(run))
+    store, rounds = RunStore(run), len(status.rounds(run))
     on_gpu = device_of(store.read_environment()) != "cpu" and num_gpus() > 0
     here = {"engine.kind": "serial", "engine.gpus_per_client": int(on_gpu)}
     config = configuration(run, here | dict(overrides or {}), data_dir=data_dir)
     setup, start = start_of(prepare(config))
     check_begun(
-        run,
-        setup.config,
-        setup.provenance,
-        setup.frozen,
-        accept_changed_code=accept_changed_code,
+        run, setup.config, setup.provenance, setup.frozen, accept_changed_code=accept_changed_code
     )
-    began = experiments.read(run / "config.yaml").settings.get("data.dir")  # may be another now
+    written = experiments.read(run / "config.yaml").settings.get("data.dir")  # may have moved
     now = fingerprint(setup)
-    settings = {**now.settings, "data.dir": None if began is None else began.value}
+    settings = {**now.settings, "data.dir": None if written is None else written.value}
     with closing(make_executor(setup)) as executor:
         yield Rerun(
-            setup=setup,
-            executor=executor,
-            store=store,
-            rounds=done,
-            start=start,
+            setup=setup, executor=executor, store=store, rounds=rounds, start=start,
             fingerprint=replace(now, settings=settings),
-        )
+        )  # fmt: skip

@@ -141,11 +141,12 @@ def _show(made: Replay, table: pd.DataFrame) -> None:
     for part in made.fresh:
         echo(f"starts afresh: {part}")
     for _, rows in table.groupby("round"):
-        common = rows[rows["client_id"].isna()]
-        differing = common[common["difference"] != 0].rename(columns={"replayed": "replay"})
-        texts = differing.drop(columns="client_id").map(_text).to_dict("records")
-        show([{str(column): text for column, text in row.items()} for row in texts])
-        if same := ", ".join(common.loc[common["difference"] == 0, "quantity"]):
+        common = rows[rows["client_id"].isna()].rename(columns={"replayed": "replay"})
+        same_rows = common["difference"] == 0
+        differing = common[~same_rows].drop(columns="client_id").map(_text).astype(str)
+        columns = list(map(str, differing))
+        show([dict(zip(columns, row, strict=True)) for row in differing.to_numpy().tolist()])
+        if same := ", ".join(common.loc[same_rows, "quantity"]):
             echo(f"the same: {same}")
         echo(of_clients(rows[rows["client_id"].notna()]))
 
@@ -155,12 +156,10 @@ def of_clients(rows: pd.DataFrame) -> str:
 
     The last digits of a norm depend on how many updates were multiplied with each other.
     """
-    differs = (rows["difference"].abs() > ROUNDING * rows["original"].abs()).groupby(
-        rows["client_id"]
-    )
     sides = rows.groupby("client_id")[["original", "replayed"]].count()
     alone = list(sides.index[(sides == 0).any(axis=1)])
-    both = differs.any().drop(alone)
+    differs = rows["difference"].abs() > ROUNDING * rows["original"].abs()
+    both = differs.groupby(rows["client_id"]).any().drop(alone)
     gone = f"; on one side alone: {', '.join(map(str, alone))}" if alone else ""
     return f"clients: {(~both).sum()} of {len(both)} trained the same{gone}"
 

@@ -42,11 +42,6 @@ class BlockEnv:
     """The :class:`LocalEnv` of a block, for ``loss`` and ``adjust_grads``.
 
     It has no client's own data or state: ``begin`` returns what these hooks need of them.
-
-    Args:
-        env: of any of the clients.
-        stack: of the model.
-
     ``params`` and :meth:`grads` are stacked, (A, *shape).
     """
 
@@ -100,11 +95,7 @@ class _Weighted:
 
 
 def train_block(
-    rule: LocalRule,
-    envs: Sequence[LocalEnv],
-    stack: Stack,
-    width: int,
-    steps: Steps | None = None,
+    rule: LocalRule, envs: Sequence[LocalEnv], stack: Stack, width: int, steps: Steps | None = None
 ) -> tuple[list[ClientUpdate], Tensor]:
     """Trains the clients as one model; agrees with train_local up to rounding.
 
@@ -116,11 +107,8 @@ def train_block(
             client if that is smaller.
         steps: the worker's, where its steps are recorded and replayed.
 
-    Returns:
-        The updates in the order of ``envs``, without deltas, and the vectors (B, D) after training.
-
-    Raises:
-        ContractError: the clients are not sorted, or do not fit the width.
+    Returns the updates in the order of ``envs``, without deltas, and the vectors (B, D) after
+    training.
     """
     device = envs[0].start.device
     plan = BatchPlan(envs, width)

@@ -161,43 +161,15 @@ HEADROOM = 1.1
 UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
-@dataclass(frozen=True)
-class Usage:
-    """The memory of a GPU at a failed allocation, in bytes.
-
-    Args:
-        total: of the GPU.
-        free: that no process has.
-        held: by this process's tensors and caches.
-        requested: the allocation that failed.
-    """
-
-    total: int
-    free: int
-    held: int
-    requested: int
-
-    @property
-    def needed(self) -> int:
-        """What the process would have had, with its context."""
-        return self.held + self.requested + CONTEXT
-
-    @property
-    def others(self) -> int:
-        """What other processes have."""
-        return max(0, self.total - self.free - self.held - CONTEXT)
-
-
 def limit_memory(device: torch.device, fraction: float) -> None:
     """Keeps this process to its fraction of a GPU; does nothing on a CPU or with a whole GPU.
 
     Raises:
         ConfigError: the fraction does not even hold a CUDA context.
     """
-    if device.type != "cuda" or fraction >= 1:
-        return
-    total = torch.cuda.get_device_properties(device).total_memory
-    torch.cuda.set_per_process_memory_fraction(tensor_fraction(total, fraction), device)
+    if device.type == "cuda" and fraction < 1:
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(tensor_fraction(total, fraction), device)
 
 
 def tensor_fraction(total: int, fraction: float) -> float:
@@ -209,68 +181,48 @@ def tensor_fraction(total: int, fraction: float) -> float:
     left = fraction - CONTEXT / total
     if left <= 0:
         raise ConfigError(
-            f"--gpus-per-client {fraction:g}: that is {fraction * total / GIB:.2f} GiB of a GPU "
-            f"with {total / GIB:.1f} GiB, and a process takes {CONTEXT / GIB:.2g} GiB before its "
+            f"--gpus-per-client {fraction:g}: a process takes {CONTEXT / GIB:.2g} GiB before its "
             f"model; it must be more than {math.ceil(1e4 * CONTEXT / total) / 1e4:g}"
         )
     return left
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that the GPU's memory is used up.
-
-    cuBLAS, cuDNN and the driver say so in a RuntimeError of their own.
-    """
-    text = str(error)
-    return isinstance(error, torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError)
-        and ("CUDA error: out of memory" in text or "STATUS_ALLOC_FAILED" in text)
-    )
-
-
 def reason(error: BaseException, fraction: float, device: torch.device) -> str:
-    """What an exception in a client's work says: :func:`described`, or :func:`explain`."""
-    if device.type == "cuda" and is_out_of_memory(error):
+    """What an exception in a client's work says, in one line."""
+    full = isinstance(error, torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError)  # of cuBLAS, cuDNN and the driver
+        and re.search("CUDA error: out of memory|STATUS_ALLOC_FAILED", str(error))
+    )
+    if device.type == "cuda" and full:
         with contextlib.suppress(RuntimeError):  # where even the question fails
-            free, total = torch.cuda.mem_get_info(device)
-            held = torch.cuda.memory_reserved(device)
-            return explain(Usage(total, free, held, requested_bytes(str(error))), fraction)
+            total, held = total_memory() or 0, torch.cuda.memory_reserved(device)
+            return out_of_memory(total, held, str(error), fraction)
     return described(error)
 
 
-def requested_bytes(text: str) -> int:
-    """The bytes that torch tried to allocate, by its message; 0 where it does not say."""
-    requested = re.search(r"Tried to allocate ([\d.]+) (bytes|[KMGT]iB)", text)
-    return round(float(requested[1]) * UNITS[requested[2]]) if requested else 0
+def out_of_memory(total: int, held: int, message: str, fraction: float) -> str:
+    """What happened on a GPU with too little memory and what would help.
 
-
-def explain(usage: Usage, fraction: float) -> str:
-    """What happened on a GPU with too little memory and what would help, in one line."""
+    Args:
+        total: bytes of the GPU.
+        held: bytes of this process's tensors and caches.
+        message: of torch, which says what it asked for.
+        fraction: of the GPU, for this process.
+    """
     fraction = min(fraction, 1.0)
+    asked = re.search(r"Tried to allocate ([\d.]+) (bytes|[KMGT]iB)", message)
+    requested = round(float(asked[1]) * UNITS[asked[2]]) if asked else 0
+    need = held + requested + CONTEXT
     text = (
-        f"out of GPU memory: {_gib(usage.held)} in use and {_gib(usage.requested)} more asked for, "
-        f"on {fraction:g} of a GPU with {_gib(usage.total)}"
+        f"out of GPU memory: {held / GIB:.3g} GiB in use and {requested / GIB:.3g} GiB more asked "
+        f"for, on {fraction:g} of a GPU with {total / GIB:.3g} GiB"
     )
-    need = f"one client needs about {_gib(usage.needed)}"
-    if usage.needed > usage.total:
-        return (
-            f"{text}; {need}, too much for this GPU: a smaller train.batch_size, "
-            "evaluation.batch_size or model would help"
-        )
-    if usage.needed <= fraction * usage.total:
-        others = f"but other processes have {_gib(usage.others)}"
-        return f"{text}; {need}, which that fraction holds, {others}"
-    return f"{text}; --gpus-per-client {fitting(usage.needed / usage.total):g} would fit: {need}"
-
-
-def fitting(fraction: float) -> float:
-    """The smallest 1/k that holds a fraction of a GPU and a little more, as Ray counts it."""
-    clients = max(1, math.floor(1 / (fraction * HEADROOM)))
-    return math.floor(1e4 / clients) / 1e4
-
-
-def _gib(amount: int) -> str:
-    return f"{amount / GIB:.3g} GiB"
+    if need > total:
+        return f"{text}; a smaller train.batch_size, evaluation.batch_size or model would help"
+    if need <= fraction * total:
+        return f"{text}, of which other processes have the rest"
+    clients = max(1, math.floor(total / (need * HEADROOM)))  # on the GPU; Ray cuts off at 1e-4
+    return f"{text}; --gpus-per-client {math.floor(1e4 / clients) / 1e4:g} would fit"
 
 
 def total_memory() -> int | None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedsim.algorithms.base import Algorithm, Work
 from fedsim.client.block import num_steps
-from fedsim.core.errors import ContractError, DataError
+from fedsim.core.errors import DataError
 from fedsim.core.settings import Arithmetic
 from fedsim.core.types import (
     I64,
@@ -58,7 +58,7 @@ class LocalImages:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSpec:
-    """Everything a worker is made of; travels once per node.
+    """What a worker is made of; travels once per node.
 
     Args:
         local_images: how a node gets the images itself; None where ``dataset`` brings them.
@@ -108,13 +108,7 @@ class WorkerSpec:
         return None if alone else self.stacking
 
     def blocks(self, tasks: Sequence[ClientTask]) -> list[Block]:
-        """Tasks of one kind in blocks; those of a block start from one version of the model.
-
-        Raises:
-            ContractError: the tasks are of several kinds.
-        """
-        if len(kinds := {task.work for task in tasks}) > 1:
-            raise ContractError(f"tasks of several kinds in one call: {', '.join(sorted(kinds))}")
+        """Tasks of one kind in blocks; those of a block start from one version of the model."""
         stacking = self.stacking_of(tasks[0]) if tasks else None
         if stacking is None:
             return [(task,) for task in sorted(tasks, key=lambda task: task.client)]

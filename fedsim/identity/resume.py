@@ -46,11 +46,11 @@ def is_complete(wanted: RunConfig, folder: Path) -> bool:
 
 def has_patients(run: Path) -> bool:
     """Whether split.csv, if it is there, says whose the samples are."""
-    with files.reading(run / "split.csv") as path:
-        if not path.exists():
-            return False
-        with path.open("rb") as file:
-            return b"patient" in file.readline().strip().split(b",")
+    path = run / "split.csv"
+    if not path.exists():
+        return False
+    with files.reading(path), path.open("rb") as file:
+        return b"patient" in file.readline().strip().split(b",")
 
 
 def difference(
@@ -58,12 +58,8 @@ def difference(
 ) -> str | None:
     """The first dotted key in which a finished run differs from the wanted configuration.
 
-    Placement and label cannot change a result.
-
-    Args:
-        wanted: the configuration.
-        settings: the finished run's config.yaml, nested or dotted.
-        patients: whether its data say whose the samples are.
+    Placement and label cannot change a result. ``settings`` are those of the run's config.yaml,
+    nested or dotted; ``patients`` whether its data say whose the samples are.
     """
     have = _flat(settings)
     left_open = {key for key, value in _flat(to_dict(wanted)).items() if value is None}

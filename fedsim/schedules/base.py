@@ -82,10 +82,7 @@ class Roster:
         return [client for client in range(len(self.sizes)) if client not in out]
 
     def draw(self, ctx: RoundContext, size: int, purpose: str = "cohort") -> list[int]:
-        """``size`` distinct clients, uniformly, sorted, without those held out.
-
-        With the default purpose they are the same for every method of one seed.
-        """
+        """See :func:`draw_cohort`."""
         return draw_cohort(ctx, size, self.held_out, purpose)
 
     def participation(self, client: int, round: int, stream: int | None = None) -> Participation:
@@ -148,26 +145,22 @@ class Synchronous:
 
 
 def check_plan(schedule: Schedule, plan: RoundPlan, roster: Roster, ctx: RoundContext) -> None:
-    """Refuses a plan on which no run can rely.
-
-    Raises:
-        ContractError: a client has two tasks, may not train, or has no participation; tasks start
-            from older models in a synchronous schedule; or a task of a later round is of a client
-            that trains in this one, whose state is not known yet.
-    """
-    at = f"round {ctx.round + 1} of the schedule"
+    """Refuses a plan on which no run can rely, by a ContractError."""
     clients = [client for task in plan.tasks for client in task.clients]
-    if len(set(clients)) < len(clients):
-        raise ContractError(f"{at}: a client has two tasks: {clients}")
-    if set(clients) & set(roster.held_out) or not all(0 <= c < len(roster.sizes) for c in clients):
-        raise ContractError(f"{at}: tasks of clients that do not train: {clients}")
-    if absent := sorted(set(clients) - plan.participation.keys()):
-        raise ContractError(f"{at}: clients without a participation: {absent}")
-    if not schedule.asynchronous and any(task.version != ctx.round for task in plan.tasks):
-        raise ContractError(f"{at}: tasks start from older models, but asynchronous is False")
     ahead = {client for tasks in plan.ahead for task in tasks for client in task.clients}
-    if both := sorted(ahead & set(clients)):
-        raise ContractError(f"{at}: clients train now and are told ahead: {both}")
+    versions, out = {task.version for task in plan.tasks}, set(roster.held_out)
+    problems = {
+        "a client has two tasks": len(set(clients)) < len(clients),
+        "tasks of clients that do not train": bool(out & set(clients))
+        or not all(0 <= client < len(roster.sizes) for client in clients),
+        "clients without a participation": not set(clients) <= plan.participation.keys(),
+        "tasks start from older models, but asynchronous is False": not schedule.asynchronous
+        and bool(versions - {ctx.round}),
+        "clients train now and are told ahead": bool(ahead & set(clients)),
+    }
+    for problem, occurs in problems.items():
+        if occurs:
+            raise ContractError(f"round {ctx.round + 1} of the schedule: {problem}: {clients}")
 
 
 def draw_cohort(
@@ -208,7 +201,7 @@ def schedule_of(config: RunConfig) -> Schedule:
     if ":" not in name:
         raise ConfigError(f"{origin}: known are synchronous, or module:function")
     schedule: Schedule = call(resolve(name, origin), origin)
-    if not callable(getattr(schedule, "plan", None)) or not hasattr(schedule, "asynchronous"):
+    if not hasattr(schedule, "plan") or not hasattr(schedule, "asynchronous"):
         raise ConfigError(
             f"{origin}: the function returned {type(schedule).__name__}, needed is a schedule with "
             "plan(roster, state, ctx, run) and asynchronous, see fedsim.schedules.base"

@@ -7,15 +7,17 @@ LF line ends, shortest round-trip floats, empty for "not available". :func:`read
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedsim.core import files
 from fedsim.core.errors import StoreError, one_line
 from fedsim.core.types import Array
 
@@ -129,6 +131,37 @@ def frame(path: Path, first: str | None = None) -> pd.DataFrame:
     if first not in (None, *table.columns[:1]):
         raise StoreError(f"{path}: its first column is {table.columns[0]!r}, not {first!r}")
     return table
+
+
+class TableDigest:
+    """Size and SHA-256 of a table's content, continued with every row: each byte is hashed once.
+
+    A checkpoint holds them, and a run is resumed only from results that somebody computed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.size = 0
+        self._sha256 = hashlib.sha256()
+        with files.reading(path):
+            for block in files.blocks(path) if path.exists() else ():
+                self.add(block)
+
+    def add(self, data: bytes) -> None:
+        """Takes in what was appended to the table."""
+        self._sha256.update(data)
+        self.size += len(data)
+
+    def record(self) -> dict[str, Any]:
+        """Size and digest so far, for the record of a checkpoint."""
+        return {"size": self.size, "sha256": self._sha256.hexdigest()}
+
+
+def changed_tables(run: Path, digests: Mapping[str, Mapping[str, Any]]) -> Iterator[Path]:
+    """The tables of a run whose first bytes are not those of :meth:`TableDigest.record`."""
+    for table, entry in digests.items():
+        with files.reading(run / f"{table}.csv") as path:
+            if files.sha256(path, entry["size"]) != entry["sha256"]:
+                yield path
 
 
 def curve(rows: Sequence[Cells], column: str) -> dict[int, float]:

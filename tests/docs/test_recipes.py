@@ -33,10 +33,20 @@ def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path / "work")
 
 
+def chapter(page: str) -> str:
+    """A page, or its chapter (``PAGE#HEADING``)."""
+    name, _, heading = page.partition("#")
+    text = (PAGES / name).read_text()
+    if not heading:
+        return text
+    (chapter,) = (part for part in re.split(r"(?m)^## ", text) if part.startswith(heading))
+    return chapter
+
+
 def follow(page: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Writes the files of a page and runs its commands in order; what they print."""
+    """Writes the files of a page or chapter and runs its commands in order; what they print."""
     printed = []
-    for language, title, text in FENCE.findall((PAGES / page).read_text()):
+    for language, title, text in FENCE.findall(chapter(page)):
         if title:
             Path(title).write_text(text)
         for line in text.replace("\\\n", " ").splitlines() if language == "bash" else ():
@@ -80,7 +90,7 @@ def test_fed_isic2019_of_flamby(monkeypatch):
         metadata.append(f"{name},55.0,anterior torso,{lesion},female")
     (folder / "train_test_split").write_text("\n".join(lines) + "\n")
     Path("ISIC_2019_Training_Metadata.csv").write_text("\n".join(metadata) + "\n")
-    split, _, lesions = follow("flamby.md", monkeypatch)
+    split, _, lesions = follow("flamby.md#FLamby: Fed-ISIC2019", monkeypatch)
     assert "72 training samples of 8 classes on 6 clients" in split
     assert "vidir_molemax" in split
     evaluated = rows_of("runs/isic/evaluations.csv")
@@ -98,7 +108,7 @@ def test_folders_of_domains(monkeypatch):
         for i in range(24):
             folder = Path("digits_dg", domain, "val" if i > 19 else "train", str(i % 2))
             save(folder / f"{i:05d}.jpg", 24 * d + i, "L" if domain == "mnist" else "RGB")
-    office, _, digits, _ = follow("domains.md", monkeypatch)
+    office, _, digits, _ = follow("flamby.md#Digits and Office", monkeypatch)
     assert "64 training samples of 2 classes on 4 clients" in office
     assert "64 training samples of 2 classes on 4 clients" in digits
     assert "4 sites: mnist 16, mnist_m 16, svhn 16, syn 16" in digits
@@ -111,7 +121,7 @@ def test_a_hugging_face_data_set(monkeypatch):
     datasets = pytest.importorskip("datasets", reason="needs pip install 'fedsim-ray[datasets]'")
     datasets.disable_progress_bars()
     monkeypatch.setenv("HF_HOME", "hub")
-    split, _ = follow("hugging-face.md", monkeypatch)
+    split, _ = follow("hugging-face.md#Save", monkeypatch)
     assert "hf, by_site: 287 training samples of 3 classes on 3 clients" in split
     assert "0 3  1 5  2 8" in split
 
@@ -143,7 +153,7 @@ def hearts(real: bool) -> None:
 @pytest.mark.slow
 def test_fed_heart_disease_of_flamby_on_random_numbers(monkeypatch):
     hearts(real=False)
-    split, _ = follow("flamby-heart.md", monkeypatch)
+    split, _ = follow("flamby.md#FLamby: Fed-Heart", monkeypatch)
     assert "csv, by_site: 140 training samples of 2 classes on 4 clients" in split
     evaluated = rows_of("runs/heart/evaluations.csv")
     assert [r["num_samples"] for r in evaluated if r["split"] == "own_test"] == ["19"] * 4
@@ -161,7 +171,7 @@ def test_the_published_accuracies_of_fed_heart_disease(seeds, monkeypatch):
     if not HEART.is_dir():
         pytest.skip(f"needs the four hospitals' files and FLamby's results in {HEART}")
     hearts(real=True)
-    text = dict((t, text) for _, t, text in FENCE.findall((PAGES / "flamby-heart.md").read_text()))
+    text = dict((t, text) for _, t, text in FENCE.findall(chapter("flamby.md#FLamby: Fed-Heart")))
     Path("flamby_heart.py").write_text(text["flamby_heart.py"])
     runpy.run_path("flamby_heart.py")
     published = {
@@ -185,9 +195,9 @@ def test_the_published_accuracies_of_fed_heart_disease(seeds, monkeypatch):
 
 @pytest.mark.slow
 def test_a_study(monkeypatch):
-    listed, done, table, _ = follow("study.md", monkeypatch)
+    listed, done, table, _ = follow("tune.md#A study", monkeypatch)
     assert "comparison: 18 runs, 6 rows with training seeds 1, 2, 3" in listed
-    assert listed.partition("\n\n")[0] in (PAGES / "study.md").read_text()
+    assert listed.partition("\n\n")[0] in chapter("tune.md#A study")
     assert "34 runs" in listed.partition("\n\n")[2]  # the estimate of time, disk and memory
     assert "wrote runs/study/report/report.html" in done
     assert "| FedProx, alpha=0.1 |" in table

@@ -33,6 +33,8 @@ from fedsim.training.events import ENDINGS, Done, Event, Job, Lost, RoundEnded, 
 from tests.engine import fake_gpus
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("no_ray")]
+
+
 TABLES = ("rounds.csv", "clients.csv", "partition.csv", "model.safetensors")
 
 

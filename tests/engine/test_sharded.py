@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
@@ -10,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import ray
 from ray.cluster_utils import Cluster
@@ -23,6 +25,7 @@ from fedsim.attacks.min_max import MinMax
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import WorkerError
 from fedsim.core.types import ClientUpdate, Layout, RoundContext, Slot
+from fedsim.engine.ray.pool import ActorPool
 from fedsim.engine.ray.sharded import (
     Aggregators,
     Held,
@@ -34,12 +37,17 @@ from fedsim.models.vision import SplitModel
 from fedsim.server import ClipNorms
 from fedsim.server.base import RuleState
 from fedsim.server.cohort import Cohort
+from tests.commands import PATIENCE
+from tests.engine import chaos
 from tests.engine.broken import Holder
+from tests.engine.chaos import STATEFUL_ONCE, Orders
 from tests.tasks import tasks
 
 pytestmark = pytest.mark.ray
 
+
 M, SIZE, STATS = 5, 3_300_000, 1001
+
 EMPTY = np.empty(0, np.float32)
 
 
@@ -116,10 +124,9 @@ def trained(node, rows, ranges, first=0):
     return {3 * (first + i): Held(tuple(refs), i, block(3 * (first + i))) for i in range(len(rows))}
 
 
-def no_other(incidents):
-    """Nothing is lost, or an aggregator at most."""
-    assert [i.client_id for i in incidents] == [None]
-    return []
+def no_other(incident):
+    """No update is lost, an aggregator at most."""
+    raise AssertionError(incident)
 
 
 METHODS = {
@@ -187,12 +194,7 @@ def check_bits(nodes, methods):
 @pytest.mark.slow
 def test_aggregators_are_spread_and_a_dead_one_is_replaced_a_bounded_number_of_times(two_nodes):
     ranges = plan_shards(SIZE, 2, 2)
-    aggregators, incidents = Aggregators(ranges), []
-
-    def told(new):
-        incidents.extend(new)
-        return []
-
+    aggregators = Aggregators(ranges)
     try:
         rows, where = draw(), slice(0, SIZE)
         held = trained(two_nodes[1], rows, ranges)
@@ -200,72 +202,61 @@ def test_aggregators_are_spread_and_a_dead_one_is_replaced_a_bounded_number_of_t
         ask = lambda _: ray.get_runtime_context().get_node_id()  # noqa: E731 - travels by value
         places = [actor.__ray_call__.remote(ask) for actor in aggregators.actors]
         assert sorted(ray.get(places)) == sorted(two_nodes), "one on each node"
-        ray.kill(aggregators.actors[0])
-        assert (
-            cohort(rows, Sharded(aggregators=aggregators, held=held, again=told, max_retries=1))
-            .gram(where)
-            .tobytes()
-            == expected
-        )
-        (incident,) = incidents
-        assert (incident.client_id, incident.attempt) == (None, 1)
-        assert "its process died" in incident.error
-        ray.kill(aggregators.actors[1])
-        with pytest.raises(WorkerError, match="aggregation over the nodes: its process died"):
-            cohort(
-                rows, Sharded(aggregators=aggregators, held=held, again=told, max_retries=0)
-            ).gram(where)
+        for retries in (1, 0):
+            spread = Sharded(
+                aggregators=aggregators, held=held, again=no_other, max_retries=retries
+            )
+            ray.kill(aggregators.actors[retries])
+            if retries:
+                assert cohort(rows, spread).gram(where).tobytes() == expected
+                continue
+            with pytest.raises(WorkerError, match="aggregation over the nodes: its process died"):
+                cohort(rows, spread).gram(where)
     finally:
         aggregators.close()
 
 
 @pytest.mark.slow
-def test_lost_updates_are_computed_again_and_no_others(two_nodes):
+def test_lost_updates_are_computed_again(two_nodes):
     ranges = plan_shards(SIZE, 2, 2)
     aggregators, incidents = Aggregators(ranges), []
     rows, where = draw(), slice(0, SIZE)
-    held = {}
-    for i, row in enumerate(rows):
-        held |= trained(two_nodes[i % 2], row[None], ranges, i)
 
-    def again(new):
-        incidents.extend(new)
-        made = {}
-        for incident in new:
-            i = incident.client_id // 3
-            made |= trained(two_nodes[0], rows[i][None], ranges, i)
+    def train(node):
+        held = {}
+        for i, row in enumerate(rows):
+            held |= trained(two_nodes[(i + node) % 2], row[None], ranges, i)
+        return held
+
+    def again(incident):
+        incidents.append(incident)
         return [
-            ClientUpdate(client_id=c, num_samples=1, num_steps=1, held=h) for c, h in made.items()
+            ClientUpdate(client_id=c, num_samples=1, num_steps=1, held=h)
+            for c, h in train(1).items()
         ]
 
     dead = ray.remote(num_cpus=0)(Holder).remote()
     ray.kill(dead)
 
-    def lose(client):
-        one, _ = held[client].parts
-        gone = dead.ping.remote()
-        held[client] = Held((one, gone), 0, block(client))
+    def lose(spread, client):
+        one, _ = spread.held[client].parts
+        spread.held[client] = Held((one, dead.ping.remote()), 0, block(client))
 
     try:
         expected = cohort(list(rows))
-        there = cohort(
-            rows, Sharded(aggregators=aggregators, held=held, again=again, max_retries=1)
-        )
-        lose(3)
-        lose(9)
+        spread = Sharded(aggregators=aggregators, held=train(0), again=again, max_retries=1)
+        there = cohort(rows, spread)
+        lose(spread, 3)
         assert there.gram(where).tobytes() == expected.gram(where).tobytes()
-        assert [(i.client_id, i.attempt) for i in incidents] == [(3, 1), (9, 1)]
         weights = [np.arange(1.0, M + 1)]
-        lose(12)
+        lose(spread, 12)
         step = there.step(weights, [where])
         assert step.tobytes() == expected.step(weights, [where]).tobytes()
-        assert incidents[2].client_id == 12
-        lose(0)
-        given_up = cohort(
-            rows, Sharded(aggregators=aggregators, held=held, again=lambda _: [], max_retries=2)
-        )
+        assert [(i.client_id, i.attempt) for i in incidents] == [(None, 1)] * 2
+        lose(spread, 0)
+        spread.max_retries = 0
         with pytest.raises(WorkerError, match="aggregation over the nodes: its process died"):
-            given_up.gram(where)
+            cohort(rows, spread).gram(where)
     finally:
         aggregators.close()
 
@@ -306,13 +297,13 @@ def in_one_process(method):
     ["fedld", *(pytest.param(m, marks=pytest.mark.nightly) for m in ("fedavg", "fedbn"))],
 )
 def test_whole_runs_have_the_bytes_of_one_process(method, two_nodes, tmp_path, monkeypatch):
-    asked, ask = [], Aggregators.ask
+    asked, ask = [], Sharded._ask
 
-    def watched(self, what, args, held):
-        asked.append((what, len(args), len(held)))
-        return ask(self, what, args, held)
+    def watched(self, what, *args):
+        asked.append((what, len(self.aggregators.actors), len(self.held)))
+        return ask(self, what, *args)
 
-    monkeypatch.setattr(Aggregators, "ask", watched)
+    monkeypatch.setattr(Sharded, "_ask", watched)
     for shards in ("auto", 2):
         asked.clear()
         store = fedsim.run(config(method, shards), tmp_path / str(shards))
@@ -337,7 +328,7 @@ def test_a_lost_update_of_pooled_data_or_of_an_older_model_is_made_anew(
     given = config("fedavg" if method == "buffered" else method, 2)
     changes = {"model": given.model.model_copy(update={"name": "tests.engine.test_sharded:plain"})}
     if method == "buffered":
-        schedule = {"schedule": "tests.seams.buffered:build", "rounds": 4}
+        schedule = {"schedule": "tests.seams:buffered", "rounds": 4}
         changes["train"] = given.train.model_copy(update=schedule)
         speeds = {"samples_per_second": "lognormal(100, 0.8)"}
         changes["clock"] = given.clock.model_copy(update=speeds)
@@ -348,12 +339,12 @@ def test_a_lost_update_of_pooled_data_or_of_an_older_model_is_made_anew(
     ray.kill(dead)
     ask, lost = Sharded._ask, []
 
-    def losing(self, what, args):
+    def losing(self, what, *args):
         if what == "combine":
             client, own = next(iter(self.held.items()))
             self.held[client] = Held((own.parts[0], dead.ping.remote()), own.row, own.block)
             lost.append((client, own.block[0].version))
-        return ask(self, what, args)
+        return ask(self, what, *args)
 
     monkeypatch.setattr(Sharded, "_ask", losing)
     store = fedsim.run(given, tmp_path / "ray", progress=False)
@@ -361,3 +352,80 @@ def test_a_lost_update_of_pooled_data_or_of_an_older_model_is_made_anew(
     assert len(store.read("errors")) == len(lost) == given.train.rounds
     if method == "buffered":
         assert any(version < t for t, (_, version) in enumerate(lost))
+
+
+@pytest.fixture
+def cluster(orders):
+    """A head that trains nothing and two nodes with a core each."""
+    folder = orders.parent
+    head = {"num_cpus": 0, "include_dashboard": False, "temp_dir": f"{folder}/h"}
+    made = Cluster(initialize_head=True, head_node_args=head)
+    for name in ("n1", "n2"):
+        made.add_node(num_cpus=1, temp_dir=f"{folder}/{name}")
+    yield made
+    made.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_ray")
+@pytest.mark.parametrize("method", STATEFUL_ONCE)
+def test_a_node_killed_in_a_round_and_one_that_joins(
+    method, cluster, orders, undisturbed, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("fedsim.engine.ray.executor.REPLAN_INTERVAL", 0.0)
+    pools, joined, used = [], [], []
+    start, take = ActorPool.__init__, ActorPool.take
+
+    def started(self, *args, **options) -> None:
+        start(self, *args, **options)
+        pools.append(self)
+
+    def taken(self, slot):
+        used.append(self._locations[slot].node_id)
+        return take(self, slot)
+
+    def join() -> None:
+        joined.append(cluster.add_node(num_cpus=1, temp_dir=f"{orders.parent}/n3").node_id)
+
+    def until_noticed() -> None:  # else Ray may still place actors on the node that is lost
+        while sum(node["Alive"] for node in ray.nodes()) > 2:
+            time.sleep(0.1)
+
+    def until_up() -> None:  # the actor that this round asked for; else the run is over before it
+        starting = list(pools[0].starting)
+        ray.wait(starting, num_returns=len(starting), timeout=PATIENCE)
+
+    monkeypatch.setattr(ActorPool, "__init__", started)
+    monkeypatch.setattr(ActorPool, "take", taken)
+    plan = {2: ("train", "raylet"), 3: until_noticed, 4: join, 5: until_up}
+    settings = chaos.config(method, address=cluster.address, client_timeout=30)
+    store = fedsim.run(settings, tmp_path / "run", [Orders(orders, plan)])
+    assert chaos.bytes_of(store) == undisturbed(method)
+    errors = store.read("errors")
+    assert pd.unique(errors["round"][errors["client_id"].notna()]).tolist() == [3]
+    assert set(errors["round"]) <= {3, 4}, "an actor may have been on its way to the lost node"
+    assert joined[0] in used, "the node that joined had work"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_ray")
+@pytest.mark.parametrize(
+    ("method", "moment"),
+    [("fedbn", "combine"), pytest.param("fedld", "products", marks=pytest.mark.nightly)],
+)
+def test_a_node_lost_between_training_and_aggregation(method, moment, tmp_path, monkeypatch):
+    asked, ask = [], Sharded._ask
+    with cluster_of_two(head_cpus=0) as exchange:  # so that the other node trains all clients
+
+        def watched(self, what, *args):
+            asked.append(what)
+            if asked.count(moment) == 2 and what == moment:
+                exchange()
+            return ask(self, what, *args)
+
+        monkeypatch.setattr(Sharded, "_ask", watched)
+        store = fedsim.run(config(method), tmp_path / "run")
+    assert bytes_of(store) == in_one_process(method)
+    errors = store.read("errors")
+    assert (errors["round"] == 2).all()
+    assert errors["error"].str.contains("its work was lost").any()

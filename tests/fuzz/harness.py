@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import stat
+import subprocess
 import sys
 import tempfile
 import warnings
@@ -22,6 +23,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fedsim.cli import main
+from tests.commands import clean_environment
 
 LONGEST = 1500
 """Characters of a line that a person still reads."""
@@ -208,3 +210,26 @@ def changes(before: Mapping[str, object], after: Mapping[str, object]) -> str:
     """Which paths differ."""
     paths = sorted(p for p in {*before, *after} if before.get(p) != after.get(p))
     return f"changed, new or lost: {', '.join(map(str, paths))}"
+
+
+def started(
+    tmp_path: Path, *args: str, without: tuple[str, ...] = (), **environment: str
+) -> subprocess.Popen[bytes]:
+    """``fedsim ARGS`` in a folder of its own."""
+    known = clean_environment(PYTHONDONTWRITEBYTECODE="1", TMPDIR=str(tmp_path))
+    known = {k: v for k, v in known.items() if k not in without}
+    return subprocess.Popen(
+        [sys.executable, "-m", "fedsim", *args],
+        cwd=tmp_path,
+        env=known | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def ended(process: subprocess.Popen[bytes]) -> tuple[int, bytes, bytes]:
+    out, err = process.communicate(timeout=300)
+    assert b"Traceback" not in err, err
+    return process.returncode, out, err

@@ -1,4 +1,4 @@
-"""Data files that are damaged, mislabelled or of another kind: seeded mutations of valid ones."""
+"""Data files that are damaged, mislabelled or of another kind, and names that are not letters."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import json
 import random
 import struct
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from tests.fuzz.harness import Case, Content, parts, tried
+from tests.fuzz.harness import Case, Content, attempt, parts, tried
 
 pytestmark = pytest.mark.integration
 
@@ -154,3 +155,92 @@ def test_mutations(name: str, number: int, tmp_path: Path) -> None:
 def test_without_damage_they_are_valid(name: str, tmp_path: Path) -> None:
     make, args = SETS[name]
     tried([Case(name, args, status=(0,), files=make())], tmp_path)
+
+
+# image files that are others than their names say, and odd names
+
+FEW = 6
+PARTITION = "partition -d folder --data-dir data --set data.image_size=8"
+
+
+def picture_as(form: str) -> bytes:
+    data = io.BytesIO()
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(data, form)
+    return data.getvalue()
+
+
+def pictures(label: str = "a", site: str = "s") -> dict[str, Content]:
+    """Six images; ``label`` and ``site`` are those of every second one."""
+    rows = [f'{i}.png,"{label if i % 2 else "b"}","{site if i % 2 else "t"}"' for i in range(FEW)]
+    files: dict[str, Content] = {f"data/{i}.png": picture_as("PNG") for i in range(FEW)}
+    files["data/labels.csv"] = "filename,label,site\n" + "\n".join(rows) + "\n"
+    return files
+
+
+BAD_IMAGES: dict[str, bytes] = {
+    "EPS": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n%%EOF\n",
+    "GIF": picture_as("GIF"),
+    "cut PNG": picture_as("PNG")[:60],
+    "cut JPEG": picture_as("JPEG")[:200],
+    "nothing": b"",
+    "NUL": bytes(100),
+}
+"""Contents of which no image can be made."""
+EXTENSIONS = ("png", "jpg", "tif")
+
+
+def with_image(content: bytes, extension: str, name: str) -> Case:
+    files = pictures()
+    files[f"data/1.{extension}"] = content
+    table = str(files["data/labels.csv"]).replace("1.png", f"1.{extension}")
+    files["data/labels.csv"] = table
+    return Case(name, PARTITION, f"data/1.{extension}", files=files)
+
+
+IMAGES = [
+    with_image(content, extension, f"{kind} as .{extension}")
+    for (kind, content), extension in product(BAD_IMAGES.items(), EXTENSIONS)
+]
+ODD_NAMES = (
+    *("$", "$\\frac{$", "$x^$", "${", "a$b$c$d$", "\\alpha", "a_b", "x" * 300, "[/]", "=1+1"),
+    *("\x01", "\x07", "\t", "\x1b[31mred\x1b[0m", "\x1b]0;title\x07", "\x7f", "\u2028"),
+    *("\u200b", "\ufeff", "\u202e", "e" + "\u0301" * 60, "\u05e9\u05dc", "\u533b\u9662"),
+    *("<script>alert(1)</script>", "&amp;", "%s%n", "{0}"),
+)
+
+
+def named(role: str) -> list[Case]:
+    """A folder of images in which one name is odd."""
+    found = []
+    for name in ODD_NAMES:
+        args, files = [*PARTITION.split(), "--out", "split"], pictures()
+        if role == "class":
+            files = pictures(label=name)
+        elif role == "site":
+            files = pictures(site=name)
+        elif role == "out":
+            args[-1] = f"o{name}"
+        else:
+            files = {path.replace("data/", f"d{name}/"): c for path, c in files.items()}
+            args = [f"d{name}" if arg == "data" else arg for arg in args]
+        if role in ("class", "site") or ("/" not in name and (role == "out" or len(name) < 200)):
+            found.append(Case(f"{role} {name!r}", args, status=(0, 2), files=files, stays=False))
+    return found
+
+
+ODD = [case for role in ("class", "site", "out", "folder") for case in named(role)]
+
+
+@pytest.mark.parametrize("part", parts(7))
+def test_other_files_than_images(part: int, tmp_path: Path) -> None:
+    tried(IMAGES[part::7], tmp_path)
+
+
+@pytest.mark.parametrize("part", parts(23))
+def test_odd_names(part: int, tmp_path: Path) -> None:
+    """Whatever a command says of them is to be seen; it is refused in one line or done."""
+    for number, case in enumerate(ODD[part::23]):
+        result = attempt(case, tmp_path / str(number))
+        odd = {c for c in result.output if not c.isprintable()} - {"\n", "\t"}
+        assert not odd, f"{case.name}: {odd}"

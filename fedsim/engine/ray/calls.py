@@ -30,7 +30,7 @@ class TaskCall:
         blocks: of tasks; each is done, and retried, as a whole.
         models: by version at least those that the tasks start from.
         states: of all clients that have one; only those of its own clients are sent.
-        sizes: training samples by client.
+        sizes: training samples of all clients.
         ranges: what the deltas are cut into, to be left on the nodes; none if they are fetched.
         home: the slot that waits for this call, None for any.
         attempt: from 1.
@@ -39,7 +39,7 @@ class TaskCall:
     blocks: tuple[Block, ...]
     models: Models
     states: Mapping[int, Vectors]
-    sizes: Mapping[int, float]
+    sizes: Sequence[int]
     ranges: tuple[slice, ...] = ()
     home: int | None = None
     attempt: int = 1
@@ -88,7 +88,7 @@ class TaskCall:
         return named(self.clients)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Evaluation:
     """A model's evaluation on some batches of a part; see :meth:`Worker.evaluate`."""
 

@@ -83,19 +83,11 @@ def connect(engine: EngineConfig) -> Callable[[], None]:
     except FedsimError:
         raise
     except Exception as error:  # a time-out is a plain Exception
-        if "AF_UNIX" in str(error):  # the folder of its sockets, below that for temporary files
-            raise ConfigError(
-                f"Ray cannot start ({one_line(error)}); set RAY_TMPDIR to a folder with a shorter "
-                "name, such as /tmp"
-            ) from error
-        if address == LOCAL:
-            kind = FedsimError if type(error) is Exception else ConfigError
-            raise kind(
-                f"Ray cannot start ({one_line(error)}); --engine serial needs no Ray"
-            ) from error
-        raise ConfigError(
-            f"--address {address}: cannot join the cluster ({one_line(error)})"
-        ) from error
+        if address != LOCAL:
+            said = f"--address {address}: cannot join the cluster ({one_line(error)})"
+            raise ConfigError(said) from error
+        kind = FedsimError if type(error) is Exception else ConfigError
+        raise kind(f"Ray cannot start ({one_line(error)}); --engine serial needs no Ray") from error
     return ray.shutdown
 
 
@@ -187,6 +179,11 @@ def _check_reachable(address: str) -> None:
         ) from error
 
 
+def alive_nodes() -> list[str]:
+    """Ray's ids of all nodes of the cluster."""
+    return sorted(node["NodeID"] for node in ray.nodes() if node["Alive"])
+
+
 def machines() -> list[Node]:
     """The machines of the connected cluster that are alive, or this one where there is none."""
     if not ray.is_initialized():
@@ -235,12 +232,10 @@ def plan_for(
     by all of a machine.
 
     Raises:
-        ConfigError: it does not fit, or the GPUs are of several types and that is not allowed.
+        ConfigError: it does not fit.
     """
     share, memory = share_of(engine, nodes), memory_of(engine, model_bytes, frozen_bytes)
-    plan = plan_placement(nodes, share, memory, num_clients, engine.actors)
-    check_types(engine, nodes, share)
-    return plan
+    return plan_placement(nodes, share, memory, num_clients, engine.actors)
 
 
 def share_of(engine: EngineConfig, nodes: Sequence[Node]) -> Share:
@@ -257,13 +252,6 @@ def memory_of(engine: EngineConfig, model_bytes: int, frozen_bytes: int = 0) -> 
     if engine.memory_per_client is not None:
         return math.ceil(engine.memory_per_client * GIB)
     return PROCESS + model_copies(engine.client_batch) * model_bytes + frozen_bytes
-
-
-def check_types(engine: EngineConfig, nodes: Sequence[Node], share: Share) -> None:
-    """Refuses GPUs of several types by a ConfigError, unless that is allowed."""
-    types = {n.accelerator for n in nodes if n.gpus >= 1}
-    if share.gpus and len(types) > 1 and not engine.allow_mixed_devices:
-        refuse_mixed(types)
 
 
 def refuse_mixed(kinds: Iterable[str]) -> NoReturn:

@@ -184,15 +184,10 @@ def _refusal(nodes: Sequence[Node], share: Share, memory: int, wanted: int) -> s
     """Why ``wanted`` actors do not fit, and what could be asked for instead."""
     fitting, by_cores = (sum(pack(nodes, share, m, wanted)) for m in (memory, 0))
     text = (
-        f"{counted(wanted, 'actor')} of {share} do{'es' * (wanted == 1)} not fit, {fitting} "
-        f"do ({listed(nodes)})"
+        f"{counted(wanted, 'actor')} of {share} do{'es' * (wanted == 1)} not fit, {fitting} do "
+        f"({listed(nodes)})"
     )
     if by_cores < wanted:
         gpus = " or --gpus-per-client" * bool(share.gpus)
-        text += f"; a smaller --cpus-per-client{gpus} may"
-    if fitting < by_cores:
-        text += (
-            f"; there is memory for {fitting} of {memory / GIB:.2f} GiB, see "
-            "engine.memory_per_client"
-        )
-    return text
+        return f"{text}; a smaller --cpus-per-client{gpus} may"
+    return f"{text}; an actor needs {memory / GIB:.2f} GiB, see engine.memory_per_client"

@@ -22,7 +22,6 @@ from fedsim.core.types import GIB
 from fedsim.engine.ray import shared
 from fedsim.engine.ray.cluster import (
     LOCAL,
-    check_types,
     connect,
     joining,
     machines,
@@ -93,8 +92,6 @@ def plan_runs(
     ``parallel``; the message says how many do.
     """
     shares = [share_of(need.engine, nodes) for need in needs]
-    for need, each in zip(needs, shares, strict=True):
-        check_types(need.engine, nodes, each)
     share = Share(max(each.cpus for each in shares), max(each.gpus for each in shares))
     memory = max(memory_of(n.engine, n.model_bytes, n.frozen_bytes) for n in needs)
     driver = max(need.driver for need in needs)

@@ -6,7 +6,6 @@ object store already. It owns the objects, so that they outlive the process that
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +22,6 @@ SMALL = 1 << 20
 """Bytes below which an array is not shared, but sent with the rest."""
 KEPT = 4
 """Number of arrays that are kept for later runs."""
-CLAIM = 60.0
-"""The longest wait, in seconds, for another driver to send an array."""
 
 
 class Register:
@@ -32,26 +29,20 @@ class Register:
 
     def __init__(self) -> None:
         self._objects: dict[str, Any] = {}
-        self._claims: dict[str, float] = {}
 
-    def find(self, digest: str) -> list[Any] | None:
-        """The object in a list; an empty list: the caller must send it; None: another one does."""
+    def find(self, digest: str) -> list[Any]:
+        """The object in a list, which is empty where nobody has sent it."""
         if digest in self._objects:
             self._objects[digest] = self._objects.pop(digest)
-            return [self._objects[digest]]
-        now = time.monotonic()
-        if now - self._claims.get(digest, -CLAIM) < CLAIM:
-            return None
-        self._claims[digest] = now
-        return []
+        return [self._objects[digest]] if digest in self._objects else []
 
     def keep(self, digest: str, array: Array) -> list[Any]:
-        """Puts the array into the object store; returns the object in a list."""
-        self._objects[digest] = ray.put(array)
-        self._claims.pop(digest, None)
-        for oldest in list(self._objects)[:-KEPT]:
-            del self._objects[oldest]
-        return [self._objects[digest]]
+        """Puts the array into the object store, unless it is there; the object in a list."""
+        if digest not in self._objects:
+            self._objects[digest] = ray.put(array)
+            for oldest in list(self._objects)[:-KEPT]:
+                del self._objects[oldest]
+        return self.find(digest)
 
 
 def start_register() -> Any:
@@ -82,9 +73,8 @@ def _object_of(array: Array, register: Any) -> Any:
     from fedsim.engine.spec import array_sha256  # imports torch, which the register does not need
 
     digest = f"{array_sha256(array)} {array.shape} {array.dtype}"
-    while (answer := ray.get(register.find.remote(digest))) is None:
-        time.sleep(0.05)
-    return (answer or ray.get(register.keep.remote(digest, array)))[0]
+    known = ray.get(register.find.remote(digest))
+    return (known or ray.get(register.keep.remote(digest, array)))[0]
 
 
 def with_samples(spec: WorkerSpec) -> WorkerSpec:

@@ -17,7 +17,6 @@ from fedsim.compressors.sign import ScaledSign
 from fedsim.compressors.top_k import TopK
 from fedsim.config.compress import CompressConfig
 from fedsim.config.run import RunConfig
-from fedsim.core.errors import ConfigError
 from fedsim.core.rng import generator
 from fedsim.core.settings import InvalidSetting
 from fedsim.core.types import ClientTask, Layout, RoundContext, Slot
@@ -26,7 +25,6 @@ from fedsim.engine.worker import Worker
 from fedsim.testing.rounds import config, results, small
 from fedsim.testing.rounds import rounds as run_rounds
 from fedsim.training.assemble import algorithm_of, prepare
-from fedsim.training.combinations import table
 from tests.algorithms.training import context, worker
 from tests.stopping import Stop, Stopper
 from tests.tasks import models, tasks
@@ -480,30 +478,8 @@ def test_bad_settings_are_refused_by_their_key(given, message):
     assert "\n" not in str(error.value)
 
 
-def test_more_entries_than_there_are_is_refused():
-    with pytest.raises(ConfigError, match=r"^compress.k: 10000000 given, but clients send \d+ par"):
-        prepare(config("fedavg", "mlp", compress={"name": "top_k", "k": 10**7}))
-
-
-@pytest.mark.parametrize(
-    ("method", "reason"),
-    [
-        ("fedpac", "compression .*needs clients' exact models"),
-        ("pfedla", "is not sent"),
-        ("matched_mean", "compression .*needs clients' exact models"),
-        ("feddyn", r"compression .*feddyn\), which keeps the sum"),
-        ("local", "is not sent"),
-        ("centralized", "sends no client's update"),
-    ],
-)
-def test_rules_that_compression_breaks_are_refused(method, reason):
-    with pytest.raises(ConfigError, match=reason):
-        prepare(config(method, "mlp", compress={"name": "top_k"}))
-    assert "compression" in table()
-
-
 def test_compression_follows_the_transforms_of_the_method():
-    given = config("tests.seams.sign_flip:build", "mlp", compress={"name": "random_k", "k": 9})
+    given = config("tests.seams:sign_flip", "mlp", compress={"name": "random_k", "k": 9})
     _, last = algorithm_of(given).transforms
     assert isinstance(last, Compression)
     assert last.compressor.operator == RandomK(0.1, 9)

@@ -14,7 +14,7 @@ from fedsim.testing import check_schedule
 from tests.seams import buffered, power_of_choice
 
 
-@pytest.mark.parametrize("build", [Synchronous, buffered.build, power_of_choice.build])
+@pytest.mark.parametrize("build", [Synchronous, buffered, power_of_choice])
 def test_a_schedule_keeps_the_contract(build):
     check_schedule(build)
 
