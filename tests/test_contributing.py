@@ -14,8 +14,9 @@ import pytest
 
 import fedsim
 from fedsim.storage.run_dir import RunStore
-from fedsim.testing import check_executor, check_method, check_reader, check_schedule
+from fedsim.testing import check_method, check_reader, check_schedule
 from fedsim.training.rows import RoundLog
+from tests.executors import check_executor
 from tests.seams import make_executor
 
 pytestmark = pytest.mark.integration

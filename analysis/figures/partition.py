@@ -1,17 +1,15 @@
-"""Which client has which samples: a heat map, and images below it."""
+"""Which client has which samples: a heat map."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
-from matplotlib.figure import Figure, SubFigure
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from numpy.typing import NDArray
 
 from ..files import class_names, read_partition
 from ..labels import text
@@ -29,10 +27,6 @@ MOST = 4
 """A report shows at most this many partitions."""
 NAMED = ("dataset", "data.partition", "alpha", "data.seed", "seed")
 """Columns of summary.csv that identify a partition."""
-CLIENTS, IMAGES = 10, 8
-"""Images are shown of at most this many clients, and at most this many of each."""
-_INCHES = 0.94
-"""Height of a row of images."""
 
 
 def matrix(frame: pd.DataFrame) -> pd.DataFrame:
@@ -66,7 +60,7 @@ def _height(counts: pd.DataFrame) -> float:
 
 
 def _heat_map(
-    fig: Figure | SubFigure, frame: pd.DataFrame, counts: pd.DataFrame,
+    fig: Figure, frame: pd.DataFrame, counts: pd.DataFrame,
     class_names: Sequence[str], title: str,
 ) -> None:  # fmt: skip
     rows = 0.34 * max(len(counts), 3)
@@ -94,9 +88,7 @@ def _totals(axes: Axes, counts: pd.DataFrame) -> None:
     axes.tick_params(bottom=False, labelbottom=False)
 
 
-def _cells(
-    fig: Figure | SubFigure, axes: Axes, counts: pd.DataFrame, class_names: Sequence[str]
-) -> None:
+def _cells(fig: Figure, axes: Axes, counts: pd.DataFrame, class_names: Sequence[str]) -> None:
     values = counts.to_numpy()
     num_classes, num_clients = values.shape
     norm = PowerNorm(0.5, vmin=0, vmax=max(1, values.max()))
@@ -171,73 +163,3 @@ def drawings(groups: Sequence[Group]) -> Iterator[Drawing | Absent]:
             classes=counts.shape[0], fewest=totals.min(), most=totals.max(), least=classes.min(),
             widest=classes.max(),
         )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class ImageRow:
-    """Some images of one client, (n, channels, H, W) uint8 of one channel or three, and classes."""
-
-    title: str
-    images: NDArray[np.uint8]
-    labels: Sequence[str]
-
-
-def spread(count: int, most: int) -> NDArray[np.int64]:
-    """At most ``most`` evenly spaced numbers of 0..count-1, with the first and the last."""
-    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))
-
-
-def in_proportion(labels: NDArray[np.int64], most: int = IMAGES) -> NDArray[np.int64]:
-    """Indices of at most ``most`` samples, sorted by class, each class in proportion to its share.
-
-    ``labels`` are the (n,) classes of a client's samples.
-    """
-    by_class = np.argsort(labels, kind="stable")
-    count = min(most, len(labels))
-    return by_class[((np.arange(count) + 0.5) * len(labels) / max(1, count)).astype(np.int64)]
-
-
-def figure_with_images(
-    frame: pd.DataFrame, title: str, class_names: Sequence[str], rows: Sequence[ImageRow], note: str
-) -> Figure:
-    """The heat map of :func:`figure`, and below, under ``note``, rows of images.
-
-    ``frame`` is as in :func:`figure`, and ``class_names`` are by label.
-    """
-    frame = frame.assign(label=frame["label"].clip(lower=0))  # texts have the label -1
-    counts = matrix(frame)
-    heights = [_height(counts), *([0.55 + _INCHES * len(rows)] if rows else [])]
-    with style.look():
-        fig = Figure(figsize=(grid.WIDTH, sum(heights)))
-        fig.set_layout_engine("constrained", w_pad=0.03, h_pad=0.03, wspace=0.01, hspace=0.01)
-        parts = fig.subfigures(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
-        _heat_map(parts[0], frame, counts, class_names, title)
-        for part in parts[1:]:
-            _images(part, rows)
-            part.suptitle(note, x=0.01, ha="left", fontsize=12)
-    return fig
-
-
-def _images(fig: SubFigure, rows: Sequence[ImageRow]) -> None:
-    """Images with their classes above, one row per client."""
-    columns = max(len(row.labels) for row in rows)
-    places = fig.subplots(len(rows), columns, squeeze=False)
-    for line, row in zip(places, rows, strict=True):
-        for axes in line:
-            axes.set_axis_off()
-        for axes, image, label in zip(line, row.images, row.labels, strict=False):
-            grey = image.shape[0] == 1
-            axes.imshow(
-                image[0] if grey else np.moveaxis(image, 0, -1), cmap="gray" if grey else None,
-                vmin=0, vmax=255, interpolation="nearest",
-            )  # fmt: skip
-            axes.set_title(style.short(label), fontsize=9, pad=2)
-        line[0].text(
-            -0.12,
-            0.5,
-            "\n".join(style.short(line, LONGEST) for line in row.title.split("\n")),
-            transform=line[0].transAxes,
-            ha="right",
-            va="center",
-            fontsize=10,
-        )

@@ -39,7 +39,7 @@ from fedsim.core.errors import ConfigError, FedsimError, described
 from fedsim.core.files import CLIENTS, MODEL
 from fedsim.core.imports import refused
 from fedsim.core.machine import kind_of, other_kind
-from fedsim.core.reading import check_tree, parse_json
+from fedsim.core.reading import parse_json
 from fedsim.identity.environment import NUMERICAL
 from fedsim.identity.provenance import SHOWN, functions_in
 from fedsim.storage import directories, final_models, status, tables
@@ -156,7 +156,6 @@ def verify(
     path = Path(run)
     seed = secrets.randbelow(2**31) if seed is None else seed
     try:
-        check_tree(path)
         done = len(status.rounds(path))
         if not done:
             raise NotPossible(f"{path}: no round is complete")
@@ -189,7 +188,6 @@ def runs_of(folder: Path, sample: int, seed: int) -> list[Path]:
         NotPossible: no run of the sweep is finished, or the folder cannot be read.
     """
     try:
-        check_tree(folder)
         runs = [each for each in directories.find(folder) if isinstance(each, RunStatus)]
     except FedsimError as error:
         raise NotPossible(str(error)) from error

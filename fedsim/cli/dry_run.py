@@ -73,6 +73,9 @@ def show_estimate(
 
 def _row(runs: Sequence[RunConfig], measured: Measured | None) -> dict[str, str]:
     """Runs of one kind: their number and rounds, and what was measured."""
+    from fedsim.cli.doctor import gpu_rows
+    from fedsim.engine.devices import trains_on_gpu
+
     first, rounds = runs[0], sorted(run.train.rounds for run in runs)
     method = f"{first.algorithm} + {first.server}" if first.server else first.algorithm
     row = {
@@ -84,4 +87,6 @@ def _row(runs: Sequence[RunConfig], measured: Measured | None) -> dict[str, str]
         row["s per round"] = f"{measured.round:.2g}"
         row["s per evaluation"] = f"{measured.evaluation:.2g}"
         row["time of a run"] = duration(measured.seconds(first))
+    if trains_on_gpu(first.engine):
+        row |= gpu_rows(first, first.engine.gpus_per_client or 1.0)
     return row

@@ -119,8 +119,7 @@ def reproduce(
             return
         planned = sweeps.expand(chosen.experiment, flags, parallel=parallel)
         echo("\n".join(run.name for run in planned))
-        configs = [run.config for run in planned]
-        show_estimate(configs, parallel, measured=not no_measure)
+        show_estimate([run.config for run in planned], parallel, measured=not no_measure)
 
 
 def _run(

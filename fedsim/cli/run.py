@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fedsim.config.experiments import Settings
 
 
-@click.command(cls=SettingsCommand, shown=common, rare=("no_measure", "track"))
+@click.command(cls=SettingsCommand, shown=common)
 @preset_options
 @set_any_option
 @out_option(help="Directory of the run; a new one under runs/ by default.")

@@ -7,28 +7,26 @@ used raises :class:`~fedsim.core.settings.InvalidSetting`, one line that names t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationInfo, model_validator
 
 from fedsim import algorithms, data, models
-from fedsim.config.hints import unknown_key
 from fedsim.config.keys import conditions
-from fedsim.config.section import Section
+from fedsim.config.section import Section, unknown_key
 from fedsim.config.sections import DataConfig, RunSettings, TrainConfig, fields
 from fedsim.config.validation import (
     check_data_options,
     check_hyperparameters,
     check_name,
-    check_part_options,
-    check_unused_options,
     default_options,
     is_section,
+    options_of,
 )
 from fedsim.core.errors import ConfigError, spelled
 from fedsim.core.normalization import OF_DATASET
-from fedsim.core.settings import InvalidSetting, with_folder
+from fedsim.core.settings import InvalidSetting, checked, with_folder
 from fedsim.core.text import counted
 from fedsim.core.types import ModelSpec, PrivateSteps, Training
 from fedsim.data import partitions
@@ -36,16 +34,6 @@ from fedsim.models import trainable
 
 if TYPE_CHECKING:
     from fedsim.client import LocalRule
-    from fedsim.config.attack import AttackConfig
-    from fedsim.config.sections import (
-        AsyncConfig,
-        ClockConfig,
-        CompressConfig,
-        DpConfig,
-        EngineConfig,
-        EvaluationConfig,
-        ModelConfig,
-    )
 
 
 class RunConfig(RunSettings):
@@ -58,30 +46,9 @@ class RunConfig(RunSettings):
         ConfigError: a value that cannot be used, in one line.
     """
 
-    if TYPE_CHECKING:  # sections as dictionaries, too, and options, for checkers without a plugin
+    if TYPE_CHECKING:  # sections may be dictionaries, too, and options stand beside them
 
-        def __init__(
-            self,
-            *,
-            algorithm: str = ...,
-            server: str | Sequence[str] | None = ...,
-            margin: str | None = ...,
-            margin_weight: float | None = ...,
-            margin_threshold: float | None = ...,
-            label: str | None = ...,
-            seed: int = ...,
-            data: DataConfig | Mapping[str, Any] = ...,
-            model: ModelConfig | Mapping[str, Any] = ...,
-            train: TrainConfig | Mapping[str, Any] = ...,
-            evaluation: EvaluationConfig | Mapping[str, Any] = ...,
-            clock: ClockConfig | Mapping[str, Any] = ...,
-            async_: AsyncConfig | Mapping[str, Any] = ...,
-            attack: AttackConfig | Mapping[str, Any] = ...,
-            compress: CompressConfig | Mapping[str, Any] = ...,
-            dp: DpConfig | Mapping[str, Any] = ...,
-            engine: EngineConfig | Mapping[str, Any] = ...,
-            **options: Mapping[str, Any],
-        ) -> None: ...
+        def __init__(self, **settings: Any) -> None: ...
 
     @model_validator(mode="before")
     @classmethod
@@ -121,52 +88,73 @@ class RunConfig(RunSettings):
                     known = build or ":" in name or key == "data.name"
                     own = (default_options(key, name) if known else {}) | dict(own)
                 sections[name] = own
-        checked, rule = {}, None
+        kept, rule = {}, None
         for name, section in sections.items():
-            if not build and name != data_name and data.find(name) is None:
-                checked[name] = section
+            if not isinstance(section, Mapping | None):
+                raise InvalidSetting(name, f"{section!r} given; must be a section of options")
+            options = section or {}
+            of_data = name == data_name or data.find(name) is not None
+            unused = ":" in name and name not in (role for _, role in roles)
+            if unused or not (build or of_data):
+                kept[name] = section
             elif name in parts:
-                checked[name] = check_part_options(parts[name], name, section)
-            elif ":" in name and name not in (role for _, role in roles):
-                checked[name] = check_unused_options(name, section)
-            elif name != data_name and data.find(name) is None:
-                checked[name], method = check_hyperparameters(name, section)
-                if name == algorithm:
-                    rule = method.local
-            elif options := check_data_options(name, section, data_name, _of_data(given, "dir")):
-                checked[name] = options
+                kept[name] = checked(name, options_of(parts[name], name), options, "option")
+            elif not of_data:
+                kept[name], method = check_hyperparameters(name, options)
+                rule = method.local if name == algorithm else rule
+            elif used := check_data_options(name, options, data_name, _of_data(given, "dir")):
+                kept[name] = used
         rest = {name: value for name, value in given.items() if not is_section(name)}
         if servers:
             rest["server"] = ",".join(servers)
-        asked = {"optimizer", "lr_head"} & _section(rest, "train").keys()
-        if asked or (rule is not None and rule.plain_sgd):
+        special = {"optimizer", "lr_head"} & _section(rest, "train").keys()
+        if special or (rule is not None and rule.plain_sgd):
             rest["train"] = _training(algorithm, rule, rest.get("train", {}))
-        return rest | {"hyperparameters": checked}
+        return rest | {"hyperparameters": kept}
 
     @model_validator(mode="after")
     def _fits_together(self) -> RunConfig:
         self._check_names()
         self._check_columns()
         self._check_effects()
-        self._check_training()
-        self._check_attack()
         try:
             trainable.parse(self.model.trainable)
         except ValueError as error:
             reason = f"{self.model.trainable!r} given; {error}"
             raise InvalidSetting("model.trainable", reason) from None
-        fractions = [("val_fraction", "test_fraction")]
-        for key, beside in (*fractions, ("client_test_fraction", "client_val_fraction")):
-            part, other = getattr(self.data, key), getattr(self.data, beside)
-            if part + other >= 1:
-                reason = f"with data.{beside}={other} nothing is left for training"
-                raise InvalidSetting(f"data.{key}", f"{part} given; {reason}")
-        if self.evaluation.cosines and self.evaluation.conflicts == "never":
-            raise InvalidSetting(
-                "evaluation.conflicts",
-                "never given, but evaluation.cosines=true needs the inner products of updates",
-            )
+        for refused, key, reason in self._refusals():
+            if refused:
+                raise InvalidSetting(key, reason)
         return self
+
+    def _refusals(self) -> Iterator[tuple[bool, str, str]]:
+        """Whether a setting is refused beside the others, its key, and why."""
+        t, attack, evaluation = self.train, self.attack, self.evaluation
+        for one, two in (("test", "val"), ("client_val", "client_test")):
+            part, other = (getattr(self.data, f"{name}_fraction") for name in (two, one))
+            why = f"{part} given; with data.{one}_fraction={other} nothing is left for training"
+            yield part + other >= 1, f"data.{two}_fraction", why
+        why = "never given, but evaluation.cosines=true needs the inner products of updates"
+        never = evaluation.conflicts == "never"
+        yield evaluation.cosines and never, "evaluation.conflicts", why
+        steps = t.local_steps is not None
+        why = f"{t.local_steps} given with train.local_epochs={t.local_epochs}; give one of them"
+        yield steps and t.local_epochs != 1, "train.local_steps", why
+        why = "warmup_round given, which counts train.local_epochs, and train.local_steps, too"
+        yield steps and t.lr_schedule == "warmup_round", "train.lr_schedule", why
+        why = (
+            "dataloader given; it needs train.local_steps and train.sample_rate=1: the order "
+            "depends on what all clients do in all rounds"
+        )
+        alone = t.shuffle == "dataloader" and (not steps or t.sample_rate != 1)
+        yield alone, "train.shuffle", why
+        why = "fixed given; give train.clients too, ids or a CSV file"
+        yield t.selection == "fixed" and t.clients is None, "train.selection", why
+        left = t.rounds - attack.start_round + 1
+        why = f"{attack.start_round} given, train.rounds is {t.rounds}: the attack never starts"
+        yield attack.name is not None and left < 1, "attack.start_round", why
+        why = f"{attack.warmup} given; the attack has {counted(left, 'round')}: it never ends"
+        yield (attack.warmup or 0) > left, "attack.warmup", why
 
     def value(self, key: str) -> Any:
         """The value of a dotted key."""
@@ -216,45 +204,6 @@ class RunConfig(RunSettings):
                 if not holds:
                     reason = f"{value} given; it has no effect without {condition}"
                     raise InvalidSetting(key, reason)
-
-    def _check_training(self) -> None:
-        """Steps in place of epochs, orders of batches that only they have, a list of clients."""
-        t = self.train
-        if t.local_steps is not None and t.local_epochs != 1:
-            raise InvalidSetting(
-                "train.local_steps",
-                f"{t.local_steps} given with train.local_epochs={t.local_epochs}; give one of them",
-            )
-        if t.local_steps is not None and t.lr_schedule == "warmup_round":
-            raise InvalidSetting(
-                "train.lr_schedule",
-                "warmup_round given, which counts train.local_epochs, and train.local_steps, too",
-            )
-        if t.shuffle == "dataloader" and (t.local_steps is None or t.sample_rate != 1):
-            raise InvalidSetting(
-                "train.shuffle",
-                "dataloader given; it needs train.local_steps and train.sample_rate=1: the order "
-                "depends on what all clients do in all rounds",
-            )
-        if t.selection == "fixed" and t.clients is None:
-            reason = "fixed given; give train.clients too, ids or a CSV file"
-            raise InvalidSetting("train.selection", reason)
-
-    def _check_attack(self) -> None:
-        """An attack that starts, and a warm-up that ends."""
-        attack, rounds = self.attack, self.train.rounds
-        left = rounds - attack.start_round + 1
-        if attack.name is not None and left < 1:
-            raise InvalidSetting(
-                "attack.start_round",
-                f"{attack.start_round} given, train.rounds is {rounds}: the attack never starts",
-            )
-        if attack.warmup is not None and attack.warmup > left:
-            raise InvalidSetting(
-                "attack.warmup",
-                f"{attack.warmup} given; the attack has {counted(left, 'round')}, so that its "
-                "warm-up never ends",
-            )
 
     @property
     def methods(self) -> tuple[str, ...]:

@@ -106,13 +106,9 @@ def select(layout: Layout, wanted: Callable[[Slot], bool]) -> np.ndarray:
 class Pristine:
     """What the modules of a model hold beside the model's values, to be put back as it was.
 
-    That are the tensor objects under each name, all attributes, and the values of buffers, of
-    tensors and of arrays that are plain attributes, and of lists, dicts, sets and deques. A forward
-    pass may replace or change them: :meth:`restore` makes them again what they are now.
-
-    Args:
-        model: without lazy tensors.
-        values: tensors of which the values are others' business.
+    That are the tensor objects under each name, all attributes, and the values of buffers, and of
+    tensors, arrays and containers that are plain attributes, which a forward pass may change; not
+    the values of the tensors ``values``. A model has no lazy tensors.
     """
 
     def __init__(self, model: nn.Module, values: Collection[Tensor] = ()) -> None:

@@ -14,12 +14,8 @@ _FORM = "must be dataset, or MEAN/STD or MEAN/STD/PIXELS with a number per chann
 
 @dataclass(frozen=True)
 class Normalization:
-    """What a network's images are normalised with.
-
-    Args:
-        mean: per channel, of values in 0..1.
-        std: per channel, of values in 0..1.
-        size: height and width in pixels that the network sees; None: the data set's.
+    """What a network's images are normalised with: per channel, of values in 0..1; ``size``: height
+    and width in pixels that the network sees, None: the data set's.
     """
 
     mean: tuple[float, ...]
@@ -48,10 +44,7 @@ class Normalization:
     def applied(self, dataset: Dataset) -> Dataset:
         """The data set with it; grey images get the means over the channels.
 
-        Images that are stored at another size are fitted on the device, batch by batch.
-
-        Raises:
-            ValueError: another number of channels than the images have.
+        A ValueError where the images have another number of channels.
         """
         if dataset.pipeline is None:
             return dataset

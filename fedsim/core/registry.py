@@ -39,14 +39,10 @@ class Registry:
 
     def names(self) -> tuple[str, ...]:
         """The names of all built-in parts, sorted."""
-        return plugins(importlib.import_module(self.package).__path__, "build")
+        return plugins(tuple(importlib.import_module(self.package).__path__), "build")
 
     def check_known(self, name: str) -> None:
-        """Refuses what is no built-in part.
-
-        Raises:
-            ConfigError: there is none of that name.
-        """
+        """Refuses what is no built-in part."""
         if name not in self.names():
             raise ConfigError(
                 f"unknown {self.kind} {name!r}; known are {', '.join(self.names())}, "
@@ -54,11 +50,7 @@ class Registry:
             )
 
     def builder(self, name: str) -> Callable[..., Any]:
-        """The function that builds a part; its module is imported.
-
-        Raises:
-            ConfigError: there is none of that name.
-        """
+        """The function that builds a part; its module is imported."""
         if ":" in name:
             return resolve(name, self.title(name))
         self.check_known(name)
@@ -66,11 +58,7 @@ class Registry:
         return build
 
     def parameters(self, name: str) -> Mapping[str, Parameter]:
-        """The settings of a part: the keyword parameters of its ``build``.
-
-        Raises:
-            ConfigError: no such part, or a parameter without a type or a name to give it by.
-        """
+        """The settings of a part: the keyword parameters of its ``build``, with their types."""
         declared = signature(self.builder(name), self.title(name), evaluate=True).parameters
         settings = dict(list(declared.items())[self.first :])
         for key, parameter in settings.items():

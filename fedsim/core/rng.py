@@ -49,9 +49,7 @@ def torch_scope(seed: int, device: torch.device | None = None) -> Iterator[None]
     """Runs code that knows only global generators (initialisers, dropout, a user's model).
 
     Those of torch for the CPU and ``device``, of NumPy and of Python are seeded inside and restored
-    afterwards;
-    :func:`seed_torch` may seed them anew inside. Threads of a process take turns: a scope waits for
-    the end of another thread's, so that neither changes what the other one draws.
+    afterwards. Threads of a process take turns.
     """
     with _TURN:
         restore = remembered(device)

@@ -88,13 +88,8 @@ training on validation samples."""
 class ClientTask:
     """A client's work as a value: with its base model and its client's state all that it needs.
 
-    Args:
-        client: whose state it reads, and whose random numbers it draws.
-        ctx: the round in which it starts, with that round's learning rate.
-        work: the kind of work.
-        stream: key of its random numbers beside the client, used once per client; None: the round.
-        max_steps: it stops after so many steps; None: by itself.
-        owners: whose samples it sees, pooled; empty for its client's own.
+    The client's random numbers are keyed by ``stream``, or the round, beside the client; it stops
+    after ``max_steps``, and sees the samples of ``owners``, pooled, or its own.
     """
 
     client: int
@@ -171,13 +166,8 @@ class ClientUpdate:
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
-    """How stored uint8 images become a model's input; data, so that it travels to the actors.
-
-    Args:
-        size: height and width in pixels that the model sees.
-        mean: per channel, of values in 0..1.
-        std: per channel, of values in 0..1.
-        augment: the name of the training augmentation (``"none"`` for none).
+    """How stored uint8 images become a model's input: ``size`` is height and width in pixels, mean
+    and std are per channel, of values in 0..1; data, so that it travels to the actors.
     """
 
     size: int
@@ -332,12 +322,8 @@ def _partition(
 
 @dataclass(frozen=True)
 class Owned:
-    """The samples of some clients, one client after the other, to evaluate models on.
-
-    Args:
-        split: which of the clients' own parts.
-        owners: the clients.
-        most: samples of a client at most, drawn once for a run; None for all.
+    """The samples of the ``owners``, one client after the other, to evaluate models on: of the part
+    ``split``, ``most`` of a client, drawn once for a run.
     """
 
     split: Literal["train", "val", "test"]
@@ -347,12 +333,8 @@ class Owned:
 
 @dataclass(frozen=True)
 class Triggered:
-    """The samples of the common test part whose class an attack wants to be another.
-
-    Args:
-        target: the class that they are to be given.
-        source: their class; None: all but ``target``.
-        pixels: side of the square that is their trigger, 0 for none.
+    """The samples of the common test part whose class, ``source`` or any, an attack wants to be
+    ``target``; ``pixels`` is the side of the square that triggers it, 0 for none.
     """
 
     target: int

@@ -117,8 +117,8 @@ class Processes:
         if slot not in self._made:
             self._made[slot] = Process(self._ray)
         on_ray = self._ray if job.config.engine.kind == "ray" else None
-        place = on_ray and (on_ray.reservation, on_ray.register)
-        self._made[slot].send(pickle.dumps((job, place)))
+        reservation = on_ray and on_ray.reservation
+        self._made[slot].send(pickle.dumps((job, reservation)))
         self._made[slot].at_work = True
 
     def events(self, tell: Callable[[int, Event], None]) -> None:
@@ -208,8 +208,8 @@ def serve(fd: int) -> None:
     with reuse.across_runs():
         while True:
             message, orders = sessions.wait(pipe.jobs)
-            job, place = pickle.loads(message)
-            ended = execute(job, orders, pipe.tell, partial(sessions.get, place))
+            job, reservation = pickle.loads(message)
+            ended = execute(job, orders, pipe.tell, partial(sessions.get, reservation))
             sys.stdout.flush()  # what the user's code has printed: the process will be killed
             sys.stderr.flush()
             pipe.tell(ended)
@@ -221,14 +221,14 @@ class _Sessions:
     def __init__(self) -> None:
         self._session: Session | None = None
 
-    def get(self, place: tuple[Any, Any] | None) -> Session | None:
+    def get(self, reservation: Any) -> Session | None:
         """The session of a run on Ray; None of another one."""
-        if place is None or self._session is not None:
-            return self._session if place else None
+        if reservation is None or self._session is not None:
+            return self._session if reservation else None
         from fedsim.config.sections import EngineConfig
         from fedsim.engine.ray.pool import Session
 
-        self._session = Session(EngineConfig(), *place)
+        self._session = Session(EngineConfig(), reservation)
         return self._session
 
     def wait(self, jobs: SimpleQueue[tuple[bytes, Orders]]) -> tuple[bytes, Orders]:

@@ -93,23 +93,19 @@ def _plans(schedule: Schedule, clock: Clock) -> Iterator[tuple[Roster, RoundCont
         )
         plan = schedule.plan(roster, state, ctx, _losses)
         yield roster, ctx, plan
-        stored = {name: np.asarray(array) for name, array in plan.state.items()}
-        state = {name: np.array(array) for name, array in stored.items()}
+        state = {name: np.array(array) for name, array in plan.state.items()}
 
 
 def _losses(tasks: Sequence[ClientTask]) -> list[ClientUpdate]:
     """The answers to a pass: losses that depend on client and round."""
-    each = sorted(tasks, key=lambda task: task.client)
-    losses = [np.array([np.sin(7.0 * task.client + task.ctx.round)]) for task in each]
-    return [
-        ClientUpdate(
-            client_id=task.client,
-            num_samples=1,
-            num_steps=0,
-            extras={"loss": loss, "squared_loss": loss**2},
+    updates = []
+    for task in sorted(tasks, key=lambda task: task.client):
+        loss = np.array([np.sin(7.0 * task.client + task.ctx.round)])
+        extras = {"loss": loss, "squared_loss": loss**2}
+        updates.append(
+            ClientUpdate(client_id=task.client, num_samples=1, num_steps=0, extras=extras)
         )
-        for task, loss in zip(each, losses, strict=True)
-    ]
+    return updates
 
 
 def _same(one: RoundPlan, two: RoundPlan) -> bool:

@@ -136,7 +136,7 @@ def _cached(spec: WorkerSpec, module: nn.Module, decisive: str, first: Array) ->
     if not path.exists():
         logger.info("computing the features of %s samples once; they are kept in %s", size, path)
     shape, batches = (size, first.shape[1]), -(-size // _BATCH)
-    return stored(path, shape, np.float32, batches, write, "the frozen network")
+    return stored(path, shape, np.float32, batches, write)
 
 
 def _decisive(spec: WorkerSpec) -> str:

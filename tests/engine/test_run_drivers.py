@@ -10,7 +10,6 @@ import sys
 import time
 from collections import deque
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -23,18 +22,13 @@ import fedsim
 from fedsim.config.run import RunConfig
 from fedsim.config.sections import EngineConfig
 from fedsim.core.errors import ConfigError
-from fedsim.engine.ray import shared
-from fedsim.engine.ray.pool import Session
 from fedsim.engine.ray.several import Need, shared_ray
 from fedsim.studies.parallel import control
 from fedsim.studies.processes import Processes
-from fedsim.training import assemble
 from fedsim.training.events import ENDINGS, Done, Event, Job, Lost, RoundEnded, Started
 from tests.engine import fake_gpus
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("no_ray")]
-
-
 TABLES = ("rounds.csv", "clients.csv", "partition.csv", "model.safetensors")
 
 
@@ -116,21 +110,6 @@ def test_four_runs_with_two_drivers_one_of_which_is_killed(two_cores, tmp_path):
         alone = fedsim.run(config(job.config.seed, kind="serial"), tmp_path / f"{job.name}-alone")
         assert bytes_of(job.out) == bytes_of(alone.path)
     assert ray.is_initialized(), "the connection stays the caller's"
-
-
-def test_runs_share_the_samples(two_cores, tmp_path, monkeypatch):
-    alone = fedsim.run(config(0, kind="serial"), tmp_path / "alone")
-    monkeypatch.setattr(shared, "SMALL", 1 << 10)
-    register, spec = shared.start_register(), assemble.prepare(config(0)).spec
-    copy = replace(spec, dataset=replace(spec.dataset, x=spec.dataset.x.copy()))
-    first, second = (shared.without_samples(given, register) for given in (spec, copy))
-    assert first.dataset.x == second.dataset.x, "one object"
-    with Session(EngineConfig(), register=register) as session:
-        ours = fedsim.run(config(0), tmp_path / "ours", session=session)
-        assert bytes_of(ours.path) == bytes_of(alone.path)
-        ray.kill(register)
-        again = fedsim.run(config(0), tmp_path / "again", session=session)
-        assert bytes_of(again.path) == bytes_of(alone.path)
 
 
 def test_too_many_are_refused_before_anything_is_made(two_cores):

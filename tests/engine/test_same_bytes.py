@@ -16,7 +16,6 @@ from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, DataError, WorkerError
 from fedsim.engine.base import Executor
 from fedsim.engine.registry import load
-from fedsim.testing import check_executor
 from fedsim.testing.methods import StopAfter
 from fedsim.testing.rounds import config
 from fedsim.training import driver
@@ -25,6 +24,7 @@ from fedsim.training.setup import needs_whole_updates
 from tests import texts
 from tests.decomposing import OWN
 from tests.engine.chaos import SHARE, Orders
+from tests.executors import check_executor
 from tests.sampling import marked_beside
 from tests.stopping import Stopper
 from tests.test_seams import BUFFERED

@@ -159,7 +159,6 @@ READERS = ("table run", "runs run", "show run", "show run run")
 READERS += (
     "predict run --out p.csv",
     "resume run",
-    "partition run --plot h.png",
     "curves run --out c.png",
 )
 READ = ("summary.csv", "rounds.csv", "config.yaml", "env.json", "classes.csv", "partition.csv")

@@ -136,9 +136,8 @@ def _keep_sigterm_handler() -> Iterator[None]:
 def _loopback_only() -> Iterator[None]:
     """A Ray that starts meanwhile listens on the loopback address, as it does on macOS.
 
-    Uses ``ray._private``, since Ray has no setting for this: ``_node_ip_address="127.0.0.1"`` is
-    replaced by the machine's own address. This process has read the variable when Ray was imported;
-    the processes that it starts read it then.
+    Ray has no setting for this. This process has read the variable when Ray was imported; the
+    processes that it starts read it then.
     """
     constant, variable = ray_constants.ENABLE_RAY_CLUSTER, os.environ.get(NETWORK)
     ray_constants.ENABLE_RAY_CLUSTER, os.environ[NETWORK] = False, "0"
@@ -152,11 +151,8 @@ def _loopback_only() -> Iterator[None]:
 
 
 def _auth_token() -> dict[str, str]:
-    """A secret of this process for the Rays that it starts, as a variable of the environment.
-
-    Newer versions of Ray ask for one and would leave it in the home folder. A secret that the user
-    has set up counts; a mode alone is none.
-    """
+    """A secret of this process for the Rays that it starts, unless the user has set one up; Ray
+    would leave it in the home folder."""
     if {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & set(os.environ):
         return {}
     with contextlib.suppress(RuntimeError):  # this user has no home folder
@@ -196,20 +192,10 @@ def machines() -> list[Node]:
 
 
 def node_of(resources: Mapping[str, float], name: str) -> Node:
-    """A machine from the resources that Ray says it has.
-
-    A type of accelerator is a resource ``accelerator_type:NAME``.
-    """
-    kinds = sorted(
-        key.partition(":")[2] for key in resources if key.startswith("accelerator_type:")
-    )
-    return Node(
-        resources.get("CPU", 0.0),
-        resources.get("GPU", 0.0),
-        name,
-        ", ".join(kinds),
-        resources.get("memory", math.inf),
-    )
+    """A machine from the resources that Ray says it has."""
+    kinds = [key.partition(":")[2] for key in resources if key.startswith("accelerator_type:")]
+    cpus, gpus = (resources.get(name, 0.0) for name in ("CPU", "GPU"))
+    return Node(cpus, gpus, name, ", ".join(sorted(kinds)), resources.get("memory", math.inf))
 
 
 def local_node() -> Node:
@@ -225,14 +211,10 @@ def plan_for(
     model_bytes: int = 0,
     frozen_bytes: int = 0,
 ) -> Placement:
-    """The placement on the given machines.
+    """The placement on the given machines; a ConfigError where it does not fit.
 
-    Without ``gpus_per_client`` an actor takes a whole GPU where there are GPUs. The memory that it
-    needs follows from the sizes of the model's vector and of its frozen tensors; images are shared
-    by all of a machine.
-
-    Raises:
-        ConfigError: it does not fit.
+    The memory of an actor follows from the sizes of the model's vector and of its frozen tensors;
+    images are shared by all of a machine.
     """
     share, memory = share_of(engine, nodes), memory_of(engine, model_bytes, frozen_bytes)
     return plan_placement(nodes, share, memory, num_clients, engine.actors)

@@ -35,22 +35,18 @@ Wanted = Callable[[Iterable[Call], int], Iterable[int]]
 
 @dataclass(kw_only=True)
 class Work:
-    """A call that an actor is busy with.
-
-    Args:
-        refs: its objects.
-        begun: when it was handed out.
-        heard: when it began, or last answered a question for its progress.
-        question: the object of the answer that it owes, since ``asked_at``.
-    """
+    """A call that an actor is busy with."""
 
     call: Call
     slot: int
     actor: Any
     refs: list[Any]
     begun: float
+    """When it was handed out."""
     heard: float
+    """When it began, or last answered a question for its progress."""
     question: Any = None
+    """The object of the answer that it owes, since ``asked_at``."""
     asked_at: float = 0.0
 
 
@@ -129,10 +125,6 @@ class Dispatcher:
         call = self._early.pop(block, None)
         return call if self._is_begun(call) else None
 
-    def forget_early(self) -> None:
-        """Calls of later rounds are made anew in their rounds."""
-        self._early, self._done = {}, {}
-
     def _is_begun(self, call: Call | None) -> bool:
         return call in self._done or any(work.call is call for work in self._running.values())
 
@@ -189,7 +181,6 @@ class Dispatcher:
             for work, fault in self._overdue():
                 del self._running[work.refs[0]]
                 self._lost(work, fault, doing, wanted, waiting)
-        self._pool.settle()
 
     def _lost(
         self, work: Work, fault: Fault, doing: str, wanted: set[Call], waiting: deque[Call]
@@ -222,9 +213,8 @@ class Dispatcher:
             actor = self._pool.take(slot)
             refs = call.begin(actor, self.sent)
             now = time.monotonic()
-            self._running[refs[0]] = Work(
-                call=call, slot=slot, actor=actor, refs=refs, begun=now, heard=now
-            )
+            work = Work(call=call, slot=slot, actor=actor, refs=refs, begun=now, heard=now)
+            self._running[refs[0]] = work
 
     def _failed(self, work: Work, fault: Fault, doing: str) -> list[Call]:
         """What is to be done again of a failed call; raises what ends the run."""

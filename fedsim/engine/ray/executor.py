@@ -22,8 +22,9 @@ from fedsim.engine.base import OUTPUTS, EvaluationTask, Incident, Measure, Model
 from fedsim.engine.blocks import Block, clients_of, num_calls, shared_out
 from fedsim.engine.devices import record
 from fedsim.engine.ray.calls import Call, Evaluation, EvaluationCall, TaskCall, balanced, deal
-from fedsim.engine.ray.cluster import machines, plan_for
+from fedsim.engine.ray.cluster import alive_nodes, machines, plan_for
 from fedsim.engine.ray.dispatch import Dispatcher
+from fedsim.engine.ray.faults import put
 from fedsim.engine.ray.placement import Node, Placement
 from fedsim.engine.ray.pool import ActorPool, Session
 from fedsim.engine.ray.sharded import Aggregators, Sharded, allowed_shards, held_of, plan_shards
@@ -73,9 +74,6 @@ class RayExecutor:
         self._pool = ActorPool(
             self._session, max_retries=engine.max_retries, allow_mixed=engine.allow_mixed_devices
         )
-        self._dispatcher = Dispatcher(
-            self._pool, engine, wanted=self._wanted, spec=lambda: self._session.send(spec)
-        )
         self._aggregators = Aggregators(())
         try:
             self._nodes = self._session.machines()
@@ -85,7 +83,11 @@ class RayExecutor:
             share = {"gpus_per_client": self._plan.share.gpus}
             self._engine = engine.model_copy(update=share)
             self._session.prepare(self._plan.share)
-            self._place_aggregators()
+            nodes = len(alive_nodes())
+            self._aggregators = Aggregators(plan_shards(update_bytes // FLOAT, self._shards, nodes))
+            self._dispatcher = Dispatcher(
+                self._pool, engine, wanted=self._wanted, spec=lambda: put(spec.to_send())
+            )
         except BaseException:
             self.close()
             raise
@@ -99,13 +101,11 @@ class RayExecutor:
     @property
     def environment(self) -> Mapping[str, object]:
         """Resources, devices and nodes seen so far and the placement plan."""
+        spec = self._spec
         return {
             "engine": "ray",
             "device": record(
-                self._pool.kinds,
-                self._spec.precision,
-                self._spec.deterministic,
-                self._pool.findings(),
+                self._pool.kinds, spec.precision, spec.deterministic, self._pool.findings()
             ),
             "nodes": self._pool.nodes,
             "ray_resources": {k: v for k, v in ray.cluster_resources().items() if "node:" not in k},
@@ -266,16 +266,6 @@ class RayExecutor:
         self._pool.reset_failures()
         with contextlib.suppress(ConfigError):
             self._plan = self._plan_for(nodes)
-        self._place_aggregators()
-
-    def _place_aggregators(self) -> None:
-        """One for each range of the deltas that the nodes sum up."""
-        homes = self._session.homes
-        ranges = plan_shards(self._update_bytes // FLOAT, self._shards, len(homes()))
-        if ranges != self._aggregators.ranges:
-            self._dispatcher.forget_early()  # their deltas are cut otherwise
-            self._aggregators.close()
-            self._aggregators = Aggregators(ranges, homes)
 
     def _plan_for(self, nodes: Sequence[Node]) -> Placement:
         sizes = self._update_bytes, self._spec.frozen_bytes

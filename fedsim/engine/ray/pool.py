@@ -24,12 +24,11 @@ from fedsim.core.types import Part, Vector, Vectors
 from fedsim.engine import devices
 from fedsim.engine.base import Incident, Measure
 from fedsim.engine.blocks import Block
-from fedsim.engine.ray.cluster import alive_nodes, connect, machines, refuse_mixed
-from fedsim.engine.ray.faults import failure, fault_of, put
+from fedsim.engine.ray.cluster import connect, machines, refuse_mixed
+from fedsim.engine.ray.faults import failure, fault_of
 from fedsim.engine.ray.placement import Node, Share
 from fedsim.engine.ray.several import Reservation
 from fedsim.engine.ray.sharded import split
-from fedsim.engine.ray.shared import with_samples, without_samples
 from fedsim.engine.spec import WorkerSpec
 from fedsim.engine.worker import Worker
 
@@ -52,9 +51,7 @@ class ClientActor:
 
         Raises:
             ConfigError: the actor holds a GPU that torch cannot use, or too small a fraction of it.
-            RayError: the samples were lost on their way.
         """
-        spec = with_samples(spec)
         held = ray.get_gpu_ids()
         if held and not torch.cuda.is_available():
             raise ConfigError(
@@ -129,18 +126,14 @@ class Session:
     Args:
         engine: says where Ray is.
         reservation: what a run may have of it, None: everything.
-        register: knows the data of other runs, see :mod:`fedsim.engine.ray.shared`.
 
     Raises:
         ConfigError: there is no cluster at the address.
     """
 
-    def __init__(
-        self, engine: EngineConfig, reservation: Reservation | None = None, register: Any = None
-    ) -> None:
+    def __init__(self, engine: EngineConfig, reservation: Reservation | None = None) -> None:
         self._disconnect = connect(engine)
         self._reservation = reservation
-        self._register = register
         self.share: Share | None = None
         self._idle: list[Any] = []
 
@@ -148,18 +141,9 @@ class Session:
         """Where the actors of a run can be."""
         return self._reservation.machines() if self._reservation else machines()
 
-    def homes(self) -> list[str]:
-        """Ray's ids of the nodes that the actors of a run can be on."""
-        return alive_nodes()
-
-    def send(self, spec: WorkerSpec) -> Any:
-        """What the actors of a run are built from, as an object."""
-        return put(without_samples(spec, self._register) if self._register else spec.to_send())
-
     def prepare(self, share: Share | None) -> None:
         """Sets what actors hold from now on; ends idle ones that hold something else, or are lost,
-        and would keep resources that the next run may need.
-        """
+        and would keep resources that the next run may need."""
         if share != self.share:
             self.end(self._idle)
             self._idle = []
@@ -242,7 +226,6 @@ class ActorPool:
         self._seen: set[str] = set()
         self._failures: Counter[int] = Counter()
         self._last_failure = ""
-        self._settled = False
         self._alive = time.monotonic()
 
     @property
@@ -295,16 +278,9 @@ class ActorPool:
             self.lose(slot)
             return fault.objects
         self._machines[slot] = machine
-        kinds = self.kinds | {kind}
-        if len(kinds) > 1 and not self._allow_mixed:
-            if not self._settled:
-                refuse_mixed(map(str, kinds))
-            self._last_failure = f"its device, {kind}, is not that of the run"
-            self.incidents.append(Incident(None, 1, machine, self._last_failure))
-            self._failures[slot] = self._max_retries + 1  # until the cluster changes
-            self.lose(slot)
-            return False
-        self.kinds = kinds
+        self.kinds |= {kind}
+        if len(self.kinds) > 1 and not self._allow_mixed:
+            refuse_mixed(map(str, self.kinds))
         self._seen.add(machine)
         self._failures[slot] = 0
         self.done(slot)
@@ -330,10 +306,6 @@ class ActorPool:
         self._machines.pop(slot, None)
         self.idle.discard(slot)
         self.starting = {ref: s for ref, s in self.starting.items() if s != slot}
-
-    def settle(self) -> None:
-        """The kind of device of the run is fixed: actors elsewhere are given up from now on."""
-        self._settled = True
 
     def reset_clock(self) -> None:
         """Actors that do not come up are waited for from now on: something happened or begins."""

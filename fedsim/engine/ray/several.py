@@ -19,7 +19,6 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.machine import MODEL_COPIES, PROCESS, cores
 from fedsim.core.text import counted
 from fedsim.core.types import GIB
-from fedsim.engine.ray import shared
 from fedsim.engine.ray.cluster import (
     LOCAL,
     connect,
@@ -126,14 +125,12 @@ def plan_runs(
 class SharedRay:
     """The Ray of ``count`` runs at once, each with a ``reservation``.
 
-    ``joining`` is what their processes need to join it, ``register`` knows the data of other runs,
-    see :mod:`fedsim.engine.ray.shared`.
+    ``joining`` is what their processes need to join it.
     """
 
     count: int
     reservation: Reservation
     joining: Mapping[str, Any]
-    register: Any
 
 
 @contextmanager
@@ -149,14 +146,11 @@ def shared_ray(
     if engine.address in (None, LOCAL):  # refused before Ray starts
         plan_runs(needs, machines(), runs, parallel)
     disconnect = connect(engine)
-    register = None
     try:
         address = ray.util.get_node_ip_address()
         nodes = machines()
         here = next((i for i, node in enumerate(nodes) if node.name == address), 0)
         count, reservation = plan_runs(needs, nodes, runs, parallel, here)
-        register = shared.start_register()
-        yield SharedRay(count, reservation, joining(), register)
+        yield SharedRay(count, reservation, joining())
     finally:
-        shared.end_register(register)
         disconnect()

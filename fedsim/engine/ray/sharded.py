@@ -111,25 +111,17 @@ class Aggregator:
 
 
 class Aggregators:
-    """An actor per range, spread over nodes; they hold no CPU.
+    """An actor per range of :func:`plan_shards`, spread over nodes; they hold no CPU."""
 
-    Args:
-        ranges: as of :func:`plan_shards`; no actor for none.
-        homes: gives Ray's ids of the nodes to spread them over.
-    """
-
-    def __init__(
-        self, ranges: Sequence[slice], homes: Callable[[], Sequence[str]] = alive_nodes
-    ) -> None:
+    def __init__(self, ranges: Sequence[slice]) -> None:
         self.ranges = tuple(ranges)
-        self._homes = homes
         self.actors: list[Any] = []
         self.start()
 
     def start(self) -> None:
         """Replaces the actors by new ones, on the nodes that are alive now."""
         self.close()
-        nodes = self._homes() if self.ranges else ()
+        nodes = alive_nodes() if self.ranges else ()
         options = {"num_cpus": 0, "memory": MEMORY, "max_restarts": 0, "max_task_retries": 0}
         for number, _ in enumerate(self.ranges):
             place = NodeAffinitySchedulingStrategy(nodes[number % len(nodes)], soft=True)

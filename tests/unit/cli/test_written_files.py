@@ -27,7 +27,7 @@ def run(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("below", ["run", "run/new/..", "link", "link/new"])
 @pytest.mark.parametrize(
     ("command", "name"),
-    [("predict run --out", "p.csv"), ("partition --out", "p"), ("partition --plot", "p.png")],
+    [("predict run --out", "p.csv"), ("partition --out", "p")],
 )
 def test_nothing_is_written_into_a_run(
     run: Path, command: str, name: str, below: str, monkeypatch: pytest.MonkeyPatch
@@ -74,7 +74,6 @@ def slow(*values: object) -> object:
         slow("export RUN --out new/model", 2**14, "new/model"),  # the scripts fit, the model not
         slow("report RUN --out new/report", 2**14, "new/report"),
         slow("curves RUN --out there.png", 2**12, "there.png"),
-        slow("partition --plot p.png", 2**12, "p.png"),
         ("partition --out new/split", 2**12, "new/split"),
         ("table RUN --out there.csv", 16, "there.csv"),
         ("table RUN --out there.tex", 16, "there.tex"),

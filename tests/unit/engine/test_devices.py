@@ -436,7 +436,6 @@ def test_only_a_shared_gpu_is_capped(driver, gpu, share, caps):
 def test_a_client_actor_starts_on_a_fraction_of_a_gpu(driver, monkeypatch):
     actor, worker = pool.ClientActor(), mock.Mock()
     context = SimpleNamespace(get_assigned_resources=lambda: {"GPU": 0.5})
-    monkeypatch.setattr(pool, "with_samples", lambda spec: spec)
     monkeypatch.setattr(pool, "Worker", worker)
     monkeypatch.setattr(pool.ray, "get_gpu_ids", lambda: ["3"])
     monkeypatch.setattr(pool.ray, "get_runtime_context", lambda: context)

@@ -24,7 +24,7 @@ from fedsim.core.types import Dataset
 from fedsim.storage.run_dir import RunStore
 from tests.decomposing import config, digits
 from tests.texts import MODELS
-from tests.unit.data import leaf_files
+from tests.unit.data.conftest import write_users
 
 pytestmark = pytest.mark.integration
 
@@ -296,8 +296,8 @@ def tweets(folder: Path, users: dict[str, list[str]]) -> Path:
         user: ([["", "", "", "", text] for text in texts], [len(text) % 2 for text in texts])
         for user, texts in users.items()
     }
-    leaf_files.write(folder / "train", "a.json", found)
-    leaf_files.write(folder / "test", "a.json", {u: (x[:1], y[:1]) for u, (x, y) in found.items()})
+    write_users(folder / "train", "a.json", found)
+    write_users(folder / "test", "a.json", {u: (x[:1], y[:1]) for u, (x, y) in found.items()})
     return folder
 
 

@@ -80,7 +80,6 @@ def fake(monkeypatch):
     for module in (dispatch, pool):
         monkeypatch.setattr(module, "ray", stand_in)
         monkeypatch.setattr(module, "time", stand_in)
-    monkeypatch.setattr(ray_executor, "time", stand_in)
     return stand_in
 
 
@@ -432,9 +431,6 @@ class Session(Actors):
     def machines(self):
         return list(self.now.nodes)
 
-    def homes(self):
-        return [str(i) for i in range(len(self.now.nodes))]
-
     def prepare(self, share):
         self.share = share
 
@@ -447,6 +443,7 @@ def executor(fake, monkeypatch):
     """A function of the machines and settings that gives an executor, and changes its machines."""
     now = SimpleNamespace(nodes=[])
     monkeypatch.setattr(Aggregators, "close", lambda self: None)
+    monkeypatch.setattr(ray_executor, "alive_nodes", lambda: ["0"])
 
     def made(*nodes, clients=8, **engine):
         now.nodes = nodes
