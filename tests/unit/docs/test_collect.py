@@ -203,19 +203,6 @@ def test_missing_and_diverged_runs_are_rows(studies: Path) -> None:
     assert table[["classes", "train_samples", "test_samples", "test_drawn"]].notna().all(axis=None)
 
 
-def test_a_method_without_a_choice_has_a_row_for_each_run(studies: Path) -> None:
-    file = studies / "small" / "comparison.yaml"
-    lines = file.read_text().splitlines(keepends=True)
-    file.write_text("".join(line for line in lines if "- FedLD+split-21:" not in line))
-    table = runs_of(studies)
-    assert len(table) == 8
-    assert table[table["status"] == "failed"][KEYS].to_numpy().tolist() == [
-        ["FedLD", 21, 1], ["FedLD", 21, 2],
-    ]  # fmt: skip
-    assert table[["alpha", "classes", "test_samples"]].notna().all(axis=None)
-    assert table["lr"].isna().sum() == 2
-
-
 def test_a_run_that_was_not_planned_is_refused(studies: Path) -> None:
     file = studies / "small" / "comparison.yaml"
     file.write_text(file.read_text().replace("data.seed: 21", "data.seed: 22"))
@@ -284,18 +271,6 @@ def test_terms_of_a_sweep_are_those_of_its_last_round(studies: Path) -> None:
     assert made["protocol/sweep.csv"][columns].to_numpy().tolist() == [
         ["CE mean", 0.001, 100, -1.0, -1.0], ["CE mean", 0.01, 100, 0.5, 0.5],
     ]  # fmt: skip
-
-
-def test_tails_have_the_clients_of_their_own_runs(studies: Path) -> None:
-    shutil.copytree(studies / "small" / "runs", studies / "tails_small")
-    for file in studies.glob("tails_small/*/summary.csv"):
-        more = {"client_accuracy_p10": 0.2, "client_accuracy_worst": 0.1}
-        write(file, [next(csv.DictReader(file.read_text().splitlines())) | more])
-    made = collect.collect(studies, "tails_small")
-    assert list(made) == ["protocol/tails_small.csv", "protocol/tails_small_curves.csv"]
-    row = made["protocol/tails_small.csv"].iloc[0]
-    assert row[[*collect.CLIENTS]].to_list() == [0.45, 0.2, 0.1]
-    assert row["path"] == "tails_small/method=FedAvg+split-20,seed=1"
 
 
 def test_check_reads_what_is_stored(studies: Path, capsys: pytest.CaptureFixture[str]) -> None:
