@@ -179,14 +179,6 @@ def test_a_run_is_a_row(studies: Path) -> None:
     assert table["collapsed"].to_list() == [0, 0, 0, 0, 1, 1, 0, 0]
 
 
-def test_heads_are_scored_by_the_last_ten_rounds(studies: Path) -> None:
-    for file in (studies / "small.yaml", studies / "small" / "comparison.yaml"):
-        file.write_text(file.read_text().replace("logistic}", "logistic, trainable: head}"))
-    assert runs_of(studies)["balanced_accuracy"].iloc[2] == 0.6 - 0.05
-    own = trials_of(studies)["balanced_accuracy"]
-    assert own.iloc[3] == pytest.approx((0.5 + 0.6) / 2, rel=1e-12)
-
-
 def test_missing_and_diverged_runs_are_rows(studies: Path) -> None:
     runs = studies / "small" / "runs"
     shutil.rmtree(runs / "method=FedAvg+split-20,seed=1")
@@ -201,19 +193,6 @@ def test_missing_and_diverged_runs_are_rows(studies: Path) -> None:
     ]  # fmt: skip
     assert table["accuracy"].isna().to_list() == (table["status"] != "finished").to_list()
     assert table[["classes", "train_samples", "test_samples", "test_drawn"]].notna().all(axis=None)
-
-
-def test_a_run_that_was_not_planned_is_refused(studies: Path) -> None:
-    file = studies / "small" / "comparison.yaml"
-    file.write_text(file.read_text().replace("data.seed: 21", "data.seed: 22"))
-    with pytest.raises(ValueError, match=r"comparison\.yaml: .*22.* is not in .*small\.yaml"):
-        runs_of(studies)
-
-
-def test_a_run_with_another_rate_than_planned_is_refused(studies: Path) -> None:
-    plant_run(studies / "small" / "runs" / "method=FedLD+split-20,seed=2", 0.6, lr=0.2)
-    with pytest.raises(ValueError, match=r"summary\.csv: train\.lr is 0\.2, planned was 0\.1"):
-        runs_of(studies)
 
 
 def test_candidates_are_those_of_the_searches(studies: Path) -> None:
@@ -236,11 +215,27 @@ def test_of_equal_candidates_the_earlier_is_chosen() -> None:
     assert collect.choice(rows[3:], "x") is None
 
 
-def test_another_choice_than_that_of_the_rule_is_refused(studies: Path) -> None:
-    file = studies / "small" / "chosen.csv"
-    file.write_text(file.read_text().replace("FedLD,split-20,1", "FedLD,split-20,0"))
-    with pytest.raises(ValueError, match=r"chosen\.csv: trial 0 of .*FedLD\+split-20, should be 1"):
-        trials_of(studies)
+@pytest.mark.parametrize(
+    ("name", "before", "after", "message"),
+    [
+        ("comparison.yaml", "data.seed: 21", "data.seed: 22", r".*22.* is not in .*small\.yaml"),
+        (
+            "runs/method=FedLD+split-20,seed=2/summary.csv",
+            "\n0.1,",
+            "\n0.2,",
+            r"train\.lr is 0\.2, planned was 0\.1",
+        ),
+        ("chosen.csv", "FedLD,split-20,1", "FedLD,split-20,0", r"trial 0 of .*, should be 1"),
+    ],
+)
+def test_what_was_not_planned_is_refused(
+    name: str, before: str, after: str, message: str, studies: Path
+) -> None:
+    file = studies / "small" / name
+    assert before in file.read_text()
+    file.write_text(file.read_text().replace(before, after))
+    with pytest.raises(ValueError, match=message):
+        collect.collect(studies, "small")
 
 
 def test_a_search_that_has_not_ended_is_refused(studies: Path) -> None:
