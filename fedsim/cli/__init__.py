@@ -29,7 +29,6 @@ from fedsim.cli.runs import runs
 from fedsim.cli.show import show
 from fedsim.cli.sweep import study, sweep, tune
 from fedsim.cli.verify import verify
-from fedsim.core.errors import EngineLostError
 from fedsim.core.terminal import echo
 from fedsim.version import __version__
 
@@ -80,8 +79,7 @@ class Commands(click.Group):
         except Exception as error:  # noqa: BLE001 - the last place that can say what happened
             if tracebacks(ctx):
                 echo("".join(traceback.format_exception(error)), err=True, nl=False)
-            if not isinstance(error, EngineLostError):  # else it was said when it happened
-                show_error(error_text(error))
+            show_error(error_text(error))
             show_notes(error)
             ctx.exit(getattr(error, "exit_status", 1))
 

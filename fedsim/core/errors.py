@@ -48,10 +48,6 @@ class WorkerError(FedsimError):
     """A client's work that failed or was lost; names round and client, and has a cause."""
 
 
-class EngineLostError(WorkerError):
-    """Processes that the run needs have ended, and take this one along; it was said at once."""
-
-
 class StoreError(FedsimError):
     """A run directory that cannot be written or read."""
 

@@ -121,18 +121,10 @@ class Tuning:
         self._jobs: dict[Path, tuple[int, int]] = {}
 
     def check_runs(self) -> None:
-        """Refuses runs that count, of other code, unless that is accepted, or of other data.
-
-        Those are the runs of trials that have ended, and the finished ones of the others.
-        """
-        runs = [
-            (self.plan.config(trial.params, seed), self._folder(trial.number, seed))
-            for trial in self.ended
-            for seed in self.plan.seeds
-            if (self._folder(trial.number, seed) / "env.json").exists()
-        ]
-        left = [self._folder(number, seed) for number, seed in self.left]
-        runs += [(resume.configuration(run), run) for run in left if RunStore(run).finished]
+        """Refuses finished runs of other code, unless that is accepted, or of other data."""
+        numbers = range(max([self.plan.count, *(n + 1 for n in self.trials)]))
+        folders = [self._folder(number, seed) for number in numbers for seed in self.plan.seeds]
+        runs = [(resume.configuration(run), run) for run in folders if RunStore(run).finished]
         check_finished(runs, self.accept)
 
     @property
@@ -342,14 +334,13 @@ def write_confirmed(
     confirmed = pd.DataFrame(rows).sort_values(
         f"{by}_mean", ascending=lowest(by), kind="stable", ignore_index=True
     )
-    text = confirmed.to_csv(index=False, lineterminator="\n")
-    files.write(out / CONFIRMED, text.encode())
-    mean, n = float(confirmed[f"{by}_mean"].iloc[0]), confirmed["n"].iloc[0]
-    if math.isnan(mean):
-        write_best(plan, out, leaders[0], f"{by} {leaders[0].value!r}")
-        return confirmed
-    (leader,) = [trial for trial in leaders if trial.number == confirmed["trial"].iloc[0]]
-    write_best(plan, out, leader, f"{by} {mean!r}, mean over {n} fresh training seeds")
+    files.write(out / CONFIRMED, confirmed.to_csv(index=False, lineterminator="\n").encode())
+    leader, value = leaders[0], f"{by} {leaders[0].value!r}"
+    mean = float(confirmed[f"{by}_mean"].iloc[0])
+    if not math.isnan(mean):
+        (leader,) = [trial for trial in leaders if trial.number == confirmed["trial"].iloc[0]]
+        value = f"{by} {mean!r}, mean over {len(seeds)} fresh training seeds"
+    write_best(plan, out, leader, value)
     return confirmed
 
 
@@ -367,10 +358,10 @@ def _confirmed(
     group = f"trial={trial.number}"
     names = [f"{group},seed={seed}" for seed in seeds]
     values = []
-    for name in names:
-        rounds = status.rounds(out / FOLDER / name) if name not in failed else []
+    for name in (name for name in names if name not in failed):
+        rounds = status.rounds(out / FOLDER / name)
         last = [value for row in rounds if (value := status.number(row[by])) is not None]
-        values += [last[-1] if last else math.nan] * (name not in failed)
+        values.append(last[-1] if last else math.nan)
     row: dict[str, Any] = {"trial": trial.number, "value": trial.value, **trial.params}
     row |= {"n": len(values)} | {f"{by}{end}": math.nan for end in ENDS}
     groups = table.set_index("configuration").drop(columns="label", errors="ignore")

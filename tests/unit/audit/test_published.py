@@ -402,7 +402,6 @@ REFUSED = {
     "no name": ([], "NAME is missing; 'fedsim reproduce --list' shows the tables"),
     "job": (["tiny", "--job", "scaled"], "--job scaled: tiny has the job full"),
     "setting": (["tiny", "--set", "train.lr=1"], "--set train.lr: a table is tested with its own"),
-    "measure": (["tiny", "--no-measure"], "--no-measure: has no effect without --dry-run"),
 }
 
 

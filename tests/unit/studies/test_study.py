@@ -314,15 +314,6 @@ def test_a_study_from_the_command_line(studied: tuple[Path, Result]) -> None:
 
 @pytest.mark.integration
 @pytest.mark.slow
-def test_a_finished_study_has_a_report(studied: tuple[Path, Result]) -> None:
-    out, _ = studied
-    done = call("study", out.parent / "small.yaml", "--out", out, "--parallel", 1)
-    assert f"wrote {out}/report/report.html" in done.output
-    assert "Mean" in (out / "report/report.html").read_text()
-
-
-@pytest.mark.integration
-@pytest.mark.slow
 @pytest.mark.usefixtures("no_report")
 def test_a_finished_study_does_nothing_again(studied: tuple[Path, Result]) -> None:
     out, _ = studied

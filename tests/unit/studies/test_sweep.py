@@ -469,22 +469,6 @@ def test_how_many_runs_at_once_is_said(drivers: Drivers, count: int, wanted: str
 
 
 @pytest.mark.usefixtures("here")
-@pytest.mark.slow
-@pytest.mark.integration
-def test_the_first_line_of_a_sweep_and_of_one_that_continues() -> None:
-    first = fedsim("sweep", "sweep.yaml", "--parallel", "1")
-    assert first.stdout.startswith("2 runs, one at a time in this process (serial engine)\n[1/2] ")
-    assert "best by val. %" in first.stdout
-    assert "last1" not in first.stdout, "that of one round is the final accuracy"
-    Path("runs/sweep-sweep/seed=1/summary.csv").unlink()
-    again = fedsim("sweep", "sweep.yaml", "--parallel", "1")
-    assert again.stdout.splitlines()[1] == "1 of 2 runs left, in this process (serial engine)"
-    nothing = fedsim("sweep", "sweep.yaml", "--parallel", "1")
-    assert "left" not in nothing.stdout
-    assert nothing.exit_code == 0
-
-
-@pytest.mark.usefixtures("here")
 def test_the_file_says_what_is_done_whatever_the_name_of_the_command() -> None:
     study = SMALL + "methods: {A: {algorithm: fedavg}}\nsearch: {train.lr: 'choice(0.1, 1)'}\n"
     Path("study.yaml").write_text(study)
