@@ -126,7 +126,8 @@ def differing(table: pd.DataFrame, columns: str | None = None) -> list[str]:
     """``[columns]``, or the columns of EXPERIMENT that distinguish runs beyond earlier ones."""
     if columns is not None:
         return [columns]
-    telling, count = [], 1
+    telling: list[str] = []
+    count = 1
     for column in (c for c in EXPERIMENT if c in table.columns):
         distinct = len(table[[*telling, column]].map(text).drop_duplicates())
         if distinct > count:
