@@ -369,15 +369,6 @@ def test_an_order_is_confirmed_contradicted_or_undecided() -> None:
     assert chance(few) >= 0.8 > chance(few - 1)
 
 
-def test_holm_makes_orders_undecided_that_alone_would_be_confirmed() -> None:
-    other = ABOVE - by_seed(1.0, 0.2, 0.9, 0.4, 0.1)
-    p = stats.ttest_rel(ABOVE, other).pvalue
-    assert 0.025 < p < 0.05
-    alone = verdicts.orders({"a": (ABOVE, other)})
-    both = verdicts.orders({"a": (ABOVE, other), "b": (ABOVE, other)})
-    assert (alone["a"].word, both["a"].word) == (CONFIRMED, UNDECIDED)
-
-
 def test_an_order_inside_the_margin_says_so() -> None:
     near = ABOVE + by_seed(0.001, -0.001, 0.001, -0.001, 0.0)
     found = verdicts.orders({"a": (ABOVE, near)}, 0.1)["a"]
