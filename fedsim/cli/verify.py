@@ -150,10 +150,6 @@ def _show(result: Verification, name: str) -> None:
         *(("unknown", f"{words}: not compared") for words in result.not_compared),
         *(("differs", str(difference)) for difference in result.differences),
     ]
-    if result.others and result.differences:
-        note = "last digits differ there, and more with each round and layer: verify on the kind "
-        note += "of the run, or from nearer checkpoints (engine.keep_every=1)"
-        lines.append(("note", note))
     echo(f"{name}: {counted(result.rounds, 'round')}")
     echo("\n".join(f"  {word:10} {text}" for word, text in lines if text))
     outcome = "NOT verified" if result.differences else result.outcome
