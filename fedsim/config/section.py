@@ -100,9 +100,9 @@ class Section(BaseModel):
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             key = cls.prefix + str(first["loc"][0] if first["loc"] else "")
-            if first["type"] == "extra_forbidden":
-                raise InvalidSetting(key, cls.unknown(key)) from None
-            raise InvalidSetting(key, first_problem(error)) from None
+            unknown = first["type"] == "extra_forbidden"
+            reason = cls.unknown(key) if unknown else first_problem(error)
+            raise InvalidSetting(key, reason) from None
 
     @classmethod
     def unknown(cls, key: str) -> str:

@@ -28,7 +28,6 @@ from fedsim.core.settings import (
     CountOrZero,
     Decay,
     Fraction,
-    InvalidSetting,
     NonNegative,
     Order,
     Positive,
@@ -43,7 +42,7 @@ from fedsim.core.settings import (
     word_or_number,
 )
 from fedsim.systems import distributions
-from fedsim.systems.clock import BOUNDS, TIMED
+from fedsim.systems.clock import BOUNDS
 
 OWN_ROUNDS = ("train.schedule=synchronous", "clock.mode=sync")
 DECOMPOSED = ("evaluation.decompose_every",)
@@ -56,9 +55,8 @@ class DataConfig(Section):
     name: Annotated[str, Key("-d --dataset", names="datasets", column="dataset", common=True)] = (
         "digits"
     )
-    """Data set, for classification: a name of `fedsim list datasets`, csv:FILE for a table, hf:DIR
-    for a saved Hugging Face data set in DIR, or a function of your own, module:function or
-    FILE.py:function."""
+    """Data set, for classification: a name of `fedsim list datasets`, csv:FILE, hf:DIR with a saved
+    Hugging Face data set, or a function of your own, module:function or FILE.py:function."""
     dir: Annotated[str | None, Key("--data-dir", "DIR", path="dir", column=None, common=True)] = (
         None
     )
@@ -308,9 +306,8 @@ class EvaluationConfig(Section):
     """Write the cosines between the updates, and the spectrum of their Gram matrix, in the rounds
     that evaluation.conflicts names."""
     conflicts: Literal["always", "never"] | int = "always"
-    """Rounds whose conflict_ratio, gradient_diversity and top_axis_share are computed, which need
-    the inner products of all pairs of updates: always, never, or every K rounds and after the last
-    one."""
+    """Rounds whose conflict_ratio, gradient_diversity and top_axis_share, by inner products of all
+    pairs of updates, are computed: always, never, or every K rounds and after the last one."""
     target_accuracy: Annotated[
         float | None,
         Field(gt=0, le=1),
@@ -379,17 +376,6 @@ class ClockConfig(Section):
         if info.field_name == "availability" and law.bounds[1] == 0:
             raise ValueError("must be above 0 for some clients: none of them would ever answer")
         return distributions.normalised(value)
-
-    @model_validator(mode="after")
-    def _asynchronous(self) -> ClockConfig:
-        timed = any(getattr(self, trait) is not None for trait in TIMED)
-        if self.mode == "async" and not timed and self.trace is None:
-            raise InvalidSetting(
-                "clock.mode",
-                "async given, but nothing takes time: arrivals are ordered by the clock; give "
-                f"{', '.join(f'clock.{trait}' for trait in TIMED)} or clock.trace",
-            )
-        return self
 
 
 class RunSettings(Section):

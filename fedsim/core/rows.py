@@ -344,14 +344,13 @@ def metric_column(part: str, metric: str, when: str = "") -> str:
     return "_".join(filter(None, (when, part, metric)))
 
 
-def _metrics() -> dict[str, Metric]:
-    """The columns of rounds.csv that are marked as metrics."""
-    hints = typing.get_type_hints(RoundRow, include_extras=True)
-    marks = ((c, mark) for c in RoundRow.columns() for mark in hints[c].__metadata__)
-    return {column: mark for column, mark in marks if isinstance(mark, Metric)}
-
-
-METRICS: Mapping[str, Metric] = _metrics()
+_HINTS = typing.get_type_hints(RoundRow, include_extras=True)
+METRICS: Mapping[str, Metric] = {
+    column: mark
+    for column in RoundRow.columns()
+    for mark in _HINTS[column].__metadata__
+    if isinstance(mark, Metric)
+}
 """By column of rounds.csv."""
 SCORES: Mapping[str, Metric] = {
     column.removeprefix("test_"): metric
