@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 from pydantic import (
@@ -68,6 +69,11 @@ class Key:
     column_with: str = ""
     shape: bool = True
     of_ray: bool = False
+
+
+Common = partial(Key, common=True)
+Neutral = partial(Key, role="neutral")
+Placement = partial(Key, role="placement")
 
 
 class Section(BaseModel):
