@@ -169,7 +169,7 @@ class RunConfig(RunSettings):
         left = t.rounds - attack.start_round + 1
         why = f"{attack.start_round} given, train.rounds is {t.rounds}: the attack never starts"
         yield attack.name is not None and left < 1, "attack.start_round", why
-        why = f"{attack.warmup} given; the attack has {counted(left, 'round')}: it never ends"
+        why = f"{attack.warmup} given; the attack has {counted(left, 'round')}, it never ends"
         yield (attack.warmup or 0) > left, "attack.warmup", why
 
     def value(self, key: str) -> Any:
