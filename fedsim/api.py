@@ -86,8 +86,8 @@ def resume(
     from fedsim.training import driver
 
     run = Path(path)
-    own = callbacks if RunStore(run).finished else resumed(run, callbacks)
-    followers = [*displays(progress), *own]
+    trackers = callbacks if RunStore(run).finished else resumed(run, callbacks)
+    followers = [*displays(progress), *trackers]
     return driver.resume(path, overrides, followers, session, accept_changed_code)
 
 

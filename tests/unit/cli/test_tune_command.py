@@ -165,7 +165,7 @@ def test_without_optuna(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     [
         (SMALL, (), "there is nothing to search: give a section 'search:'"),
         (SEARCH, ("--set", "data.val_fraction=0"), "set data.val_fraction, such as 0.1"),
-        (SEARCH, ("--search", "train.lr"), "--search train.lr: must be key=form"),
+        (SEARCH, ("--search", "train.lr"), "--search train.lr: must be key=value"),
         (SEARCH, ("--by", "test_accuracy"), "'test_accuracy' is not one of 'val_accuracy'"),
         (SEARCH, ("--search", "train.lr=uniform(2, 1)"), "--search train.lr: 'uniform(2, 1)'"),
         (SEARCH, ("--sampler", "grid", "--search", "train.lr=uniform(1, 2)"), "--sampler grid"),
