@@ -25,7 +25,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, StringConstraints, TypeAdapter, ValidationError
 
-from fedsim.core.errors import ConfigError, nearest
+from fedsim.core.errors import ConfigError, nearest, spelled
 from fedsim.core.searches import METRICS, PRUNERS, SAMPLERS
 from fedsim.core.settings import first_problem
 
@@ -189,11 +189,13 @@ class _Document:
         for key in {"partitions", "seeds", "baseline"} & special.keys() if not methods else ():
             raise ConfigError(f"{origins[key]}: is of a study, with 'methods:'")
         baseline = options.get("baseline")
-        if baseline is not None and baseline not in names:
-            raise ConfigError(
-                f"{origins['baseline']}: {baseline!r} given; must be one of the methods, "
-                f"{', '.join(names)}{nearest(baseline, names)}"
-            )
+        if baseline is not None:
+            options["baseline"] = spelled(baseline, names)
+            if options["baseline"] is None:
+                raise ConfigError(
+                    f"{origins['baseline']}: {baseline!r} given; must be one of the methods, "
+                    f"{', '.join(names)}{nearest(baseline, names)}"
+                )
         if "partitions" in special:
             options["partitions"] = self.partitions(special["partitions"])
         search = dict(self.pairs(special["search"], "search")) if "search" in special else {}
