@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.core.terminal import is_text
 from fedsim.core.types import Array, Dataset, LabelledSamples, Pipeline
 from fedsim.data.holdout import held_out, held_out_by_user
 from fedsim.data.images import resize
@@ -214,22 +213,21 @@ def _of_samples(d: Dataset) -> Rules:
         yield min(d.pipeline.std) > 0 and d.pipeline.size > 0, "std and size have to be > 0"
         yield d.vocabulary == 0, f"images with a vocabulary of {d.vocabulary}"
     elif d.vocabulary:
-        shaped = x.dtype == np.int32 and x.ndim == 2
-        yield shaped, f"x is {x.dtype} {x.shape}, needed is int32 (N, T) as tokens"
+        kind = f"x is {x.dtype} {x.shape}, needed is int32 (N, T) as tokens"
+        yield x.dtype == np.int32 and x.ndim == 2, kind
         yield _within(x, 0, d.vocabulary), f"tokens outside the vocabulary 0..{d.vocabulary - 1}"
         sized = not d.words or 0 <= d.vocabulary - len(d.words) <= 1
         yield sized, f"{len(d.words)} words for a vocabulary of {d.vocabulary}"
     else:
-        shaped = x.dtype == np.float32 and x.ndim == 2
-        yield shaped, f"x is {x.dtype} {x.shape}, needed is float32 (N, d) without a pipeline"
+        kind = f"x is {x.dtype} {x.shape}, needed is float32 (N, d) without a pipeline"
+        yield x.dtype == np.float32 and x.ndim == 2, kind
         yield bool(np.isfinite(x).all()), "features that are not finite"
     per_token = d.vocabulary > 0 and y.shape == x.shape
     shapes = f"({len(x)},){f' or {x.shape}' if d.vocabulary else ''}"
     shaped = y.dtype == np.int64 and (y.shape == x.shape[:1] or per_token)
     yield shaped, f"y is {y.dtype} {y.shape}, needed is int64 {shapes}"
     yield d.num_classes >= 2, f"classes are {d.class_names}, needed are at least two"
-    twice = _given_twice(d.class_names)
-    yield not twice, f"the class name {twice} is given twice"
+    yield from _all_differ("class", d.class_names)
     last = d.num_classes - 1
     yield _within(y, -1 if per_token else 0, last + 1), f"labels outside the classes 0..{last}"
     yield not per_token or bool((y >= 0).any(axis=1).all()), "a sample without any label"
@@ -250,8 +248,7 @@ def _of_parts(d: Dataset, whole: bool) -> Rules:
     yield apart, "own_test has to be indices of samples in no other part"
     yield d.site is not None or not len(d.own_test), "own_test needs a site for each sample"
     yield d.site is not None or not d.sites_are_users, "users need a site for each sample"
-    twice = _given_twice(d.site_names)
-    yield not twice, f"the site name {twice} is given twice"
+    yield from _all_differ("site", d.site_names)
     people = ("site", d.site, d.site_names), ("patient", d.patient, d.patient_names)
     for kind, codes, names in people:
         shaped = codes is None or (codes.shape == (n,) and codes.dtype == np.int64)
@@ -259,17 +256,13 @@ def _of_parts(d: Dataset, whole: bool) -> Rules:
         in_range = codes is None or not names or _within(codes, 0, len(names))
         yield in_range, f"{kind} is outside the {len(names)} names of {kind}s"
     yield len(d.files) in (0, n), f"{len(d.files)} files, needed is one per sample or none"
-    for names in (d.class_names, d.site_names, d.patient_names, d.files, tuple(d.clients or ())):
-        odd = "" if is_text("".join(names)) else next(n for n in names if not is_text(n))
-        yield not odd, f"the name {odd!r} cannot be written as UTF-8"
     inside = all(len(g) and np.isin(g, d.test).all() for g in d.groups.values())
     yield inside, "groups are empty or name samples outside the test part"
 
 
-def _given_twice(names: Sequence[str]) -> str:
-    """The most frequent name, quoted; empty where all differ."""
-    (name, times), *_ = Counter(names).most_common(1) or [("", 0)]
-    return repr(name) if times > 1 else ""
+def _all_differ(kind: str, names: Sequence[str]) -> Rules:
+    for name, times in Counter(names).most_common(1):
+        yield times == 1, f"the {kind} name {name!r} is given twice"
 
 
 def _within(values: Array, low: int, end: int) -> bool:
