@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from itertools import chain
 from pathlib import Path
 
@@ -66,7 +66,7 @@ Reader = Callable[..., Raw]
 """A function of a :class:`Request`; its keyword-only parameters are options of the data set."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class DatasetInfo:
     """An entry of the catalogue, listed in ``DATASETS`` of a module of :mod:`fedsim.data.readers`.
 
@@ -80,6 +80,7 @@ class DatasetInfo:
     num_classes: int = 0  # 0: the files say it
     image_size: int = 0  # height and width that the model sees by default; 0: as stored
     channels: int = 0
+    _: KW_ONLY
     default_model: str = "cnn"
     default_partition: str = "dirichlet"  # or files, by_site, natural
     source: str = "downloaded on first use"

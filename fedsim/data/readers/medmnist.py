@@ -82,12 +82,7 @@ def medmnist(request: Request) -> Raw:
 
 DATASETS = tuple(
     DatasetInfo(
-        name=name,
-        title=f"MedMNIST: {info.title}",
-        read=medmnist,
-        num_classes=len(info.class_names),
-        image_size=SIZES[0],
-        channels=info.channels,
+        name, f"MedMNIST: {info.title}", medmnist, len(info.class_names), SIZES[0], info.channels
     )
     for name, info in MEDMNIST.items()
 )
