@@ -66,9 +66,9 @@ def chain(model: nn.Module, where: str = "the model") -> tuple[Link, ...]:
             pixels, flat = kind is nn.Conv2d, False
         elif kind in (nn.BatchNorm1d, nn.BatchNorm2d):
             if links and not links[-1].norm and links[-1].outputs == module.num_features:
-                slots = ("weight", "bias", "running_mean", "running_var")
-                slots = tuple(f"{name}{key}" for key in slots if getattr(module, key) is not None)
-                links[-1] = replace(links[-1], norm=slots)
+                held = ("weight", "bias", "running_mean", "running_var")
+                slots = (f"{name}{key}" for key in held if getattr(module, key) is not None)
+                links[-1] = replace(links[-1], norm=tuple(slots))
             else:
                 fault = "not the one normalisation of the outputs of a layer before it"
         elif kind is nn.Flatten:

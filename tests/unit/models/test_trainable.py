@@ -444,19 +444,6 @@ def test_other_classes_without_a_head_to_draw_are_refused(tmp_path):
     assert "no module 'head' to be initialised anew" in str(refused.value)
 
 
-def test_two_names_of_one_tensor_are_refused(tmp_path):
-    state = prepare(two_classes()).spec.model
-    tensors = models.build(state, 0).state_dict()
-    tensors["1.weight"] = torch.zeros_like(tensors["features.1.weight"])
-    torch.save(tensors, tmp_path / "w.pt")
-    message = r"1\.weight and another name are both tensors for features\.1\.weight"
-    with pytest.raises(ConfigError, match=message):
-        prepare(two_classes(model={"weights": str(tmp_path / "w.pt")}))
-    del tensors["features.1.weight"]
-    torch.save(tensors, tmp_path / "w.pt")
-    assert prepare(two_classes(model={"weights": str(tmp_path / "w.pt")})).start == weights.Loaded()
-
-
 def numbered(classes, channels, size):
     model = nn.Sequential(nn.Flatten(), nn.Linear(channels * size**2, classes))
     model.register_buffer("order", torch.arange(3))
