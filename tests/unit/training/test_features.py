@@ -185,7 +185,7 @@ def test_a_damaged_file_is_made_anew_and_said_so(folder, caplog):
     assert np.array_equal(with_features(spec).dataset.x, first)
     (record,) = [found for found in caplog.records if found.levelname == "WARNING"]
     assert record.getMessage().startswith(f"{path}: damaged (")
-    assert record.getMessage().endswith("; it is made anew from the frozen network")
+    assert record.getMessage().endswith("; it is made anew")
     assert path.read_bytes() == whole
 
 
