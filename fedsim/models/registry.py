@@ -140,7 +140,10 @@ def make(spec: ModelSpec) -> nn.Module:
 
 
 def checked(model: nn.Module, spec: ModelSpec) -> nn.Module:
-    """The model in training mode, as it was given but for lazy tensors, which have their shapes."""
+    """The model in training mode, as it was given but for lazy tensors, which have their shapes.
+
+    A ConfigError where it does not turn samples into logits, or has tensors that cannot be trained.
+    """
     where = f"model.name={spec.name}"
     samples = zeros(spec)
     takes = f"{where}: does not take {spec.inputs} {tuple(samples.shape)}"
