@@ -22,7 +22,7 @@ from fedsim.engine.ray import dispatch, pool
 from fedsim.engine.ray.calls import Evaluation, EvaluationCall, TaskCall, balanced, deal
 from fedsim.engine.ray.dispatch import INLINE, Dispatcher, ObjectCache, Work
 from fedsim.engine.ray.executor import RayExecutor
-from fedsim.engine.ray.faults import Fault, failure, fault_of, one_line
+from fedsim.engine.ray.faults import Fault, failure, fault_of
 from fedsim.engine.ray.placement import Share
 from fedsim.engine.ray.pool import ActorPool
 from fedsim.engine.ray.sharded import (
@@ -212,13 +212,6 @@ def test_a_client_is_dropped_where_that_is_the_policy(fault, fake):
     assert rows(made) == [(3, 1, "node0", fault.error)]
     assert actors.ended == ([] if fault.alive else ["a0"])
     assert (0 in made.idle) == fault.alive
-
-
-def test_an_evaluation_is_never_dropped(fake):
-    ours, made, _ = dispatcher(fake, max_retries=0, on_client_failure="drop")
-    with pytest.raises(WorkerError, match=r"^evaluation on the test part lost 1 times.*died$"):
-        ours._failed(working(made, evaluation()), LOST, "")
-    assert rows(made) == [(None, 1, "node0", "its process died")]
 
 
 def test_with_drop_a_failing_client_takes_no_other_with_it(fake):
@@ -589,10 +582,3 @@ def test_a_lost_argument_is_sent_anew_to_the_same_actor():
     cause = exceptions.ObjectLostError("ab" * 14, None, "")
     fault = fault_of(exceptions.RayTaskError("train", "traceback", cause))
     assert (fault.lost, fault.alive, fault.objects) == (True, True, True)
-
-
-def test_long_texts_become_one_short_line():
-    text = one_line(ValueError("a\n" * 1000))
-    assert "\n" not in text
-    assert len(text) < 450
-    assert text.endswith("...")
