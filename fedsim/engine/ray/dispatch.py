@@ -92,12 +92,17 @@ class Dispatcher:
     them is forgotten and done again in its round, so that no result depends on them.
 
     Args:
-        most: actors that the run may have.
+        most: gives the number of actors that the run may have.
         spec: what actors are built from, as an object; called again where that was lost.
     """
 
     def __init__(
-        self, pool: ActorPool, engine: EngineConfig, *, most: int, spec: Callable[[], Any]
+        self,
+        pool: ActorPool,
+        engine: EngineConfig,
+        *,
+        most: Callable[[], int],
+        spec: Callable[[], Any],
     ) -> None:
         self.sent = ObjectCache()
         self._pool = pool
@@ -147,7 +152,7 @@ class Dispatcher:
         while wanted:
             early = deque(call for call in self._early.values() if not self._is_begun(call))
             unfinished = len(waiting) + len(early) + len(self._running)
-            self._pool.start(min(self._most, unfinished), self._spec)
+            self._pool.start(min(self._most(), unfinished), self._spec)
             self._hand_out(waiting)
             self._hand_out(early)
             if not self._running:

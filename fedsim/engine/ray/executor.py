@@ -6,6 +6,8 @@ function, so what a lost actor, object or node takes with it is done again elsew
 bits.
 """
 
+import contextlib
+import time
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, cast
@@ -14,6 +16,7 @@ import numpy as np
 import ray
 
 from fedsim.config.sections import EngineConfig
+from fedsim.core.errors import ConfigError
 from fedsim.core.types import ClientTask, ClientUpdate, Part, Vectors
 from fedsim.engine.base import OUTPUTS, EvaluationTask, Incident, Measure, Models, T
 from fedsim.engine.blocks import Block, clients_of, num_calls, shared_out
@@ -34,6 +37,8 @@ from fedsim.server.columns import Columns
 SMALL_UPDATE = 4 << 20
 """Several actors on CPUs get clients with larger updates one by one, when they are idle: training
 takes long beside a call then. GPUs and a single actor get as many as a call carries."""
+REPLAN_INTERVAL = 10.0
+"""Seconds after which a round looks whether machines joined or left."""
 FLOAT = np.dtype(np.float32).itemsize
 """Bytes of an entry of an update."""
 
@@ -71,12 +76,18 @@ class RayExecutor:
         )
         self._aggregators = Aggregators(())
         try:
-            self._plan = self._plan_for(self._session.machines())
+            self._plan, self._planned = self._plan_for(self._session.machines()), time.monotonic()
+            # machines that join do not change what an actor holds
+            share = {"gpus_per_client": self._plan.share.gpus}
+            self._engine = engine.model_copy(update=share)
             self._session.prepare(self._plan.share)
             nodes = len(alive_nodes())
             self._aggregators = Aggregators(plan_shards(update_bytes // FLOAT, self._shards, nodes))
             self._dispatcher = Dispatcher(
-                self._pool, engine, most=self._plan.actors, spec=lambda: put(spec.to_send())
+                self._pool,
+                engine,
+                most=lambda: self._plan.actors,
+                spec=lambda: put(spec.to_send()),
             )
         except BaseException:
             self.close()
@@ -108,7 +119,11 @@ class RayExecutor:
     def run(
         self, tasks: Sequence[ClientTask], models: Models, states: Mapping[int, Vectors]
     ) -> list[ClientUpdate]:
-        """See :class:`~fedsim.engine.base.Executor`."""
+        """See :class:`~fedsim.engine.base.Executor`; takes in machines that joined."""
+        if time.monotonic() - self._planned >= REPLAN_INTERVAL:
+            self._planned = time.monotonic()
+            with contextlib.suppress(ConfigError):  # so few are left that the run waits for others
+                self._plan = self._plan_for(self._session.machines())
         return self._run(self._spec.blocks(tasks), models, states)
 
     def prefetch(

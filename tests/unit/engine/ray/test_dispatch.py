@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,11 +20,12 @@ from fedsim.engine.base import SAMPLES, SCORES
 from fedsim.engine.blocks import clients_of
 from fedsim.engine.devices import Kind
 from fedsim.engine.ray import dispatch, pool
+from fedsim.engine.ray import executor as ray_executor
 from fedsim.engine.ray.calls import Evaluation, EvaluationCall, TaskCall, balanced, deal
 from fedsim.engine.ray.dispatch import INLINE, Dispatcher, ObjectCache, Work
 from fedsim.engine.ray.executor import RayExecutor
 from fedsim.engine.ray.faults import Fault, failure, fault_of
-from fedsim.engine.ray.placement import Share
+from fedsim.engine.ray.placement import Node, Share
 from fedsim.engine.ray.pool import ActorPool
 from fedsim.engine.ray.sharded import (
     MIN_COLUMNS,
@@ -133,7 +135,7 @@ def a_pool(fake, slots=2, up=True, max_retries=1):
 def dispatcher(fake, **engine):
     made, actors = a_pool(fake)
     return (
-        Dispatcher(made, EngineConfig(**engine), most=0, spec=lambda: "spec"),
+        Dispatcher(made, EngineConfig(**engine), most=lambda: 0, spec=lambda: "spec"),
         made,
         actors,
     )
@@ -404,6 +406,24 @@ def test_a_slot_whose_actor_dies_again_and_again_is_given_up(fake):
     assert (len(actors.made), made.starting) == (2, {})
     with pytest.raises(WorkerError, match=r"^no client actor comes up: its process died"):
         made.check()
+
+
+def test_a_run_takes_in_machines_that_join_and_never_changes_what_an_actor_holds(fake, monkeypatch):
+    here = [Node(4, 1)]
+    session = SimpleNamespace(machines=lambda: list(here), prepare=lambda share: None)
+    monkeypatch.setattr(ray_executor, "time", fake)
+    monkeypatch.setattr(ray_executor, "alive_nodes", lambda: ["one"])
+    spec = SimpleNamespace(partition=SimpleNamespace(train=[[0]] * 8), frozen_bytes=0)
+    spec.blocks = lambda _: []
+    ours = RayExecutor(spec, EngineConfig(), 4000, session=session)
+    found = [ours._plan.actors]
+    for machines in ([Node(4, 1), Node(8, 2)], [Node(8)], [Node(8, 2)]):
+        here[:] = machines
+        fake.now += ray_executor.REPLAN_INTERVAL
+        ours.run([], {}, {})
+        found.append(ours._plan.actors)
+        assert ours._plan.share == Share(1.0, 1.0)
+    assert found == [1, 3, 3, 2], "the plan stays where nothing is left that fits"
 
 
 def dealt(sizes, most):
