@@ -1,12 +1,11 @@
 """The commands: ``fedsim report``, ``fedsim table`` and others."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 import click
 import pandas as pd
-from matplotlib.figure import Figure
 
 from fedsim.core.files import write
 from fedsim.core.terminal import echo
@@ -24,7 +23,6 @@ from .scores import ALL, METRICS, SCORES, TAKES
 from .tables import captions, layout
 from .tables import scores as tables
 from .tables.captions import REPEATED, UNFINISHED
-from .tables.layout import Table
 from .units import ExperimentalUnit
 
 FILE = click.Path(path_type=Path, dir_okay=False)
@@ -33,19 +31,17 @@ runs_argument = click.argument(
 )
 by_option = click.option(
     "--by", multiple=True, metavar="COLUMN",
-    help="Column of summary.csv that distinguishes the groups: label is the name given in a grid, "
-    "else the method; algorithm includes its server and margin. Repeatable; unset: label, and the "
-    "settings in which runs of one label, or runs without a name, differ.",
+    help="Column of summary.csv that distinguishes the groups, such as label, algorithm or alpha. "
+    "Repeatable; unset: label, and the settings in which runs of one label differ.",
 )  # fmt: skip
 baseline_option = click.option(
     "--baseline", metavar="METHOD",
-    help="Compare with this method, over common partitions of the data or seeds (--unit).",
+    help="Compare with this method, over common units.",
 )  # fmt: skip
 unit_option = click.option(
     "--unit", type=click.Choice(list(units.COLUMNS)), metavar="|".join(units.COLUMNS),
-    help="What intervals and tests are over: training seeds on one partition of the data, or "
-    "partitions (runs that differ in data.seed), each with the mean over its training seeds; "
-    "unset: partitions where there are several.",
+    help="What intervals and tests are over: training seeds, or partitions (data.seed), each with "
+    "the mean over its seeds; unset: partitions where there are several.",
 )  # fmt: skip
 
 
@@ -115,58 +111,43 @@ def curves_command(
 @by_option
 @click.option(
     "--ranks", "ranked", is_flag=True,
-    help="Mean ranks of the methods over blocks, which are the values of the settings in --by, or "
-    "the partitions under these where the runs have several; with the tests of Friedman and of "
-    "Iman and Davenport and Nemenyi's critical difference (Demšar, 2006). A method that lacks a "
-    "run of a block is ranked last there and named in the caption.",
+    help="Mean ranks of the methods over the settings in --by, or over the partitions under these, "
+    "with Friedman's test and Nemenyi's critical difference (Demšar, 2006).",
 )  # fmt: skip
 @click.option(
     "--budget", "tuned", is_flag=True,
     help="Expected test score of the best of k candidates, by the trials of searches: each DIR is, "
-    "or is above, a directory of 'fedsim tune', or is NAME=DIR. There is a curve for each method, "
-    "and a panel for each partition or, with --unit partition, the mean over them. Trials that "
-    "failed count as the worst.",
+    "or is above, a directory of 'fedsim tune', or is NAME=DIR.",
 )  # fmt: skip
 @click.option(
     "--metric", "metrics", multiple=True, metavar="NAME",
     type=click.Choice(tables.NAMES),
     help=f"What the table shows. Repeatable. A score of the test part: {', '.join(SCORES)}; "
-    "scores: all of them after the last round; "
-    "attack_success_rate, benign_test_accuracy, epsilon or deployment_epsilon of rounds.csv; "
+    "scores: all of them; attack_success_rate, benign_test_accuracy, epsilon, deployment_epsilon; "
     "pairs: methods with and without another server rule; target: rounds and time to the target "
-    "accuracy; "
-    "groups: accuracy by group of test images; clients: accuracy over the clients (mean, "
-    "10th percentile, minimum, standard deviation); sites: accuracy of every site or client by "
-    "name, and whether a method helps it (difference from -a local); decomposition: terms of the "
-    "loss; participation: how often clients took part.  [default: accuracy]",
+    "accuracy; groups: by group of test images; clients: spread over the clients; sites: every "
+    "site by name, and whether a method helps it; decomposition: terms of the loss; "
+    "participation: how often clients took part.  [default: accuracy]",
 )  # fmt: skip
 @click.option(
     "--at", "takes", multiple=True, type=click.Choice(list(TAKES)), metavar="|".join(TAKES),
-    help="Rounds of a score: the last, the best (chosen by accuracy on the validation part where "
-    "there is one), or the mean of the last ten; one table each. "
+    help="Rounds of a score: the last, the best, or the mean of the last ten; one table each. "
     "Repeatable; unset: all, with --ranks final.",
 )  # fmt: skip
 @click.option("--columns", metavar="COLUMN", help="Column of summary.csv: one column per value.")
 @baseline_option
 @click.option("--caption", metavar="TEXT", help="Caption of the LaTeX table, instead of its own.")
-@click.option(
-    "--label",
-    metavar="NAME",
-    help="Label of the LaTeX table; unset: tab: and the name of the table.",
-)
+@click.option("--label", metavar="NAME", help="Label of the LaTeX table.")
 @unit_option
 @click.option(
     "--test", type=click.Choice(list(TESTS)), default="t", show_default=True,
     metavar="|".join(TESTS),
-    help="Paired test: Student's t; the same corrected for partitions that split the same samples "
-    "anew, for inference about new samples (Nadeau and Bengio); Wilcoxon's signed ranks; or "
-    "probabilities by the Bayesian signed-rank test (Benavoli et al.), which needs --rope.",
+    help="Paired test: Student's t; corrected for resampled partitions (Nadeau and Bengio); "
+    "Wilcoxon's signed ranks; or the Bayesian signed-rank test (Benavoli et al.), with --rope.",
 )  # fmt: skip
 @click.option(
     "--rope", type=float, metavar="R",
-    help="Region of practical equivalence: differences within ±R, in the unit of summary.csv (0.01 "
-    "is one point of accuracy), are practically none. Adds verdicts: higher, lower, practically "
-    "equal, or not decidable.",
+    help="Differences within ±R (0.01 is one point of accuracy) are practically none: verdicts.",
 )  # fmt: skip
 def table_command(
     dirs: Sequence[Path], outs: Sequence[Path], by: Sequence[str], ranked: bool, tuned: bool,
@@ -192,22 +173,21 @@ def table_command(
       fedsim table runs/study --budget --out budget.png --out budget.csv
     """
     paired = Test(test, rope)
-    _check(outs, [*(style.FORMATS if ranked or tuned else ()), *layout.FORMATS])
-    for flag, value in (("--caption", caption), ("--label", label)):
-        if value is not None and not any(out.suffix == ".tex" for out in outs):
-            raise AnalysisError(
-                f"{flag}: only LaTeX tables have one; write one with --out FILE.tex"
-            )
+    suffixes = [*(style.FORMATS if ranked or tuned else ()), *layout.FORMATS]
+    for out in outs:
+        if out.suffix not in suffixes:
+            raise AnalysisError(f"{out}: a table is a file named {', '.join(suffixes)}")
+        style.check_output(out)
+    if (caption or label) and not any(out.suffix == ".tex" for out in outs):
+        raise AnalysisError("--caption, --label: only LaTeX tables have one, with --out FILE.tex")
+    draw = None
     if ranked or tuned:
         flag, allowed = ("--budget", SCORES) if tuned else ("--ranks", ALL)
         if columns or baseline or rope is not None or (tuned and (ranked or by)):
-            searches = ", of searches and so without --ranks and --by" * tuned
-            raise AnalysisError(
-                f"{flag}: is a table without --columns, --baseline and --rope{searches}"
-            )
+            more = ", and without --ranks and --by" * tuned
+            raise AnalysisError(f"{flag}: goes without --columns, --baseline and --rope{more}")
         if len(metrics) > 1 or len(takes) > 1 or not {*metrics} <= {*allowed}:
             raise AnalysisError(f"{flag}: takes one --at, and one --metric of {', '.join(allowed)}")
-    draw = None
     if tuned:
         candidates = budget.gather([*map(str, dirs)], *metrics)
         made = [budget.table(candidates, unit or "seed")]
@@ -222,37 +202,28 @@ def table_command(
         made = _scores(dirs, by, metrics or ("accuracy",), columns, baseline, paired, takes, unit)
     if draw or not outs:
         echo(layout.markdown(made), nl=False)
-    _write(made, draw, outs, caption, label)
-
-
-def _write(
-    made: Sequence[Table], draw: Callable[[], Figure] | None, outs: Sequence[Path],
-    caption: str | None, label: str | None,
-) -> None:  # fmt: skip
-    """Writes tables and their figure to files."""
     for out in outs:
         if draw and out.suffix in style.FORMATS:
             style.save(draw(), out)
-        elif out.suffix == ".tex":
-            write(out, layout.latex(made, caption, label).encode())
         else:
-            write(out, layout.FORMATS[out.suffix](made).encode())
+            latex = out.suffix == ".tex"
+            text = layout.latex(made, caption, label) if latex else layout.FORMATS[out.suffix](made)
+            write(out, text.encode())
         echo(f"wrote {out}")
 
 
 def _scores(
     dirs: Sequence[Path], by: Sequence[str], metrics: Sequence[str], columns: str | None,
     baseline: str | None, paired: Test, takes: Sequence[str], unit: ExperimentalUnit | None,
-) -> list[Table]:  # fmt: skip
+) -> list[layout.Table]:  # fmt: skip
     """The tables of metrics; runs that are left out are named on standard error."""
     runs, unfinished = _summaries(dirs)
-    by = _grouping(runs, by, unit, *([columns] if columns else ()))
-    made = []
+    by, made = _grouping(runs, by, unit, *([columns] if columns else ())), []
     for metric in metrics:
-        scored = tables.make(metric, runs, by, columns, baseline, paired, takes or [*TAKES], unit)
+        shown = tables.make(metric, runs, by, columns, baseline, paired, takes or [*TAKES], unit)
         without = tables.runs_without(metric, runs, by, unit)
         _tell(without)
-        made += captions.left_out(scored, unfinished | without)
+        made += captions.left_out(shown, unfinished | without)
     return made
 
 
@@ -329,11 +300,3 @@ def _tell(left_out: Mapping[str, Sequence[Path]]) -> None:
     for reason, runs in left_out.items():
         for run in runs:
             echo(f"left out {run}: {reason}", err=True)
-
-
-def _check(outs: Sequence[Path], suffixes: Sequence[str]) -> None:
-    """Refuses files that cannot be written as a table or its figure."""
-    for out in outs:
-        if out.suffix not in suffixes:
-            raise AnalysisError(f"{out}: a table is a file named {', '.join(suffixes)}")
-        style.check_output(out)

@@ -11,9 +11,45 @@ from click.testing import CliRunner, Result
 from PIL import Image
 
 from fedsim.cli import main
-from tests import hospital
 
 pytestmark = pytest.mark.integration
+CLASSES = ("normal", "Katarakt", "Glaukom")
+SITES = ("M\u00fcnchen", "K\u00f6ln", "Bad T\u00f6lz")
+MISSING = "Bild 07.JPG"
+
+
+def write_folder(folder: Path, count: int = 90) -> Path:
+    """Images and a table with all that is usually wrong with them.
+
+    Umlauts and spaces in names, ``.JPG`` and ``.png``, grey and colour, mixed sizes, a table with
+    semicolons, byte order mark and CRLF, two labels with typing errors, a patient's name at two
+    sites, and one file that is missing.
+    """
+    rng = np.random.default_rng(0)
+    (folder / "images").mkdir(parents=True)
+    rows = ["Filename;Label;Site;Patient"]
+    for i in range(count):
+        kind, site = i % 3, i // 3 % 3
+        name = f"Bild {i:02d}.{'JPG' if i % 2 else 'png'}"
+        size = (24 + i % 5, 30 + i % 7)
+        pixels = np.clip(rng.normal(60 + 60 * kind, 20, (*size, 3)), 0, 255).astype(np.uint8)
+        image = Image.fromarray(pixels if i % 4 else pixels[..., 0])
+        if name != MISSING:
+            image.save(folder / "images" / name)
+        label = {31: "Kattarakt", 32: "glaukom "}.get(i, CLASSES[kind])
+        patient = "M\u00fcller" if i in (0, 3) else f"P{i // 3:03d}"
+        rows.append(f"{name};{label};{SITES[site]};{patient}")
+    (folder / "labels.csv").write_bytes(("\ufeff" + "\r\n".join(rows) + "\r\n").encode())
+    return folder
+
+
+def write_new(folder: Path) -> Path:
+    """New images without labels, one in a folder of its own."""
+    (folder / "heute").mkdir(parents=True)
+    for kind, name in enumerate(("neu 1.JPG", "neu 2.png", "heute/\u00dc.tif")):
+        pixels = np.full((40, 28, 3), 60 + 60 * kind, dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / name)
+    return folder
 
 
 def fedsim(*args: object) -> Result:
@@ -24,8 +60,8 @@ def fedsim(*args: object) -> Result:
 def test_a_messy_folder_leads_to_predictions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    folder = hospital.write(Path("unsere Bilder"))
-    hospital.write_new(Path("neue"))
+    folder = write_folder(Path("unsere Bilder"))
+    write_new(Path("neue"))
     data = ["-d", "folder", "--data-dir", folder, "--set", "data.image_size=16"]
 
     stopped = fedsim("partition", *data)
@@ -34,7 +70,7 @@ def test_a_messy_folder_leads_to_predictions(tmp_path: Path, monkeypatch: pytest
         "error: unsere Bilder/labels.csv: 1 of 90 files is missing in unsere Bilder or "
         "unsere Bilder/images: Bild 07.JPG (row 9); add what is missing, or remove its rows\n"
     )
-    Image.fromarray(np.zeros((20, 20), np.uint8)).save(folder / "images" / hospital.MISSING)
+    Image.fromarray(np.zeros((20, 20), np.uint8)).save(folder / "images" / MISSING)
 
     shown = fedsim("partition", *data)
     assert shown.exit_code == 0, shown.output
@@ -47,7 +83,7 @@ def test_a_messy_folder_leads_to_predictions(tmp_path: Path, monkeypatch: pytest
     assert lines[1].endswith(names)
     assert lines[2] == remark
     assert lines[3].startswith("3 sites: Bad T\u00f6lz ")
-    strict = fedsim("partition", *data, "--strict-labels")
+    strict = fedsim("partition", *data, "--set", "folder.strict_labels=true")
     assert (strict.exit_code, remark in strict.stderr) == (2, True)
 
     for method in ("local", "fedbn"):
@@ -62,7 +98,7 @@ def test_a_messy_folder_leads_to_predictions(tmp_path: Path, monkeypatch: pytest
     helped = fedsim("table", "runs", "--metric", "sites", "--out", "sites.csv")
     assert helped.exit_code == 0, helped.output
     sites = pd.read_csv("sites.csv")
-    assert set(sites["site"]) == set(hospital.SITES)
+    assert set(sites["site"]) == set(SITES)
     assert set(sites["label"]) == {"local", "fedbn"}
 
     asked = fedsim("predict", "runs/fedbn", "--images", "neue", "--out", "neu.csv")
@@ -78,6 +114,6 @@ def test_a_messy_folder_leads_to_predictions(tmp_path: Path, monkeypatch: pytest
     table = pd.read_csv("neu.csv")
     assert table["file"].tolist() == ["neue/heute/\u00dc.tif", "neue/neu 1.JPG", "neue/neu 2.png"]
     assert table.columns[2:].tolist() == [
-        f"probability_{name}" for name in sorted({*hospital.CLASSES, "Kattarakt", "glaukom"})
+        f"probability_{name}" for name in sorted({*CLASSES, "Kattarakt", "glaukom"})
     ]
     np.testing.assert_allclose(table.iloc[:, 2:].sum(axis=1), 1, atol=1e-9)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.collections import QuadMesh
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from .. import series
@@ -18,12 +19,10 @@ from ..labels import title_of
 from ..runs import first_run
 from ..words import say
 from . import grid, style
-from .grid import SPOKEN, Absent, Drawing
+from .grid import Absent, Drawing
 
 PRINTED = 12
 """Numbers are printed in panels of at most this many classes."""
-NAMED = 24
-"""Axes show the names of at most this many classes."""
 MOST = 24
 """A figure has at most this many confusion matrices."""
 KINDS: Mapping[str, tuple[str, int]] = {"recall": ("classes", 0), "auc": ("class_auc", 50)}
@@ -41,41 +40,31 @@ def by_class(facets: Facets) -> Iterator[Drawing | Absent]:
         if not any(frames.values()):
             yield grid.absent(key)
             continue
-        labels = labels_of(frames)
-        tables = {}
+        labels, tables = labels_of(frames), {}
         for setting, by_label in frames.items():
-            names = class_names(first_run(facets[setting]))
             table = pd.DataFrame({k: 100 * f[column]["mean"] for k, f in by_label.items()}).T
-            table.columns = pd.Index(style.of_labels(table.columns.astype(int).tolist(), names))
-            tables[setting] = table.reindex(labels)
+            names = class_names(first_run(facets[setting]))
+            heads = style.of_labels([int(label) for label in table.columns], names)
+            tables[setting] = table.set_axis(heads, axis=1).reindex(labels)
         counts = (n for by in frames.values() for f in by.values() for n in f[column]["n"])
-        yield _heat_map(key, tables, labels, least, grid.means_note(counts, unit_of(facets)))
+        figure = _heat_map(tables, labels, least, say(f"{key}.axis"))
+        yield grid.drawing(key, figure, note=grid.means_note(counts, unit_of(facets)))
 
 
 def _heat_map(
-    key: str, tables: Mapping[str, pd.DataFrame], labels: list[str], least: int, note: str
-) -> Drawing:
+    tables: Mapping[str, pd.DataFrame], labels: list[str], least: int, axis: str
+) -> Figure:
     """Methods by classes, in per cent, a panel per setting."""
-    widest = max(table.shape[1] for table in tables.values())
-    texts = max(sum(map(len, map(style.short, table.columns))) for table in tables.values())
-    most = 1 if widest > PRINTED or texts > 40 else 2
+    widest = max(sum(map(len, table.columns)) for table in tables.values())
+    most = 1 if widest > 40 or any(t.shape[1] > PRINTED for t in tables.values()) else 2
     with style.look():
         fig, places = grid.method_rows(list(tables), labels, "Class", most)
         for axes, table in zip(places, tables.values(), strict=True):
             image = _cells(axes, table.to_numpy(dtype=np.float64), least)
-            _class_ticks(axes, list(table.columns), 75 if most == 1 else 34)
+            grid.name_ticks(axes, list(table.columns), 75 // most)
         places[0].set_ylim(len(labels) - 0.5, -0.5)
-        bar = fig.colorbar(image, ax=places, pad=0.015, label=say(f"{key}.axis"))
-        bar.outline.set_visible(False)
-    rows = {
-        setting: {str(k): row for k, row in table.dropna(how="all").head(SPOKEN).iterrows()}
-        for setting, table in tables.items()
-    }
-    alt = grid.by_label(
-        rows,
-        lambda row: f" from {row.min():.0f} ({row.idxmin()}) to {row.max():.0f} ({row.idxmax()})",
-    )
-    return grid.drawing(key, fig, note=note, told=alt)
+        fig.colorbar(image, ax=places, pad=0.015, label=axis).outline.set_visible(False)
+    return fig
 
 
 def _cells(axes: Axes, values: Matrix, least: int, size: float = 9.5) -> QuadMesh:
@@ -89,21 +78,6 @@ def _cells(axes: Axes, values: Matrix, least: int, size: float = 9.5) -> QuadMes
     return grid.heat_cells(axes, values, texts, size, vmin=least, vmax=100, linewidth=0.8)
 
 
-def _class_ticks(axes: Axes, names: Sequence[str], room: int) -> tuple[range, list[str]]:
-    """Names the classes on the horizontal axis; ``room`` is how many characters fit.
-
-    Longer names are slanted. Returns the places and names.
-    """
-    step = -(-len(names) // NAMED)
-    places, texts = range(0, len(names), step), [style.short(name) for name in names[::step]]
-    slanted = sum(len(text) + 1 for text in texts) > room
-    axes.set_xticks(
-        places, texts, rotation=40 if slanted else 0, ha="right" if slanted else "center",
-        rotation_mode="anchor" if slanted else "default",
-    )  # fmt: skip
-    return places, texts
-
-
 def confusion(facets: Facets) -> Drawing | Absent:
     """A matrix per method and setting: rows are classes, columns predictions, means over units."""
     matrices: dict[tuple[str, str], tuple[Matrix, list[str]]] = {}
@@ -111,39 +85,35 @@ def confusion(facets: Facets) -> Drawing | Absent:
     for setting, groups in facets.items():
         values = series.values(groups, "confusion", ["count"], ("label", "prediction"), take="last")
         names = class_names(first_run(groups))
+        row = "\n".join(filter(None, (setting, "Class")))
         for label, frame in values.items():
             matrix, count = _matrix(frame["count"], len(names or ()))
             counts.append(count)
             classes = style.of_labels(list(range(len(matrix))), names)
-            matrices[setting, title_of(label)] = matrix, classes
+            matrices[row, title_of(label)] = matrix, classes
     if not matrices:
         return grid.absent("confusion")
     shown = dict(list(matrices.items())[:MOST])
     most = 3 if max(len(matrix) for matrix, _ in shown.values()) <= 6 else 2
     across = min(most, len({label for _, label in shown}))
     with style.look():
-        fig, spots = grid.grid(shown, height=7.4 / max(across, 2), most=most)
+        spots = dict.fromkeys(shown, "Predicted class")
+        fig, places = grid.grid(spots, height=7.4 / max(across, 2), most=most)
         for place, (matrix, classes) in shown.items():
-            axes = spots[place].axes
+            axes = places[place]
             image = _cells(axes, matrix, 0, 9.5 if len(matrix) <= 8 else 8)
-            ticks = _class_ticks(axes, classes, 60 // across)
+            grid.name_ticks(axes, classes, 60 // across)
+            axes.set_yticks(*grid.thinned(classes))
             axes.tick_params(labelbottom=True)
             axes.set_ylim(len(matrix) - 0.5, -0.5)
             axes.set_aspect("equal")
-            if spots[place].left:
-                axes.set_yticks(*ticks)
-                axes.set_ylabel("\n".join(filter(None, (place[0], "Class"))))
-            if spots[place].bottom:
-                axes.set_xlabel("Predicted class")
         bar = fig.colorbar(
-            image, ax=[spot.axes for spot in spots.values()], pad=0.015, shrink=0.9,
-            label="Share of the class (%)", aspect=30,
+            image, ax=list(places.values()), pad=0.015, shrink=0.9, label="Share of the class (%)",
+            aspect=30,
         )  # fmt: skip
         bar.outline.set_visible(False)
     note = grid.means_note(counts, unit_of(facets))
-    return grid.drawing(
-        "confusion", fig, note=note, shown=len(shown), all=len(matrices), told=_confused(shown)
-    )
+    return grid.drawing("confusion", fig, note=note, shown=len(shown), all=len(matrices))
 
 
 def _matrix(counts: pd.Series[float], size: int) -> tuple[Matrix, int]:
@@ -162,18 +132,3 @@ def _matrix(counts: pd.Series[float], size: int) -> tuple[Matrix, int]:
     shares = np.full_like(whole, math.nan)
     np.divide(100 * whole, total, out=shares, where=total > 0)
     return shares.mean(axis=0), len(unique)
-
-
-def _confused(matrices: Mapping[tuple[str, str], tuple[Matrix, list[str]]]) -> str:
-    """The mean of the diagonal and the largest other entry of the first matrices, in words."""
-    texts = []
-    for (setting, label), (matrix, names) in list(matrices.items())[:SPOKEN]:
-        wrong = np.nan_to_num(matrix * (1 - np.eye(len(matrix))))
-        row, column = np.unravel_index(int(wrong.argmax()), wrong.shape)
-        name = "; ".join(filter(None, (label, setting)))
-        text = f"{name}: mean of the diagonal {np.nanmean(np.diag(matrix)):.0f} %"
-        if wrong[row, column] > 0:
-            text += f", most often confused: {names[row]} as {names[column]} "
-            text += f"({wrong[row, column]:.0f} %)"
-        texts.append(text)
-    return "; ".join(texts)

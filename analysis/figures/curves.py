@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -42,18 +43,22 @@ def by_round(group: Group, metric: str, smooth: int = 1) -> pd.DataFrame:
         AnalysisError: a file or column is missing, or no round has a value in all runs.
     """
     columns = {}
-    names = list(units.COLUMNS[group.unit])
-    for run, path in group.runs.set_index(names)["path"].items():
-        values = _values(Path(path), metric)
+    for run, path in _paths(group).items():
+        values = _values(path, metric)
         if values.empty:
             why = f"the column {metric} is empty"
             why = f"{metric} is infinite, there is no noise" if metric in EPSILONS else why
             raise AnalysisError(f"{path}/rounds.csv: {why}")
         columns[run] = values.rolling(smooth, min_periods=1).mean()
-    table = pd.DataFrame(columns).dropna().rename_axis(columns=names)
+    table = pd.DataFrame(columns).dropna().rename_axis(columns=list(units.COLUMNS[group.unit]))
     if table.empty:
         raise AnalysisError(f"{group.label}: no round has {metric} in all {len(columns)} runs")
     return table
+
+
+def _paths(group: Group) -> pd.Series[Any]:
+    """The directory of each run, by its seed or partition and seed."""
+    return group.runs.set_index(list(units.COLUMNS[group.unit]))["path"].map(Path)
 
 
 def _values(run: Path, metric: str) -> pd.Series[float]:
@@ -67,7 +72,7 @@ def _values(run: Path, metric: str) -> pd.Series[float]:
 
 def _has(group: Group, metric: str) -> bool:
     """Whether a run of the group has the metric, which is not of all runs: an attack or noise."""
-    paths = [Path(path) for path in group.runs["path"]]
+    paths = _paths(group)
     if metric in EPSILONS:
         return any(len(_values(path, metric)) for path in paths)
     return metric not in OTHERS or any(has_rows(p / "rounds.csv", [metric]) for p in paths)
@@ -79,18 +84,15 @@ def by_seconds(group: Group, metric: str, smooth: int = 1) -> pd.DataFrame:
     The times are :data:`POINTS` equal steps, from when all runs of the group have a value to the
     end of the first that ends. Otherwise as :func:`by_round`.
     """
-    rounds = by_round(group, metric, smooth)
-    paths = group.runs.set_index(list(units.COLUMNS[group.unit]))["path"]
-    runs = {}
-    for run, path in paths.items():
-        file = Path(path) / "rounds.csv"
+    rounds, runs = by_round(group, metric, smooth), {}
+    for run, path in _paths(group).items():
+        file = path / "rounds.csv"
         frame = read_table(file, numbers=("round", "simulated_seconds")).set_index("round")
         if frame["simulated_seconds"].isna().any():
             raise AnalysisError(
                 f"{file}: simulated_seconds is empty; a clock that takes time has it"
             )
-        values = rounds[run]
-        runs[run] = values.set_axis(frame["simulated_seconds"].cumsum()[values.index])
+        runs[run] = rounds[run].set_axis(frame["simulated_seconds"].cumsum()[rounds.index])
     start = max(values.index[0] for values in runs.values())
     end = min(values.index[-1] for values in runs.values())
     if not start < end:
@@ -119,35 +121,32 @@ def figure(
     """
     split = facets(groups, settings)
     values_of = by_round if x == "round" else by_seconds
+    axis = "Communication round" if x == "round" else "Simulated seconds"
     shown, lacking = [], dict[str, list[str]]()
-    for metric in metrics:
-        anyone = any(_has(one, metric) for one in groups)
-        for setting, inside in split.items():
-            curves = {}
-            for one in inside:
-                if anyone and not _has(one, metric):
-                    name = ", ".join(filter(None, (title_of(one.label), setting)))
-                    lacking.setdefault(metric, []).append(name)
-                    continue
-                stacked = pd.DataFrame({metric: values_of(one, metric, smooth).T.stack()})
-                curves[one.label] = over_units(per_unit(stacked), ["round"])
-            if curves:
-                axis = "Communication round" if x == "round" else "Simulated seconds"
-                shown.append(_panel(metric, curves, groups[0].unit, setting, axis))
+    for metric, (setting, inside) in product(metrics, split.items()):
+        present = [one for one in inside if _has(one, metric)]
+        if not any(_has(one, metric) for one in groups):
+            present = [*inside]  # which raises the reason
+        if names := [title_of(one.label) for one in inside if one not in present]:
+            suffix = f", {setting}" if setting else ""
+            lacking.setdefault(metric, []).extend(f"{name}{suffix}" for name in names)
+        curves = {}
+        for one in present:
+            stacked = pd.DataFrame({metric: values_of(one, metric, smooth).T.stack()})
+            curves[one.label] = over_units(per_unit(stacked), ["round"])
+        if curves:
+            shown.append(_panel(metric, curves, groups[0].unit, setting, axis))
     note = say("curves.note", note=grid.panel_note(shown), lacking=lacking, smooth=smooth)
-    return grid.curves_figure(shown, note, grid.facet_lines(split), apart=len(split) == 1)
+    return grid.curves_figure(shown, note, grid.facet_lines(split))
 
 
 def draw(
     rounds: Rounds, score: str, unit: ExperimentalUnit, lines: Mapping[str, style.Line]
-) -> Iterator[Drawing | Absent]:
-    """A score of the test part and the loss by round, a column per setting; ``lines`` by label.
-
-    With many methods there is a figure of each score, with a panel per method.
-    """
+) -> Drawing | Absent:
+    """A score of the test part and the loss by round, a column per setting; ``lines`` by label."""
     present = {column for frames in rounds.values() for f in frames.values() for column in f}
     first = of_rounds(score) if of_rounds(score) in present else "test_accuracy"
-    every = [
+    panels = [
         _panel(
             metric, {label: over_units(frame, ["round"]) for label, frame in frames.items()}, unit,
             setting,
@@ -155,22 +154,8 @@ def draw(
         for metric in dict.fromkeys((first, "test_loss"))
         for setting, frames in rounds.items()
     ]  # fmt: skip
-    every = [panel for panel in every if panel.curves]
-    if not every:
-        yield grid.absent("curves")
-        return
-    rows = list(dict.fromkeys(panel.label for panel in every))
-    together = max(len(panel.curves) for panel in every) <= grid.TOGETHER
-    for labels in [rows] if together else [[row] for row in rows]:
-        shown = [panel for panel in every if panel.label in labels]
-        note = grid.panel_note(shown) + ("" if together else "; the other methods in grey")
-        yield grid.drawing(
-            "curves", grid.curves_figure(shown, note, lines, apart=True), note=note, unit=unit,
-            name="curves_loss" if labels[0] == METRICS["test_loss"].axis and not together
-            else "curves",
-            title="" if together else f"{labels[0].partition(' (')[0]} by round",
-            what=listed(labels), told=grid.ends(shown),
-        )  # fmt: skip
+    labels = dict.fromkeys(panel.label for panel in panels if panel.curves)
+    return grid.of_panels("curves", panels, lines, unit=unit, what=listed([*labels]))
 
 
 def _panel(

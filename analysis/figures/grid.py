@@ -1,9 +1,9 @@
 """What all figures are made of: one grid of panels, rows by columns, and a legend below."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,7 +18,7 @@ from fedsim.core.terminal import printable
 
 from .. import series
 from ..facets import Facets, labels_in
-from ..labels import computed, title_of
+from ..labels import title_of
 from ..units import ExperimentalUnit
 from ..words import say
 from . import style
@@ -27,14 +27,7 @@ WIDTH = 8.8
 """Width in inches of a figure of few columns."""
 FEW = 12
 """Curves of at most this many points show them as dots."""
-TOGETHER = 3
-"""Learning curves of more methods have a panel each, with the others in grey."""
-WIDER = 4
-"""Of at most so many curves in a panel those below are wider than those above them."""
-SPOKEN = 12
-"""Texts for readers of alternative texts name at most this many methods."""
-GREY, NOTE = "#A9AFB5", "#555555"
-Value = TypeVar("Value")
+NOTE = "#555555"
 Array = np.ndarray[tuple[Any, ...], np.dtype[Any]]
 
 
@@ -65,51 +58,41 @@ class Panel:
     unit: ExperimentalUnit = "seed"
 
 
-class Spot(NamedTuple):
-    """Axes in a grid, and whether they are the first of their line, and the last of their row."""
-
-    axes: Axes
-    left: bool
-    bottom: bool
-
-
 def grid(
-    places: Iterable[tuple[str, str]], *, height: float = 2.5, most: int = 3, sharex: bool = False
-) -> tuple[Figure, dict[tuple[str, str], Spot]]:
-    """An empty figure with axes at each (row, column), both in the order of their first place.
+    places: Mapping[tuple[str, str], str], *, height: float = 2.5, most: int = 3
+) -> tuple[Figure, dict[tuple[str, str], Axes]]:
+    """An empty figure with axes at each (row, column), with the label of its horizontal axis.
 
     Rows are labelled on the left and columns above. A row of more than ``most`` columns takes
-    several lines. The panels of a row share the vertical axis and, as all do with ``sharex``, the
-    horizontal one. Call it, and draw on its axes, within :func:`analysis.figures.style.look`.
+    several lines. The panels of a row share both axes, and where all labels are the same all
+    panels share the horizontal one. Call it, and draw on its axes, within
+    :func:`analysis.figures.style.look`.
     """
-    wanted = list(dict.fromkeys(places))
-    rows, columns = (list(dict.fromkeys(place[i] for place in wanted)) for i in (0, 1))
+    rows, columns = (list(dict.fromkeys(place[i] for place in places)) for i in (0, 1))
     lines = math.ceil(len(columns) / most)
     across = math.ceil(len(columns) / lines)
-    width = max(WIDTH, 2.4 * across)
+    total, width = lines * len(rows), max(WIDTH, 2.4 * across)
     titles = {name: style.wrapped(name, width / across) for name in columns}
     heading = 0.2 * max(text.count("\n") + bool(text) for text in titles.values())
-    total = lines * len(rows)
     fig = Figure(figsize=(width, 0.7 + (height + heading * (lines > 1)) * total + heading))
-    made: dict[tuple[str, str], Spot] = {}
-    shared: Axes | None = None
-    for i, row in enumerate(rows):
-        shared, first = (shared if sharex else None), None
-        for j, column in enumerate(columns):
-            if (row, column) not in wanted:
-                continue
-            line, place = divmod(j, across)
-            index = (i * lines + line) * across + place + 1
-            axes = fig.add_subplot(total, across, index, sharex=shared, sharey=first)
-            shared, first = shared or axes, first or axes
-            below = rows[i + 1 :] if sharex else ()
-            bottom = j + across >= len(columns) and not any((r, column) in wanted for r in below)
-            if lines > 1 or i == 0:
-                axes.set_title(titles[column], loc="left")
-            if place == 0 or (row, columns[j - 1]) not in wanted:
-                axes.set_ylabel(row)
-            axes.tick_params(labelleft=place == 0, labelbottom=bottom)
-            made[row, column] = Spot(axes, place == 0, bottom)
+    same = len(set(places.values())) == 1
+    made: dict[tuple[str, str], Axes] = {}
+    for (row, column), label in places.items():
+        line, place = divmod(columns.index(column), across)
+        first = next((axes for (other, _), axes in made.items() if other == row), None)
+        index = (rows.index(row) * lines + line) * across + place + 1
+        shared = next(iter(made.values()), None) if same else first
+        axes = fig.add_subplot(total, across, index, sharex=shared, sharey=first)
+        if index <= across or lines > 1:
+            axes.set_title(titles[column], loc="left")
+        if first is None or place == 0:
+            axes.set_ylabel(row)
+        below = rows[rows.index(row) + 1 :] if same else ()
+        last = columns.index(column) + across >= len(columns)
+        if last and not any((other, column) in places for other in below):
+            axes.set_xlabel(label)
+        axes.tick_params(labelleft=place == 0, labelbottom=bool(axes.get_xlabel()))
+        made[row, column] = axes
     return fig, made
 
 
@@ -117,75 +100,55 @@ def method_rows(
     titles: Sequence[str], labels: Sequence[str], x: str, most: int = 3
 ) -> tuple[Figure, list[Axes]]:
     """A grid with one panel per title and, in each, one row per method: row i is at height i."""
-    height = 0.5 + 0.34 * max(3, len(labels))
-    fig, spots = grid([("", name) for name in titles], height=height, most=most, sharex=True)
-    x = style.wrapped(x, 1.2 * fig.get_figwidth() / min(most, len(titles)))
-    for spot in spots.values():
-        spot.axes.xaxis.set_major_locator(MaxNLocator(nbins=8 // min(most, len(titles)) + 1))
-        spot.axes.tick_params(left=False, labelbottom=True)
-        spot.axes.grid(visible=False, axis="y")
-        if spot.bottom:
-            spot.axes.set_xlabel(x)
-    places = [spot.axes for spot in spots.values()]
+    height, across = 0.5 + 0.34 * max(3, len(labels)), min(most, len(titles))
+    x = style.wrapped(x, 1.2 * WIDTH / across)
+    fig, spots = grid({("", name): x for name in titles}, height=height, most=most)
+    places = list(spots.values())
+    for axes in places:
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=8 // across + 1))
+        axes.tick_params(left=False, labelbottom=True)
+        axes.grid(visible=False, axis="y")
     places[0].set_yticks(range(len(labels)), [title_of(label) for label in labels])
     places[0].set_ylim(len(labels) - 0.4, -0.6)
     return fig, places
 
 
 def curves_figure(
-    panels: Sequence[Panel], note: str, lines: Mapping[str, style.Line] | None = None, *,
-    apart: bool = False,
-) -> Figure:  # fmt: skip
-    """Curves on a grid with a legend below; ``apart``: many methods have a panel each.
+    panels: Sequence[Panel], note: str, lines: Mapping[str, style.Line] | None = None
+) -> Figure:
+    """Curves on a grid with a legend below.
 
     ``lines`` are by label, by default those of :func:`analysis.figures.style.lines`.
     """
     labels = list(dict.fromkeys(label for panel in panels for label in panel.curves))
     looks = lines or style.lines(labels)
-    several = apart and max(len(panel.curves) for panel in panels) > TOGETHER
-    shown = {}
-    for panel in panels:
-        if not several:
-            shown[panel.label, panel.title] = panel, list(panel.curves)
-        for label in panel.curves if several else ():
-            row = "\n".join(filter(None, (panel.label, panel.title)))
-            shown[row, title_of(label)] = panel, [label]
     with style.look():
-        fig, spots = grid(shown, most=4 if several else 3, sharex=len({p.x for p in panels}) == 1)
-        for place, (panel, front) in shown.items():
-            axes = spots[place].axes
-            for label in panel.curves.keys() - {*front}:
-                other = panel.curves[label]
-                axes.plot(other.index, other["mean"], color=GREY, linewidth=0.9, zorder=1.2)
-            for rank, label in enumerate(front):
-                curve = clipped(panel.curves[label], panel.possible)
-                above = len(front) - 1 - rank if len(front) <= WIDER else 0
-                _draw(axes, curve, looks[label], title_of(label), above)
-            if spots[place].bottom:
-                axes.set_xlabel(panel.x)
-        for place, (panel, _) in shown.items():  # shared axes end where all curves do
-            _frame(spots[place].axes, panel)
-        if several:
-            fig.supxlabel(style.wrapped(note, 1.4 * fig.get_figwidth()), color=NOTE, fontsize=10)
-        else:
-            handles = [
-                Line2D([], [], color=looks[label].colour, linestyle=looks[label].dashes)
-                for label in labels
-            ]
-            legend(fig, handles, [title_of(label) for label in labels], note)
+        fig, places = grid({(panel.label, panel.title): panel.x for panel in panels})
+        for panel in panels:
+            for label, curve in panel.curves.items():
+                _draw(places[panel.label, panel.title], curve, looks[label], panel.possible, label)
+        for panel in panels:  # shared axes end where all curves do
+            _frame(places[panel.label, panel.title], panel)
+        handles = [
+            Line2D([], [], color=looks[label].colour, linestyle=looks[label].dashes)
+            for label in labels
+        ]
+        legend(fig, handles, [title_of(label) for label in labels], note)
     return fig
 
 
-def _draw(axes: Axes, curve: pd.DataFrame, line: style.Line, label: str, above: int) -> None:
-    """A line with its band, wider where others are drawn above it, so that it shows behind them."""
+def _draw(
+    axes: Axes, curve: pd.DataFrame, line: style.Line, possible: tuple[float, float], label: str
+) -> None:
+    """A line with its band, which ends at the possible values."""
     x = curve.index.to_numpy()
     axes.plot(
-        x, curve["mean"], color=line.colour, linestyle=line.dashes, label=label,
-        linewidth=1.6 + 0.9 * above,
-        marker="o" if len(x) <= FEW else "", markersize=4 + above,
+        x, curve["mean"], color=line.colour, linestyle=line.dashes, label=title_of(label),
+        marker="o" if len(x) <= FEW else "", markersize=4,
     )  # fmt: skip
     if np.isfinite(curve["low"]).any():
-        axes.fill_between(x, curve["low"], curve["high"], color=line.colour, lw=0, alpha=0.13)
+        low, high = (curve[end].clip(*possible) for end in ("low", "high"))
+        axes.fill_between(x, low, high, color=line.colour, lw=0, alpha=0.13)
 
 
 def _frame(axes: Axes, panel: Panel) -> None:
@@ -210,24 +173,34 @@ def _frame(axes: Axes, panel: Panel) -> None:
 
 
 def legend(fig: Figure, handles: Sequence[Artist], labels: Sequence[str], note: str = "") -> None:
-    """Adds one legend below all panels, in as few rows as fit; the figure grows by its height."""
+    """Adds one legend below all panels; the figure grows by its height.
+
+    Its width is estimated with twelve characters per inch; a handle is as wide as seven.
+    """
     labels = [printable(label) for label in labels]
-    rows = next((n for n in range(1, len(labels)) if _fits(fig, labels, n)), len(labels))
+    fit = int(11.5 * fig.get_figwidth()) // (max(map(len, labels), default=1) + 7)
+    rows = math.ceil(len(labels) / max(1, fit))
     fig.set_figheight(fig.get_figheight() + 0.22 * (rows - 1))
     below = fig.legend(
-        handles, labels, loc="outside lower center", ncols=math.ceil(len(labels) / rows),
+        handles, labels, loc="outside lower center", ncols=math.ceil(len(labels) / max(1, rows)),
         title=note or None, borderpad=0,
     )  # fmt: skip
     below.get_title().set(color=NOTE, fontsize=10)
 
 
-def _fits(fig: Figure, labels: Sequence[str], rows: int) -> bool:
-    """Whether a legend of ``rows`` rows is no wider than the figure; it fills columns evenly.
+def thinned(names: Sequence[str], longest: int = 12) -> tuple[range, list[str]]:
+    """Places and texts of at most 25 axis labels, which have at most ``longest`` characters."""
+    every = (1, 5, 10, 50, 100, 500, 1000, 5000)
+    step = next((step for step in every if len(names) <= 25 * step), len(names))
+    return range(0, len(names), step), [style.short(name, longest) for name in names[::step]]
 
-    Estimated with twelve characters per inch; a handle is as wide as seven.
-    """
-    columns = np.array_split(list(map(len, labels)), math.ceil(len(labels) / rows))
-    return sum(int(column.max()) + 7 for column in columns) <= 11.5 * fig.get_figwidth()
+
+def name_ticks(axes: Axes, names: Sequence[str], room: int, longest: int = 12) -> None:
+    """Names on the horizontal axis, slanted where so many characters do not fit."""
+    places, texts = thinned(names, longest)
+    slanted = sum(len(text) + 1 for text in texts) > room
+    looks: dict[str, Any] = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"}
+    axes.set_xticks(places, texts, **(looks if slanted else {}))
 
 
 def heat_cells(
@@ -249,12 +222,6 @@ def heat_cells(
     return image
 
 
-def clipped(curve: pd.DataFrame, possible: tuple[float, float]) -> pd.DataFrame:
-    """A curve whose band ends at the possible values."""
-    bounds = {part: curve[part].clip(*possible) for part in ("low", "high")}
-    return curve.assign(**bounds)
-
-
 def curves(
     aggregates: Mapping[str, pd.DataFrame], column: str, factor: float = 1
 ) -> dict[str, pd.DataFrame]:
@@ -268,11 +235,6 @@ def curves(
         if column in frame.columns
     }
     return {label: curve for label, curve in bands.items() if len(curve)}
-
-
-def column(aggregate: pd.DataFrame, name: str) -> pd.DataFrame:
-    """Columns mean, std, n, half of one quantity of :func:`analysis.series.aggregated`."""
-    return aggregate.loc[:, [name]].droplevel(0, axis=1)
 
 
 def band(estimates: pd.DataFrame, factor: float = 1) -> pd.DataFrame:
@@ -298,35 +260,11 @@ def panel_note(panels: Sequence[Panel]) -> str:
     return unit_note(counts, panels[0].unit)
 
 
-def ends(panels: Sequence[Panel]) -> str:
-    """What a figure of curves shows, for readers of the text: where each curve ends."""
-    last = [
-        (panel, {title_of(k): c["mean"].iloc[-1] for k, c in panel.curves.items() if len(c)})
-        for panel in panels
-    ]
-    return say("figure.ends", panels=last, most=SPOKEN)
-
-
-def by_label(by_setting: Mapping[str, Mapping[str, Value]], text: Callable[[Value], str]) -> str:
-    """A text of each label: ``FedAvg (alpha = 0.1) 84.0; FedLD (alpha = 0.1) 86.1``."""
-    return "; ".join(
-        f"{title_of(label)}{f' ({setting})' if setting else ''}{text(value)}"
-        for setting, values in by_setting.items()
-        for label, value in values.items()
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
 class Drawing:
-    """A figure with its captions.
+    """A figure with its captions: what is shown over how many units, and how to read it.
 
-    Attributes:
-        name: of its files, without suffix.
-        title: the heading.
-        caption: what is shown, over how many seeds or partitions, and the meaning of the band.
-        reading: how to read the figure.
-        figure: the Matplotlib figure.
-        alt: what is seen, in words.
+    ``name`` is that of its files, without suffix; ``png`` its file in base64, in a report.
     """
 
     name: str
@@ -334,7 +272,7 @@ class Drawing:
     caption: str
     reading: str
     figure: Figure
-    alt: str
+    png: str = ""
 
 
 @dataclass(frozen=True)
@@ -353,11 +291,21 @@ def drawing(
     The name of its files and its heading are those of the section unless given.
     """
     values = {"title": title or say(f"{key}.title"), **values}
-    caption, reading, alt = (say(f"{key}.{p}", **values) for p in ("caption", "reading", "alt"))
     return Drawing(
-        name=name or key, title=str(values["title"]), figure=figure, caption=caption,
-        reading=reading, alt=alt,
+        name=name or key, title=str(values["title"]), figure=figure,
+        caption=say(f"{key}.caption", **values), reading=say(f"{key}.reading", **values),
     )  # fmt: skip
+
+
+def of_panels(
+    key: str, panels: Iterable[Panel], lines: Mapping[str, style.Line], **values: Any
+) -> Drawing | Absent:
+    """The figure of a section that has the panels with curves; absent where there are none."""
+    shown = [panel for panel in panels if panel.curves]
+    if not shown:
+        return absent(key)
+    note = panel_note(shown)
+    return drawing(key, curves_figure(shown, note, lines), note=note, **values)
 
 
 def absent(key: str) -> Absent:
@@ -365,11 +313,6 @@ def absent(key: str) -> Absent:
     return Absent(say(f"{key}.title"), say(f"{key}.absent"))
 
 
-def facet_lines(facets: Facets, labels: Sequence[str] = ()) -> dict[str, style.Line]:
+def facet_lines(facets: Facets) -> dict[str, style.Line]:
     """The line of each label, the same in all facets and figures, whichever groups have data."""
-    methods = {
-        group.label: str(computed(group.runs.iloc[:1]).iloc[0])
-        for inside in facets.values()
-        for group in inside
-    }
-    return style.lines(labels or labels_in(facets), methods)
+    return style.lines(labels_in(facets))

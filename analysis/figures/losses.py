@@ -9,9 +9,8 @@ import pandas as pd
 
 from .. import series, stats
 from ..facets import Facets, unit_of
-from ..labels import text, title_of
+from ..labels import text
 from ..runs import Group
-from ..words import say
 from . import grid, style
 from .grid import Absent, Drawing, Panel
 
@@ -51,7 +50,7 @@ def by_round(facets: Facets) -> Drawing | Absent:
     if not parts:
         return grid.absent("decomposition")
     kinds = list(dict.fromkeys(kind for _, kind in parts))
-    shown = [
+    panels = [
         Panel(
             label=label, curves=grid.curves(frames, column), zero=column in LOSSES,
             title="; ".join(filter(None, (setting, ", ".join(kind) if len(kinds) > 1 else ""))),
@@ -60,11 +59,8 @@ def by_round(facets: Facets) -> Drawing | Absent:
         for column, label in TERMS.items()
         for (setting, kind), frames in parts.items()
     ]  # fmt: skip
-    note = grid.panel_note(shown)
-    figure = grid.curves_figure(shown, note, grid.facet_lines(facets))
-    return grid.drawing(
-        "decomposition", figure, where=where(kinds), note=note, told=grid.ends(shown)
-    )
+    lines = grid.facet_lines(facets)
+    return grid.of_panels("decomposition", panels, lines, where=where(kinds))
 
 
 def by_kind(frame: pd.DataFrame) -> dict[Kind, pd.DataFrame]:
@@ -100,9 +96,9 @@ def by_alpha(facets: Facets) -> Drawing | Absent:
     signed: dict[str, list[float]] = {loss: [] for loss in LOSSES}
     for setting, groups in facets.items():
         members = [group for group in groups if variant(group)]
-        if twice := _ambiguous(members):
-            names = " and ".join(map(title_of, twice))
-            return Absent(say("fig2.title"), say("fig2.ambiguous", names=names))
+        points = {(variant(group), text(group.runs["alpha"].iloc[0])) for group in members}
+        if len(points) < len(members):
+            return grid.absent("fig2")
         values = _values(members)
         if values.empty:
             continue
@@ -128,25 +124,14 @@ def by_alpha(facets: Facets) -> Drawing | Absent:
             ]  # fmt: skip
     if not any(len(curve) > 1 for panel in shown for curve in panel.curves.values()):
         return grid.absent("fig2")
-    note = grid.panel_note(shown)
-    figure = grid.curves_figure(shown, note, {name: line for name, (*_, line) in LINES.items()})
     below = {
         loss.partition("_")[0]: (sum(value < 0 for value in values), len(values))
         for loss, values in signed.items()
     }
-    return grid.drawing(
-        "fig2", figure, where=where(kinds), note=note, below=below, told=grid.ends(shown),
-        several=any("mean over" in panel.title for panel in shown),
+    return grid.of_panels(
+        "fig2", shown, {name: line for name, (*_, line) in LINES.items()}, where=where(kinds),
+        below=below, several=any("mean over" in panel.title for panel in shown),
     )  # fmt: skip
-
-
-def _ambiguous(groups: Sequence[Group]) -> list[str]:
-    """The labels of the first groups that share variant and alpha."""
-    points: dict[tuple[str, str], list[str]] = {}
-    for group in groups:
-        point = variant(group), text(group.runs["alpha"].iloc[0])
-        points.setdefault(point, []).append(group.label)
-    return next((labels for labels in points.values() if len(labels) > 1), [])
 
 
 def _values(groups: Sequence[Group]) -> pd.DataFrame:
@@ -170,7 +155,7 @@ def _lines(values: pd.DataFrame) -> dict[str, pd.DataFrame]:
         for kind, part in per_unit.groupby(level="variant")
     }
     return {
-        name: grid.band(grid.column(variants[kind], loss))
+        name: grid.band(pd.DataFrame(variants[kind][loss]))
         for name, (loss, kind, _) in LINES.items()
         if kind in variants
     }

@@ -20,7 +20,6 @@ from ..words import say
 from . import grid, style
 from .grid import Absent, Drawing
 
-BAR = "#4292C6"
 LABELLED = 16
 """The axis shows the names of at most this many clients."""
 LONGEST = 40
@@ -31,8 +30,15 @@ NAMED = ("dataset", "data.partition", "alpha", "data.seed", "seed")
 """Columns of summary.csv that identify a partition."""
 CLIENTS, IMAGES = 10, 8
 """Images are shown of at most this many clients, and at most this many of each."""
-_INCHES = 0.94
-"""Height of a row of images."""
+
+
+@dataclass(frozen=True)
+class ImageRow:
+    """Some images of one client, (n, channels, H, W) uint8 of one channel or three, and classes."""
+
+    title: str
+    images: NDArray[np.uint8]
+    labels: Sequence[str]
 
 
 def matrix(frame: pd.DataFrame) -> pd.DataFrame:
@@ -42,48 +48,41 @@ def matrix(frame: pd.DataFrame) -> pd.DataFrame:
     ).astype(int)
 
 
-def figure(frame: pd.DataFrame, class_names: Sequence[str] = ()) -> Figure:
-    """Heat map of training samples by class and client, with each client's total above.
-
-    The colour scales with the square root of the count, so that small counts stay visible; the
-    counts are printed if the cells are wide enough.
+def figure(
+    frame: pd.DataFrame, class_names: Sequence[str] = (), rows: Sequence[ImageRow] = ()
+) -> Figure:
+    """A heat map of the training samples of each class and client, and rows of images below it.
 
     ``frame`` has columns client_id, label, train_samples, and ``name`` if clients have names;
     ``class_names`` are by label, none: the labels' numbers.
     """
+    clients, total = frame["client_id"].nunique(), int(frame["train_samples"].sum())
+    title = f"{clients:,} client{'' if clients == 1 else 's'}, {total:,} training samples"
+    frame = frame.assign(label=frame["label"].clip(lower=0))  # texts have the label -1
     counts = matrix(frame)
-    total, clients = int(counts.to_numpy().sum()), counts.shape[1]
+    cells = 0.34 * max(len(counts), 3)
+    heights = [2.5 + min(cells, 8), *([0.55 + 0.94 * len(rows)] if rows else [])]
     with style.look():
-        fig = Figure(figsize=(grid.WIDTH, _height(counts)))
-        title = f"{clients:,} client{'' if clients == 1 else 's'}, {total:,} training samples"
-        _heat_map(fig, frame, counts, class_names, title)
+        fig = Figure(figsize=(grid.WIDTH, sum(heights)))
+        fig.set_layout_engine("constrained", w_pad=0.03, h_pad=0.03, wspace=0.01, hspace=0.01)
+        parts = fig.subfigures(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
+        top, middle = parts[0].subplots(
+            2, 1, sharex=True, height_ratios=(1.15, cells), gridspec_kw={"hspace": 0.0}
+        )
+        top.set_title(title, loc="left")
+        _totals(top, counts)
+        _cells(middle, counts, class_names)
+        _clients(middle, frame, counts)
+        parts[0].align_ylabels((top, middle))
+        for part in parts[1:]:
+            _images(part, rows)
+            part.suptitle("Training images", x=0.01, ha="left", fontsize=12)
     return fig
-
-
-def _height(counts: pd.DataFrame) -> float:
-    """Inches of a heat map."""
-    return 2.5 + min(0.34 * max(len(counts), 3), 8)
-
-
-def _heat_map(
-    fig: Figure | SubFigure, frame: pd.DataFrame, counts: pd.DataFrame,
-    class_names: Sequence[str], title: str,
-) -> None:  # fmt: skip
-    rows = 0.34 * max(len(counts), 3)
-    top, middle = fig.subplots(
-        2, 1, sharex=True, height_ratios=(1.15, rows), gridspec_kw={"hspace": 0.0}
-    )
-    _totals(top, counts)
-    _cells(fig, middle, counts, class_names)
-    middle.set_xlabel("Client")
-    ticks(middle, frame, counts)
-    fig.align_ylabels((top, middle))
-    top.set_title(title, loc="left")
 
 
 def _totals(axes: Axes, counts: pd.DataFrame) -> None:
     totals = counts.sum(axis=0)
-    bars = axes.bar(np.arange(counts.shape[1]), totals, width=0.8, color=BAR)
+    bars = axes.bar(np.arange(counts.shape[1]), totals, width=0.8, color="#4292C6")
     if _fits(totals.to_numpy()):
         axes.bar_label(bars, fmt="{:,.0f}", fontsize=9.5, padding=1)
         axes.margins(y=0.2)
@@ -94,9 +93,7 @@ def _totals(axes: Axes, counts: pd.DataFrame) -> None:
     axes.tick_params(bottom=False, labelbottom=False)
 
 
-def _cells(
-    fig: Figure | SubFigure, axes: Axes, counts: pd.DataFrame, class_names: Sequence[str]
-) -> None:
+def _cells(axes: Axes, counts: pd.DataFrame, class_names: Sequence[str]) -> None:
     values = counts.to_numpy()
     num_classes, num_clients = values.shape
     norm = PowerNorm(0.5, vmin=0, vmax=max(1, values.max()))
@@ -108,12 +105,11 @@ def _cells(
     edge = 0.8 if num_clients <= 100 else 0
     image = grid.heat_cells(axes, values, texts, norm=norm, linewidth=edge)
     axes.set_ylabel("Class")
-    step = steps(num_classes)
-    names = style.of_labels(counts.index.astype(int).tolist()[::step], class_names)
-    axes.set_yticks(np.arange(0, num_classes, step), [style.short(name, 16) for name in names])
+    names = style.of_labels(counts.index.astype(int).tolist(), class_names)
+    axes.set_yticks(*grid.thinned(names, 16))
     axes.invert_yaxis()
     aspect = min(max(8, 1.7 * num_classes), 40)
-    bar = fig.colorbar(image, ax=axes, pad=0.015, aspect=aspect, label="Samples")
+    bar = axes.figure.colorbar(image, ax=axes, pad=0.015, aspect=aspect, label="Samples")
     bar.outline.set_visible(False)
 
 
@@ -122,30 +118,14 @@ def _fits(counts: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> bool:
     return counts.shape[-1] <= LABELLED and len(f"{counts.max():,}") * counts.shape[-1] <= 70
 
 
-def ticks(axes: Axes, frame: pd.DataFrame, counts: pd.DataFrame) -> None:
-    """Labels the axis with the clients' names, or with numbers if there are many.
-
-    Client i of ``counts``, the :func:`matrix` of ``frame``, is at x = i.
-    """
-    num_clients = counts.shape[1]
-    named = "name" in frame.columns and bool(frame["name"].notna().all())
-    if named and num_clients <= LABELLED:
-        names = frame.drop_duplicates("client_id").set_index("client_id")["name"]
-        texts = [style.short(str(names[client]), LONGEST) for client in counts.columns]
-        crowded = sum(map(len, texts)) > 70
-        axes.set_xticks(
-            np.arange(num_clients), texts, rotation=30 if crowded else 0,
-            ha="right" if crowded else "center",
-        )  # fmt: skip
-        return
-    step = steps(num_clients)
-    axes.set_xticks(np.arange(0, num_clients, step), [str(c) for c in counts.columns[::step]])
-
-
-def steps(count: int) -> int:
-    """The distance between axis labels of ``count`` cells: at most 25 labels."""
-    every = (1, 5, 10, 50, 100, 500, 1000, 5000)
-    return next((step for step in every if count <= 25 * step), count)
+def _clients(axes: Axes, frame: pd.DataFrame, counts: pd.DataFrame) -> None:
+    """Labels the axis with the clients' names, or with numbers if there are many."""
+    names = [str(client) for client in counts.columns]
+    if len(names) <= LABELLED and "name" in frame and frame["name"].notna().all():
+        by_client = frame.drop_duplicates("client_id").set_index("client_id")["name"]
+        names = [str(by_client[client]) for client in counts.columns]
+    grid.name_ticks(axes, names, 80, LONGEST)
+    axes.set_xlabel("Client")
 
 
 def drawings(groups: Sequence[Group]) -> Iterator[Drawing | Absent]:
@@ -162,24 +142,11 @@ def drawings(groups: Sequence[Group]) -> Iterator[Drawing | Absent]:
         yield grid.absent("partition")
     for index, (file, words) in enumerate(list(first.values())[:MOST], start=1):
         frame = read_partition(file).dropna(axis="columns", how="all")
-        counts = matrix(frame)
-        totals, classes = counts.sum(axis=0), (counts > 0).sum(axis=0)
         yield grid.drawing(
             "partition", figure(frame, class_names(file.parent) or ()), name=f"partition_{index}",
             title=say("partition.one_of", index=index, all=len(first)) if len(first) > 1 else "",
-            words=words, all=len(first), shown=MOST, clients=counts.shape[1],
-            classes=counts.shape[0], fewest=totals.min(), most=totals.max(), least=classes.min(),
-            widest=classes.max(),
+            words=words, all=len(first), shown=MOST,
         )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class ImageRow:
-    """Some images of one client, (n, channels, H, W) uint8 of one channel or three, and classes."""
-
-    title: str
-    images: NDArray[np.uint8]
-    labels: Sequence[str]
 
 
 def spread(count: int, most: int) -> NDArray[np.int64]:
@@ -197,27 +164,6 @@ def in_proportion(labels: NDArray[np.int64], most: int = IMAGES) -> NDArray[np.i
     return by_class[((np.arange(count) + 0.5) * len(labels) / max(1, count)).astype(np.int64)]
 
 
-def figure_with_images(
-    frame: pd.DataFrame, title: str, class_names: Sequence[str], rows: Sequence[ImageRow], note: str
-) -> Figure:
-    """The heat map of :func:`figure`, and below, under ``note``, rows of images.
-
-    ``frame`` is as in :func:`figure`, and ``class_names`` are by label.
-    """
-    frame = frame.assign(label=frame["label"].clip(lower=0))  # texts have the label -1
-    counts = matrix(frame)
-    heights = [_height(counts), *([0.55 + _INCHES * len(rows)] if rows else [])]
-    with style.look():
-        fig = Figure(figsize=(grid.WIDTH, sum(heights)))
-        fig.set_layout_engine("constrained", w_pad=0.03, h_pad=0.03, wspace=0.01, hspace=0.01)
-        parts = fig.subfigures(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
-        _heat_map(parts[0], frame, counts, class_names, title)
-        for part in parts[1:]:
-            _images(part, rows)
-            part.suptitle(note, x=0.01, ha="left", fontsize=12)
-    return fig
-
-
 def _images(fig: SubFigure, rows: Sequence[ImageRow]) -> None:
     """Images with their classes above, one row per client."""
     columns = max(len(row.labels) for row in rows)
@@ -226,18 +172,10 @@ def _images(fig: SubFigure, rows: Sequence[ImageRow]) -> None:
         for axes in line:
             axes.set_axis_off()
         for axes, image, label in zip(line, row.images, row.labels, strict=False):
-            grey = image.shape[0] == 1
-            axes.imshow(
-                image[0] if grey else np.moveaxis(image, 0, -1), cmap="gray" if grey else None,
-                vmin=0, vmax=255, interpolation="nearest",
-            )  # fmt: skip
+            picture = np.moveaxis(image, 0, -1)
+            axes.imshow(picture, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
             axes.set_title(style.short(label), fontsize=9, pad=2)
+        title = "\n".join(style.short(part, LONGEST) for part in row.title.split("\n"))
         line[0].text(
-            -0.12,
-            0.5,
-            "\n".join(style.short(line, LONGEST) for line in row.title.split("\n")),
-            transform=line[0].transAxes,
-            ha="right",
-            va="center",
-            fontsize=10,
+            -0.12, 0.5, title, transform=line[0].transAxes, ha="right", va="center", fontsize=10
         )

@@ -47,8 +47,7 @@ def draw(facets: Facets) -> Drawing | Absent:
                 )  # fmt: skip
             axes.margins(x=0.15)
         grid.legend(fig, *places[0].get_legend_handles_labels())
-    alt = grid.by_label(stacks, lambda stack: f" {stack.sum():.3g}, most in {stack.idxmax()}")
-    return grid.drawing("phases", fig, told=alt)
+    return grid.drawing("phases", fig)
 
 
 def _stack(seconds: pd.Series[float]) -> pd.Series[float]:

@@ -1,4 +1,4 @@
-"""How far the clients' updates agree: cosines, conflicts, gradient diversity, principal axes."""
+"""How far the clients' updates agree, by cosines, conflicts and axes, and who takes part."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,6 +9,7 @@ import pandas as pd
 from .. import series, stats
 from ..facets import Facets, unit_of
 from ..runs import Group
+from ..tables.participation import rounds_by_client
 from ..units import ExperimentalUnit
 from . import grid, style
 from .grid import Absent, Drawing, Panel
@@ -33,7 +34,7 @@ def agreement(
         title: {label: _smooth(frame) for label, frame in frames.items()}
         for title, frames in rounds.items()
     }
-    every = [
+    panels = [
         Panel(
             label=label, curves=grid.curves(frames, column, factor), title=title, possible=possible,
             reach=reach, unit=unit,
@@ -41,14 +42,7 @@ def agreement(
         for label, column, factor, possible, reach in AGREEMENT
         for title, frames in smooth.items()
     ]  # fmt: skip
-    shown = [panel for panel in every if panel.curves]
-    if not shown:
-        return grid.absent("agreement")
-    note = grid.panel_note(shown)
-    return grid.drawing(
-        "agreement", grid.curves_figure(shown, note, lines), note=note, rounds=2 * SMOOTH,
-        smooth=SMOOTH, told=grid.ends(shown),
-    )  # fmt: skip
+    return grid.of_panels("agreement", panels, lines, rounds=2 * SMOOTH, smooth=SMOOTH)
 
 
 def _smooth(values: pd.DataFrame) -> pd.DataFrame:
@@ -59,28 +53,28 @@ def _smooth(values: pd.DataFrame) -> pd.DataFrame:
 
 def cosines(facets: Facets) -> Drawing | Absent:
     """Sorted pairwise cosines and eigenvalue shares of the last round."""
-    unit = unit_of(facets)
-    shown = [
+    unit, lines = unit_of(facets), grid.facet_lines(facets)
+    sorted_ones = [
         Panel(
             label="Cosine", curves=_sorted(groups), title=title, zero=True, possible=(-1, 1),
             x="Pairs of clients, sorted (%)", unit=unit,
         )
         for title, groups in facets.items()
     ]  # fmt: skip
-    if not any(panel.curves for panel in shown):
+    if not any(panel.curves for panel in sorted_ones):
         return grid.absent("cosines")
-    for title, groups in facets.items():
-        spectrum = series.aggregated(groups, "spectrum", ["share"], "axis", take="last")
-        shown.append(
-            Panel(
-                label="Eigenvalue share (%)", title=title, possible=(0, 100), unit=unit,
-                curves=grid.curves(spectrum, "share", 100), x="Principal axis",
-            )
-        )  # fmt: skip
-    shown = [panel for panel in shown if panel.curves]
-    note = grid.panel_note(shown)
-    figure = grid.curves_figure(shown, note, grid.facet_lines(facets))
-    return grid.drawing("cosines", figure, note=note, told=grid.ends(shown))
+    spectra = {
+        title: series.aggregated(groups, "spectrum", ["share"], "axis", take="last")
+        for title, groups in facets.items()
+    }
+    shares = [
+        Panel(
+            label="Eigenvalue share (%)", title=title, possible=(0, 100), unit=unit,
+            curves=grid.curves(spectrum, "share", 100), x="Principal axis",
+        )
+        for title, spectrum in spectra.items()
+    ]  # fmt: skip
+    return grid.of_panels("cosines", [*sorted_ones, *shares], lines)
 
 
 def _sorted(groups: Sequence[Group]) -> dict[str, pd.DataFrame]:
@@ -104,3 +98,46 @@ def _sorted(groups: Sequence[Group]) -> dict[str, pd.DataFrame]:
         frame = pd.concat(sorted_runs).set_index([*runs[0][0], "pair"])
         result[label] = stats.over_units(series.per_unit(frame), ["pair"])
     return grid.curves(result, "cosine")
+
+
+BY_ROUND: Sequence[tuple[str, str, str, float, tuple[float, float]]] = (
+    ("clients", "staleness", "Staleness (server steps)", 1, (0, math.inf)),
+    ("rounds", "attack_success_rate", "Attack success rate (%)", 100, (0, 100)),
+    ("rounds", "epsilon", "Privacy budget \N{GREEK SMALL LETTER EPSILON}", 1, (0, math.inf)),
+)
+"""Table, column, label, factor and possible values of the rows by round."""
+
+
+def participation(facets: Facets) -> Drawing | Absent:
+    """Staleness, attack success and epsilon by round, and rounds by client; of those there are.
+
+    Rounds by client are shown where a run selects clients in another way than uniformly.
+    """
+    unit = unit_of(facets)
+    panels = [
+        Panel(
+            label=label, title=title, possible=possible, unit=unit,
+            curves=grid.curves(series.aggregated(groups, table, [column]), column, factor),
+        )
+        for table, column, label, factor, possible in BY_ROUND
+        for title, groups in facets.items()
+    ]  # fmt: skip
+    selected = any(_selects(group) for groups in facets.values() for group in groups)
+    for title, groups in facets.items() if selected else ():
+        places = {
+            label: stats.over_units(series.per_unit(frame), ["place"])
+            for label, frame in rounds_by_client(groups).items()
+        }
+        panels.append(
+            Panel(
+                label="Rounds taken part in", title=title, possible=(0, math.inf), unit=unit,
+                reach=(0,), curves=grid.curves(places, "rounds"), x="Clients, sorted",
+            )
+        )  # fmt: skip
+    return grid.of_panels("participation", panels, grid.facet_lines(facets))
+
+
+def _selects(group: Group) -> bool:
+    """Whether its runs select clients in another way than uniformly."""
+    selections = group.runs.get("train.selection", pd.Series(dtype=object)).dropna()
+    return bool((selections != "uniform").any())

@@ -1,31 +1,157 @@
-"""The answer of a report in words: what came out, for whom, what is significant or unknown."""
+"""What a report says: the values that it compares, and what they mean, in words.
+
+There is one value per run and approach, from which first screen, figure, statistics and the table
+of means follow. Where runs have scores by site and their own local models, these are the sites'
+scores on their own test samples, as in :mod:`analysis.tables.sites`; else the score of the common
+test part.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from .. import stats, units
+from ..facets import Facets, labels_of, unit_of
 from ..files import client_names
 from ..formats import NumberFormat
 from ..labels import title_of
-from ..paired import SIGNIFICANT
+from ..paired import SIGNIFICANT, T
 from ..runs import Group, first_run
-from ..scores import ALL, COLLAPSED
-from ..stats import FEWEST
-from ..tables.captions import power_words
-from ..tables.layout import Table
-from ..tables.sites import COMMON
-from ..units import PARTITION
-from ..words import say
-from .outcome import Outcome, names
+from ..scores import ALL, COLLAPSED, Score, by_run, counts, heading
+from ..stats import FEWEST, cells, ranked
+from ..tables.captions import comparisons, interval_words, power_words, signs, unit_words
+from ..tables.clients import last_scores
+from ..tables.layout import Table, detailed
+from ..tables.sites import BY_SITE, COMMON, FIRST, OWN, TUNED, Sites
+from ..units import PARTITION, ExperimentalUnit
+from ..words import listed, say
 
 MOST, FINDINGS = 3, 6
 """At most this many settings have a sentence in plain words, and one of statistics."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """The values that a report compares: by setting and label one per run of the groups.
+
+    ``wanted`` is the score that was asked for, ``score`` that of the values. With ``by_site`` a
+    value is the mean over the sites, each on its own test samples; else it is that of the common
+    test part. ``collapsed`` are numbers of runs by setting and label.
+    """
+
+    facets: Facets
+    wanted: str
+    score: str
+    by_site: bool
+    values: Mapping[str, Mapping[str, pd.Series[float]]]
+    collapsed: Mapping[str, Mapping[str, int]]
+    sites: Mapping[str, Sites]
+
+    @property
+    def shown(self) -> Score:
+        """The score of the values."""
+        return ALL[self.score]
+
+    @property
+    def unit(self) -> ExperimentalUnit:
+        """What is repeated."""
+        return unit_of(self.facets)
+
+    @property
+    def labels(self) -> list[str]:
+        """The approaches, in the order of their first setting."""
+        return labels_of(self.values)
+
+    @property
+    def title(self) -> str:
+        """``Final test accuracy``."""
+        return say(
+            "answer.title", by_site=self.by_site, score=self.shown.title,
+            heading=heading(self.score, "final"),
+        )  # fmt: skip
+
+    @property
+    def part(self) -> str:
+        """What the values are scores on, in words."""
+        return say("answer.part", by_site=self.by_site, personal=self.personal)
+
+    @property
+    def personal(self) -> str:
+        """Whose score of the common test part is a mean over the sites' own models."""
+        scores = [last_scores(groups)[COMMON] for groups in self.facets.values()]
+        labels = dict.fromkeys(label for by_label in scores for label in by_label)
+        return names(list(labels)) if labels else ""
+
+    def federated(self, setting: str) -> list[str]:
+        """The approaches under a setting in which sites do not train alone, nor pool their data."""
+        alone = [
+            one.label for one in self.facets[setting] if set(one.runs["algorithm"]) <= set(FIRST)
+        ]
+        alone += [f"{label}{TUNED}" for label in alone]
+        return [label for label in self.values[setting] if label not in alone]
+
+    def tables(self, baseline: str | None) -> dict[str, Table]:
+        """By setting the means over the sites, and differences from a baseline: local training.
+
+        Over training seeds nothing is bold, and nothing compared with local training.
+        """
+        made, several = {}, self.unit == "partition"
+        for number, (setting, values) in enumerate(self.values.items(), 1):
+            base = baseline or (self.sites[setting].reference if several else None)
+            shown, lowest = cells({"": values}, base), self.shown.lowest
+            texts = [unit_words(self.unit), interval_words(self.unit)]
+            texts.append(say("sites.too_few", fewest=FEWEST))
+            if several:
+                collapsed = {("", label): n for label, n in self.collapsed[setting].items()}
+                shown = ranked(shown, {"": values}, lowest=lowest, collapsed=collapsed)
+                texts = [signs(shown, T, lowest=lowest)]
+            caption = say("answer.caption", score=self.shown.title, signs=" ".join(texts))
+            made[setting] = detailed(
+                "sites_mean" if len(self.values) == 1 else f"sites_mean_{number}",
+                f"{self.title} ({setting})" if setting else self.title,
+                caption + comparisons(shown, base, T, self.shown.unit, details=True),
+                shown, self.shown.unit, self.shown.title[0].upper() + self.shown.title[1:],
+            )  # fmt: skip
+        return made
+
+
+def outcome(facets: Facets, score: str, sites: Mapping[str, Sites]) -> Outcome:
+    """The values of a score, by site where all settings have local models to compare with.
+
+    ``sites`` are of :func:`analysis.tables.sites.by_setting`, of the score where it is one of
+    :data:`analysis.tables.sites.BY_SITE`, else of accuracy.
+    """
+    collapsed = {setting: counts(groups) for setting, groups in facets.items()}
+    pooled = Outcome(
+        facets=facets, wanted=score, score=score, by_site=False, collapsed=collapsed, sites=sites,
+        values={setting: by_run(groups, score, "final") for setting, groups in facets.items()},
+    )  # fmt: skip
+    if sites.keys() != facets.keys() or not all(map(_comparable, sites.values())):
+        return pooled
+    by_site = Outcome(
+        facets=facets, wanted=score, score=score if score in BY_SITE else "accuracy", by_site=True,
+        values={setting: of.means() for setting, of in sites.items()}, collapsed=collapsed,
+        sites=sites,
+    )  # fmt: skip
+    return by_site if all(by_site.federated(setting) for setting in facets) else pooled
+
+
+def _comparable(sites: Sites) -> bool:
+    """Whether sites have scores on samples of their own by what they could do alone, or after."""
+    alone = sites.reference is not None
+    return sites.part == OWN and (alone or any(label.endswith(TUNED) for label in sites.labels))
+
+
+def names(labels: Sequence[str]) -> str:
+    """``FedAvg and Local``; ``FedAvg; FedAvg, fine-tuned``, where a name has a comma."""
+    titles = [title_of(label) for label in labels]
+    return "; ".join(titles) if any(", " in name for name in titles) else listed(titles, 8)
 
 
 def _groups(of: Outcome) -> list[Group]:
@@ -47,63 +173,55 @@ def standing(setting: str, of: Outcome) -> dict[str, Any]:
     }  # fmt: skip
     if order is None or order.leader is None:
         return facts
-    best = stats.of_runs(values[order.leader])
+    best, others = stats.of_runs(values[order.leader]), list(order.adjusted)
+    means = {label: units.means(values[label]).mean() for label in others}
     near = stats.EQUAL * abs(best.mean)
-    tied = [
-        label
-        for label in order.adjusted
-        if label not in order.missing and abs(units.means(values[label]).mean() - best.mean) <= near
-    ]
+    complete = [label for label in others if label not in order.missing]
     above, below = order.differing(1), order.differing(-1)
-    equal = [label for label in order.adjusted if label not in (*above, *below)]
-    chance = [label for label in order.adjusted if label not in above]
+    chance = [label for label in others if label not in above]
     return facts | {
-        "leader": title_of(order.leader), "others": len(order.adjusted), "leads": order.leads,
+        "leader": title_of(order.leader), "others": len(others), "leads": order.leads,
         "mean": f"{shown.unit.number(best.mean)} {shown.unit.name}".strip(), "n": best.n,
         "spread": f"{shown.unit.spread(best)} {shown.unit.name}".strip(), "runs": best.runs,
-        "tied": [title_of(label) for label in (order.leader, *tied)],
-        "incomplete": any(label in order.missing for label in order.adjusted),
+        "tied": [
+            title_of(order.leader),
+            *(title_of(label) for label in complete if abs(means[label] - best.mean) <= near),
+        ],
+        "incomplete": len(complete) < len(others),
         "fallen": of.collapsed[setting].get(order.leader, 0),
         "few": min(len(units.means(series.dropna())) for series in values.values()) < FEWEST,
         "untested": all(map(math.isnan, order.adjusted.values())),
-        "above": names(above), "below": names(below), "equal": names(equal),
-        "chance": "others" if len(chance) == len(order.adjusted) else names(chance),
+        "above": names(above), "below": names(below),
+        "equal": names([label for label in others if label not in (*above, *below)]),
+        "chance": "others" if len(chance) == len(others) else names(chance),
     }  # fmt: skip
 
 
 def summary(of: Outcome) -> list[str]:
     """What was compared, what came out, and for whom: short paragraphs for any reader."""
-    settings = list(of.values)
+    settings, groups = list(of.values), _groups(of)
+    runs = pd.concat([group.runs for group in groups])
+    clients = set(runs["num_clients"]) if "num_clients" in runs else set()
+    compared = say(
+        "answer.compared", names=names(of.labels), settings=len(of.facets), runs=len(runs),
+        data=sorted(set(map(str, runs["dataset"]))), clients=clients,
+        times=sorted(len(group.runs) for group in groups),
+        divisions=runs[PARTITION].nunique() if of.unit == "partition" else 0,
+    )  # fmt: skip
     without = dict.fromkeys(name for sites in of.sites.values() for name in sites.without)
     result = [say("answer.best", **standing(setting, of)) for setting in settings[:MOST]]
     more = say(
         "answer.more", without=names([*without]) if of.by_site and without else "",
         score=of.shown.title, wanted=ALL[of.wanted].title, more=len(settings) - MOST,
     )  # fmt: skip
-    paragraphs = [_compared(of), " ".join([*result, more]), _whom(of)]
-    return [text.strip() for text in paragraphs if text]
-
-
-def _compared(of: Outcome) -> str:
-    groups = _groups(of)
-    rows = [row for group in groups for row in group.runs.to_dict("records")]
-    clients = {row.get("num_clients") for row in rows}
-    (number,) = clients if len(clients) == 1 else (None,)
-    return say(
-        "answer.compared", names=names(of.labels), settings=len(of.facets), runs=len(rows),
-        data=sorted({str(row["dataset"]) for row in rows}),
-        clients=number if isinstance(number, int) else None,
-        times=sorted(len(group.runs) for group in groups),
-        divisions=len({row[PARTITION] for row in rows}) if of.unit == "partition" else 0,
-    )  # fmt: skip
+    return [text.strip() for text in (compared, " ".join([*result, more]), _whom(of)) if text]
 
 
 def _whom(of: Outcome) -> str:
     """Which sites the federated approaches help and harm, or why that is not known."""
-    sites = list(of.sites.values())
+    sites, groups = list(of.sites.values()), _groups(of)
     if of.by_site and all(one.reference is not None for one in sites):
         return " ".join(_of_sites(setting, of) for setting in list(of.sites)[:MOST])
-    groups = _groups(of)
     if any("attack.name" in one.runs and one.runs["attack.name"].notna().any() for one in groups):
         return ""  # such a study asks another question
     if any(one.reference is not None for one in sites):
@@ -121,17 +239,17 @@ def _of_sites(setting: str, of: Outcome) -> str:
     sites, values = of.sites[setting], of.values[setting]
     means = {label: units.means(values[label]).mean() for label in of.federated(setting)}
     best = sorted(means, key=lambda label: means[label], reverse=not of.shown.lowest)
-    cells = {
+    shown = {
         label: [cell for cell in sites.of(label).values() if cell.comparison] for label in best
     }
     approaches = []
     for label in best[:MOST]:
         verdicts: dict[str, list[str]] = {}
-        for cell in cells[label]:
+        for cell in shown[label]:
             verdicts.setdefault(sites.verdict(cell), []).append(cell.column)
         if verdicts:
-            approaches.append((title_of(label), verdicts, any(map(sites.few, cells[label]))))
-    every = [cell for label in best for cell in cells[label]]
+            approaches.append((title_of(label), verdicts, any(map(sites.few, shown[label]))))
+    every = [cell for label in best for cell in shown[label]]
     return say(
         "answer.whom", setting=setting, approaches=approaches, more=len(best) - MOST,
         undecided=len(best) > 1 and all(sites.verdict(cell) == "cannot be told" for cell in every),
@@ -141,17 +259,14 @@ def _of_sites(setting: str, of: Outcome) -> str:
 
 def unknown(of: Outcome, unfinished: Sequence[Path]) -> list[str]:
     """What the runs cannot say."""
-    groups, unit = _groups(of), of.unit
+    runs = [group.runs for group in _groups(of)]
+    fewest = min(r[PARTITION].nunique() if of.unit == "partition" else len(r) for r in runs)
     collapsed = [label for inside in of.collapsed.values() for label, n in inside.items() if n]
-    fewest = min(
-        group.runs[PARTITION].nunique() if unit == "partition" else len(group.runs)
-        for group in groups
-    )
     texts = [say("unknown.simulation")]
-    if unit == "seed":
+    if of.unit == "seed":
         texts.append(say("unknown.one_partition"))
     if fewest < FEWEST:
-        texts.append(say("unknown.few", number=fewest, unit=unit))
+        texts.append(say("unknown.few", number=fewest, unit=of.unit))
     if collapsed:
         texts.append(say("unknown.collapsed", names=[*dict.fromkeys(map(title_of, collapsed))]))
     if unfinished:
@@ -175,7 +290,15 @@ def findings(of: Outcome, baseline: str | None, compared: Mapping[str, Table]) -
         ]
     if incomplete := lacking(of):
         texts.append(say("finding.incomplete", names=incomplete))
-    return [text for text in (*texts, _collapsed(of)) if text]
+    fallen = [
+        _some(group.label, number, len(group.runs), setting)
+        for setting, groups in of.facets.items()
+        for group in groups
+        if (number := of.collapsed[setting].get(group.label, 0))
+    ]
+    complete = all(COLLAPSED in g.runs and g.runs[COLLAPSED].notna().all() for g in _groups(of))
+    texts.append(say("finding.collapsed", names=fallen, known=complete))
+    return [text for text in texts if text]
 
 
 def _against(setting: str, baseline: str, data: pd.DataFrame, unit: NumberFormat) -> str:
@@ -194,25 +317,16 @@ def _against(setting: str, baseline: str, data: pd.DataFrame, unit: NumberFormat
 
 def lacking(of: Outcome) -> list[str]:
     """The groups that lack runs which others have: ``FedLD (2 of 3 runs)``."""
-    texts = []
-    for setting, values in of.values.items():
-        for label, count in stats.missing(values).items():
-            if count:
-                runs = stats.of_runs(values[label]).runs
-                suffix = f", {setting}" if setting else ""
-                texts.append(f"{title_of(label)} ({runs} of {runs + count} runs{suffix})")
-    return texts
+    return [
+        _some(label, runs, runs + count, setting)
+        for setting, values in of.values.items()
+        for label, count in stats.missing(values).items()
+        for runs in [stats.of_runs(values[label]).runs]
+        if count
+    ]
 
 
-def _collapsed(of: Outcome) -> str:
-    """Which groups have collapsed runs; empty if none, and it is unknown for some."""
-    complete, texts = True, []
-    for setting, inside in of.facets.items():
-        for one in inside:
-            number = of.collapsed[setting].get(one.label, 0)
-            complete &= COLLAPSED in one.runs and bool(one.runs[COLLAPSED].notna().all())
-            if number:
-                suffix = f", {setting}" if setting else ""
-                runs = f"{number} of {len(one.runs)} run{'' if len(one.runs) == 1 else 's'}"
-                texts.append(f"{title_of(one.label)} ({runs}{suffix})")
-    return say("finding.collapsed", names=texts, known=complete)
+def _some(label: str, number: int, runs: int, setting: str) -> str:
+    """``FedLD (2 of 3 runs, alpha = 0.1)``."""
+    suffix = f", {setting}" if setting else ""
+    return f"{title_of(label)} ({number} of {runs} run{'' if runs == 1 else 's'}{suffix})"

@@ -19,7 +19,6 @@ from ..figures import (
     classes,
     curves,
     losses,
-    participation,
     partition,
     phases,
     scores,
@@ -35,11 +34,10 @@ from ..runs import Group, default_by, find, first_run, group, summaries, unit_am
 from ..scores import ALL, SCORES, TAKES, completed, of_rounds
 from ..tables import captions, layout, pairs, sites
 from ..tables import scores as score_tables
-from ..tables.variance import with_variances
 from ..units import ExperimentalUnit
 from ..words import environment, say
 from . import answer, overview
-from .outcome import Outcome, outcome
+from .answer import Outcome, outcome
 from .overview import Descriptions
 
 PAGE = "report.html"
@@ -56,26 +54,8 @@ LISTED = 60
 """A page lists at most this many sites by name; ``fedsim table --metric sites`` lists all."""
 
 
-@dataclass(frozen=True)
-class Picture:
-    """A drawing and its PNG file in base64."""
-
-    png: str
-    drawing: Drawing
-
-
-Block = str | Picture | layout.Table | Mapping[str, str]
+Block = str | Drawing | layout.Table | Mapping[str, str]
 """A part of a section: paragraph, figure, table, or signs and their meanings."""
-
-
-@dataclass(frozen=True)
-class Section:
-    """A section of the page, with its anchor, and whether it is open at first."""
-
-    key: str
-    title: str
-    blocks: Sequence[Block]
-    open: bool = False
 
 
 @dataclass(frozen=True)
@@ -121,61 +101,45 @@ def write(
         compared = main.tables(baseline)
     few = {setting: of for setting, of in by_site.items() if len(of.names) <= LISTED}
     whom = [*(compared.values() if main.by_site else ()), *(sites.tables(few) if few else ())]
-    made = [*_tables(runs, groups, by, settings, baseline, metrics)]
-    if main.by_site:
-        made = [_on_everybody(table, main, metrics) for table in made]
+    made = [
+        _on_everybody(table, main, metrics)
+        for table in _tables(runs, groups, by, settings, baseline, metrics)
+    ]
     without = {captions.UNFINISHED: unfinished, captions.REPEATED: repeated}
     whom, made = (captions.left_out(tables, without) for tables in (whom, made))
     about = [make(groups, descriptions or {}) for make in (overview.methods, overview.settings)]
+    once, signs = layout.explained_once(made)
+    terms = [table for table in once if table.name.startswith("decomposition")]
+    blocks: dict[str, list[Block]] = {key: [] for key in ("answer", *SECTIONS)}
+    blocks["runs"] += about
+    blocks["scores"] += [*([signs] if signs else []), *(t for t in once if t not in terms)]
+    blocks["clients"] += whom
     files: dict[str, bytes] = {}
-    figures, absent = _figures(groups, settings, main, files)
-    sections = _sections(about, whom, made, figures, _caveats(absent, unfinished, dirs))
+    absent = []
+    for key, drawing in _drawings(groups, settings, main):
+        if isinstance(drawing, Absent):
+            absent.append(drawing)
+        else:
+            blocks[key].append(_picture(drawing, files))
+    blocks["losses"] += terms
+    blocks["caveats"] += _caveats(absent, unfinished, dirs)
     _write_page(
         out, files, [*about, *whom, *made], title=title or overview.heading(groups),
         lead=overview.lead(groups, baseline), plain=answer.summary(main),
-        unknown=answer.unknown(main, unfinished), first=figures["answer"],
+        unknown=answer.unknown(main, unfinished), first=blocks["answer"],
         findings=answer.findings(main, baseline, compared),
-        sections=[replace(s, open=main.by_site and s.key == "clients") for s in sections],
+        sections=[(key, title, blocks[key]) for key, title in SECTIONS.items()],
+        opened="clients" if main.by_site else "",
     )  # fmt: skip
     return Written(out / PAGE, unfinished, absent)
 
 
 def _on_everybody(table: layout.Table, main: Outcome, metrics: Sequence[str]) -> layout.Table:
     """A table of scores on the common test part, where the page is about scores by site."""
-    if not table.name.startswith((*metrics, "scores")):
+    if not main.by_site or not table.name.startswith((*metrics, "scores")):
         return table
     everybody = say("answer.everybody", personal=main.personal)
     return replace(table, caption=f"{everybody} {table.caption}")
-
-
-def _figures(
-    groups: Sequence[Group], settings: Sequence[str], main: Outcome, files: dict[str, bytes]
-) -> tuple[dict[str, list[Picture]], list[Absent]]:
-    """The figures by section, whose files are added, and those that the runs have no data for."""
-    figures: dict[str, list[Picture]] = {key: [] for key in ("answer", *SECTIONS)}
-    absent = []
-    for part, drawing in _drawings(groups, settings, main):
-        if isinstance(drawing, Absent):
-            absent.append(drawing)
-        else:
-            figures[part].append(_picture(drawing, files))
-    return figures, absent
-
-
-def _sections(
-    about: Sequence[layout.Table], whom: Sequence[layout.Table], made: Sequence[layout.Table],
-    figures: Mapping[str, Sequence[Picture]], caveats: Sequence[Block],
-) -> list[Section]:  # fmt: skip
-    """The sections that have content."""
-    once, signs = layout.explained_once(made)
-    terms = [table for table in once if table.name.startswith("decomposition")]
-    blocks: dict[str, list[Block]] = {key: [*figures[key]] for key in SECTIONS}
-    blocks["runs"] = [*about, *figures["runs"]]
-    blocks["scores"] = [*([signs] if signs else []), *(t for t in once if t not in terms)]
-    blocks["losses"] += terms
-    blocks["clients"] = [*whom, *figures["clients"]]
-    blocks["caveats"] += caveats
-    return [Section(key, title, blocks[key]) for key, title in SECTIONS.items() if blocks[key]]
 
 
 def write_search(folder: Path, out: Path, title: str | None = None) -> Written:
@@ -192,14 +156,14 @@ def write_search(folder: Path, out: Path, title: str | None = None) -> Written:
     first, *rest = (_picture(drawing, files) for drawing in trials.drawings(search))
     table = trials.table(search)
     sections = [
-        Section("confirmed", "Fresh training seeds", confirmed),
-        Section("values", "Values of the searched settings", rest),
-        Section("trials", "Trials", [table]),
+        ("confirmed", "Fresh training seeds", confirmed),
+        ("values", "Values of the searched settings", rest),
+        ("trials", "Trials", [table]),
     ]
     _write_page(
         out, files, [*confirmed, table], title=title or f"Search over {', '.join(search.keys)}",
         lead=trials.lead(search), plain=[], unknown=[], findings=trials.findings(search),
-        first=[first], sections=[section for section in sections if section.blocks],
+        first=[first], sections=sections, opened="",
     )  # fmt: skip
     return Written(out / PAGE, (), ())
 
@@ -226,14 +190,12 @@ def _write_page(
 
 
 def _check(out: Path) -> None:
-    if out.exists() and not out.is_dir():
-        raise AnalysisError(f"--out {out}: a file; a report is a folder")
     if run := run_around(out):
         raise AnalysisError(f"--out {out}: lies inside the run directory {run}")
-    if out.is_dir() and any(out.iterdir()) and not (out / PAGE).is_file():
+    if out.exists() and not (out.is_dir() and ((out / PAGE).is_file() or not any(out.iterdir()))):
         raise AnalysisError(
-            f"--out {out}: the folder has files and no {PAGE}; name a new or empty folder, or that "
-            "of an earlier report"
+            f"--out {out}: has other files and no {PAGE}; name a new or empty folder, or that of "
+            "an earlier report"
         )
 
 
@@ -258,8 +220,7 @@ def _drawings(
     rounds = {t: series.values(inside, "rounds", columns) for t, inside in split.items()}
     lines = facet_lines(split)
     yield "answer", scores.draw(main, answer.lacking(main))
-    for drawing in curves.draw(rounds, score, unit, lines):
-        yield "curves", drawing
+    yield "curves", curves.draw(rounds, score, unit, lines)
     for drawing in classes.by_class(split):
         yield "curves", drawing
     yield "curves", classes.confusion(split)
@@ -269,7 +230,7 @@ def _drawings(
     yield "losses", updates.agreement(rounds, unit, lines)
     yield "losses", updates.cosines(split)
     yield "clients", client_figures.by_client(split)
-    yield "clients", participation.draw(split)
+    yield "clients", updates.participation(split)
     for drawing in partition.drawings(groups):
         yield "runs", drawing
     yield "costs", phases.draw(split)
@@ -284,7 +245,7 @@ def _tables(
     If the groups differ in one setting, there are also tables with a column per value of it.
     """
     crossed, unit = len(settings) == 1 and set(by) != set(settings), groups[0].unit
-    yield score_tables.all_scores(groups, baseline)
+    yield from score_tables.all_scores(groups, baseline)
     for metric, take in product(metrics, TAKES):
         if crossed:
             cross = score_tables.crossed_score(
@@ -292,10 +253,10 @@ def _tables(
             )
             yield from layout.with_differences([cross], ALL[metric].unit)
         made = score_tables.scored(groups, metric, take, baseline)
-        yield from with_variances([made], ALL[metric].unit)
+        yield from layout.with_variances([made], ALL[metric].unit)
     if pairs.has_pairs(runs, by):
         paired = [pairs.accuracies(runs, by, unit=unit)]
-        yield from layout.with_differences(with_variances(paired, PERCENT), PERCENT)
+        yield from layout.with_differences(layout.with_variances(paired, PERCENT), PERCENT)
     if pairs.any_target(runs):
         yield pairs.reached(runs, by, unit=unit)
     for name, rest in (
@@ -307,16 +268,15 @@ def _tables(
 
 def _caveats(
     absent: Sequence[Absent], unfinished: Sequence[Path], dirs: Sequence[Path]
-) -> list[Block]:
+) -> list[str]:
     """What the page lacks, and how to make it again."""
     texts = [say("page.absent", title=one.title, reason=one.reason) for one in absent]
-    if unfinished:
-        names = ", ".join(f"`{path}`" for path in unfinished)
-        texts.append(say("page.unfinished", names=names))
+    names = ", ".join(f"`{path}`" for path in unfinished)
+    texts += [say("page.unfinished", names=names)] if names else []
     return [*texts, say("page.rerun", dirs=dirs)]
 
 
-def _picture(drawing: Drawing, files: dict[str, bytes]) -> Picture:
+def _picture(drawing: Drawing, files: dict[str, bytes]) -> Drawing:
     """Adds the files of the figure, PNG and PDF; the layout is computed once for both."""
     with style.look():
         drawing.figure.draw_without_rendering()
@@ -324,7 +284,7 @@ def _picture(drawing: Drawing, files: dict[str, bytes]) -> Picture:
     for suffix in (".pdf", ".png"):
         files[f"figures/{drawing.name}{suffix}"] = style.rendered(drawing.figure, suffix)
     png = files[f"figures/{drawing.name}.png"]
-    return Picture(base64.b64encode(png).decode("ascii"), drawing)
+    return replace(drawing, png=base64.b64encode(png).decode("ascii"))
 
 
 def _inline(text: str) -> Markup:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import csv
-import math
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +17,16 @@ from fedsim.config.validation import cohort_size
 from fedsim.core.errors import ConfigError, StoreError
 from fedsim.core.machine import kind_of
 from fedsim.core.normalization import OF_DATASET
-from fedsim.core.reading import parse_json
 from fedsim.core.rows import EPSILONS
 from fedsim.core.terminal import echo
 from fedsim.core.text import counted, decimals, setting_text
 from fedsim.display.tables import show as show_table
 from fedsim.identity.provenance import Provenance
 from fedsim.privacy.accounting import Sampling, neighbours
-from fedsim.storage import directories, status
+from fedsim.storage import directories, status, tables
+from fedsim.storage.run_dir import RunStore
 from fedsim.storage.status import RunStatus
+from fedsim.storage.tables import Cells, Outcome, curve
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 WIDTH = 60
@@ -38,76 +39,61 @@ MOST_CLASSES = 40
 """Of more classes no table is printed."""
 DIGESTS = ("data_digest", "code.")
 """What the names of the digests in :attr:`Details.conditions` begin with."""
-Row = Mapping[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Details:
-    """A run, read from its files.
+    """A run, read from its files: its settings by dotted key, env.json, and rows of tables.
 
-    Args:
-        settings: all of them by dotted key.
-        environment: env.json; empty where it is damaged.
-        collapsed: whether the final model is no better than chance, by summary.csv; None where it
-            does not say, as for unfinished runs.
-        rounds: the rows of rounds.csv.
-        clients: those of clients.csv where they have epsilons, with dp.level=example.
-        classes: the rows of classes.csv of the newest evaluated round.
+    Of classes.csv those of the newest evaluated round, of clients.csv only with dp.level=example;
+    ``collapsed`` is None where summary.csv does not say.
     """
 
     status: RunStatus
     settings: Mapping[str, Any]
     environment: Mapping[str, Any]
     collapsed: bool | None
-    rounds: Sequence[Row]
-    clients: Sequence[Row]
-    classes: Sequence[Row]
+    rounds: Sequence[Cells]
+    clients: Sequence[Cells]
+    classes: Sequence[Cells]
 
     @property
     def conditions(self) -> dict[str, Any]:
         """The settings, and what else can change results: version, kind of device, data, code."""
         kind = kind_of(self.environment) if self.environment else {}
+        provenance = Provenance.read(self.status.path)
         conditions = {
             "fedsim": self.environment.get("fedsim"),
             "device": kind.get("name"),
             "server_device": kind.get("server"),
+            "data_digest": provenance.data and provenance.data.short,
+            **{f"code.{role}": code.short for role, code in provenance.code.items()},
         }
-        try:
-            provenance = Provenance.read(self.status.path)
-        except ConfigError:  # a damaged env.json says nothing here
-            return {**self.settings, **conditions}
-        if provenance.data is not None:
-            conditions["data_digest"] = provenance.data.short
-        conditions |= {f"code.{role}": code.short for role, code in provenance.code.items()}
         return {**self.settings, **{k: v for k, v in conditions.items() if v is not None}}
 
     @property
-    def changed(self) -> dict[str, tuple[Any, Any]]:
-        """The settings that are not the default: their value and the default."""
+    def changed(self) -> dict[str, dict[str, Any]]:
+        """The settings that are not the default: ``value`` and ``default`` of each."""
         standard = default_settings(self.settings)
         return {
-            key: (value, standard.get(key))
+            key: {"value": value, "default": standard.get(key)}
             for key, value in self.settings.items()
             if value != standard.get(key)
         }
 
     @property
     def results(self) -> dict[str, dict[str, float | None]]:
-        """By column of rounds.csv: its value at the end, in the best round and the mean of the
-        evaluated rounds among the last ten; without columns that are empty."""
-        best = status.best_row(self.rounds)
-        recent = [row for row in self.rounds if int(row["round"]) > len(self.rounds) - 10]
-        results = {}
-        for column in self.rounds[0] if self.rounds else ():
-            values = curve(self.rounds, column)
-            if values and column.startswith(RESULTS):
-                last = curve(recent, column).values()
-                results[column] = {
-                    "final": list(values.values())[-1],
-                    "best": status.number(best[column]) if best else None,
-                    "last10": math.fsum(last) / len(last) if last else None,
-                }
-        return results
+        """By column of rounds.csv that has values its :class:`Outcome`."""
+        curves = {
+            column: curve(self.rounds, column)
+            for column in (self.rounds[0] if self.rounds else ())
+            if column.startswith(RESULTS)
+        }
+        return {
+            column: asdict(Outcome.of(values, self.best_round, len(self.rounds)))
+            for column, values in curves.items()
+            if values
+        }
 
     @property
     def privacy(self) -> dict[str, Any] | None:
@@ -124,17 +110,14 @@ class Details:
             m = cohort_size(clients, settings["train.sample_rate"])
             turns = settings["train.selection"] == "round_robin"
             sampling = "full" if turns or m == clients else "fixed"
-        values = {
-            "level": level,
-            "delta": settings["dp.delta"],
-            "neighbours": neighbours(sampling),
-        }
+        delta = settings["dp.delta"]
+        values = {"level": level, "delta": delta, "neighbours": neighbours(sampling)}
         if level == "user":
             last = self.rounds[-1]
             columns = [column for column in EPSILONS if column in last] or EPSILONS[:1]
-            return values | {column: status.number(last.get(column)) for column in columns}
+            return values | {column: tables.number(last.get(column)) for column in columns}
         newest = {row["client_id"]: row for row in self.clients if row["status"] == "ok"}
-        epsilons = [status.number(row.get("epsilon")) for row in newest.values()]
+        epsilons = [tables.number(row.get("epsilon")) for row in newest.values()]
         finite = [epsilon for epsilon in epsilons if epsilon is not None]
         largest = max(finite, default=0.0) if len(finite) == len(epsilons) else None
         return values | {"epsilon": largest}
@@ -142,7 +125,7 @@ class Details:
     @property
     def best_round(self) -> int | None:
         """The round that counts as the best, by validation or test accuracy."""
-        best = status.best_row(self.rounds)
+        best = tables.best_row(self.rounds)
         return None if best is None else int(best["round"])
 
     @property
@@ -156,7 +139,7 @@ class Details:
             "rounds": self.settings["train.rounds"],
             "fedsim": self.environment.get("fedsim"),
             "device": kind_of(self.environment).get("name"),
-            "changed": {k: {"value": v, "default": d} for k, (v, d) in self.changed.items()},
+            "changed": self.changed,
             "settings": dict(self.settings),
             "best_round": self.best_round,
             "collapsed": self.collapsed,
@@ -181,22 +164,17 @@ def read(run: str | Path) -> Details:
         hint = f"; 'fedsim runs {path}' lists those below it" if any(directories.find(path)) else ""
         raise ConfigError(f"RUN {path}: holds no run{hint}")
     settings = {k: s.value for k, s in experiments.read(path / "config.yaml").settings.items()}
-    rounds = _rows(path / "rounds.csv", numbers=True)
-    classes = _rows(path / "classes.csv")
+    rounds, classes = _rows(path / "rounds.csv", "round"), _rows(path / "classes.csv", "round")
     state = status.read(path)
     if state.state == status.DAMAGED:
         raise StoreError(f"{path}: cannot be read ({state.problem})")
-    summary = status.table(path / "summary.csv") if (path / "summary.csv").exists() else []
+    summary = _rows(path / "summary.csv")
     collapsed = summary[0].get("collapsed") if summary else None
-    try:
-        environment = parse_json((path / "env.json").read_bytes())
-    except (OSError, ValueError):
-        environment = {}
     private = settings.get("dp.level") == "example"
     return Details(
         status=state,
         settings=settings,
-        environment=environment if isinstance(environment, dict) else {},
+        environment=RunStore(path).read_environment(),
         collapsed=collapsed == "True" if collapsed else None,
         rounds=rounds,
         clients=_rows(path / "clients.csv") if private else [],
@@ -204,18 +182,17 @@ def read(run: str | Path) -> Details:
     )
 
 
-def _rows(file: Path, numbers: bool = False) -> list[dict[str, str]]:
-    """The rows of a table, none where the run has none; with ``numbers`` their cells are checked.
+def _rows(file: Path, *numbers: str) -> list[dict[str, str]]:
+    """The rows of a table, none where the run has none; those columns are ``numbers``.
 
     Raises:
         StoreError: it cannot be read.
     """
     try:
-        rows = status.table(file) if file.exists() else []
+        rows = tables.read(file) if file.exists() else []
         for row in rows:
-            int(row["round"])
-            for cell in row.values() if numbers else ():
-                status.number(cell)
+            for column in numbers:
+                float(row[column])
     except (OSError, ValueError, KeyError, csv.Error) as error:
         raise StoreError(f"{file}: cannot be read ({error})") from error
     return rows
@@ -232,12 +209,6 @@ def default_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     if info is None:
         return values
     return values | {"model.name": info.default_model, "data.partition": info.default_partition}
-
-
-def curve(rows: Sequence[Row], column: str) -> dict[int, float]:
-    """The values of a column by round, without rounds that have none."""
-    pairs = ((int(row["round"]), status.number(row.get(column))) for row in rows)
-    return {number: value for number, value in pairs if value is not None}
 
 
 def sparkline(values: Sequence[float]) -> str:
@@ -269,8 +240,8 @@ def show(run: Details) -> None:
         echo("a function of your own has changed since, which --accept-changed-code accepted")
     echo()
     changed = [
-        {"setting": key, "value": setting_text(value), "default": setting_text(default)}
-        for key, (value, default) in run.changed.items()
+        {"setting": key, **{k: setting_text(value) for k, value in entry.items()}}
+        for key, entry in run.changed.items()
     ]
     if not changed:
         echo("all settings have their defaults")
@@ -294,17 +265,14 @@ def show(run: Details) -> None:
 def _show_results(run: Details) -> None:
     if not run.results:
         return
-    done = run.status.rounds_done
-    headings = {"final": "final", "best": f"best (round {run.best_round})"}
-    if run.best_round is None:
-        headings["best"] = "best"
-    if done > 1:
-        headings["last10"] = f"last {min(10, done)}"
+    done, best = run.status.rounds_done, run.best_round
+    heads = {"final": "final", "best": "best" if best is None else f"best (round {best})"}
+    heads |= {"last10": f"last {min(10, done)}"} if done > 1 else {}
     echo()
     show_table(
         [
             {"result": column.replace("_", " ")}
-            | {heading: decimals(values[when]) for when, heading in headings.items()}
+            | {head: decimals(values[when]) for when, head in heads.items()}
             for column, values in run.results.items()
         ]
     )
@@ -319,12 +287,12 @@ def _show_privacy(run: Details) -> None:
         for column in EPSILONS
         if column in privacy
     }
-    whom = {"user": "client", "example": "sample of a client"}[privacy["level"]]
-    bound = "at most " if privacy["level"] == "example" else ""
+    user = privacy["level"] == "user"
+    whose, whom = ("clients", "client") if user else ("samples", "sample of a client")
     echo(
-        f"\ndifferential privacy of {whom.split()[0]}s: epsilon {bound}{texts['epsilon']} after "
-        f"{counted(run.status.rounds_done, 'round')}, delta {privacy['delta']:g}; neighbours "
-        f"{privacy['neighbours']} {whom}"
+        f"\ndifferential privacy of {whose}: epsilon {'' if user else 'at most '}"
+        f"{texts['epsilon']} after {counted(run.status.rounds_done, 'round')}, delta "
+        f"{privacy['delta']:g}; neighbours {privacy['neighbours']} {whom}"
     )
     if "deployment_epsilon" in texts:
         echo(f"epsilon of the deployment: {texts['deployment_epsilon']}")
@@ -333,15 +301,14 @@ def _show_privacy(run: Details) -> None:
 def _show_classes(run: Details) -> None:
     if not run.classes or len(run.classes) > MOST_CLASSES:
         return
-    class_names = run.environment.get("classes")
+    class_names = run.environment.get("classes") or []
     rows = []
     for row in run.classes:
-        label = row.get("label", "-")
-        if isinstance(class_names, list) and label.isdigit() and int(label) < len(class_names):
-            label = str(class_names[int(label)])
         cells = {key: cell for key, cell in row.items() if key not in ("round", "label")}
+        label = int(row["label"])
+        name = str(class_names[label] if label < len(class_names) else label)
         scores = {k: f"{float(c):.4f}" if "." in c else c or "-" for k, c in cells.items()}
-        rows.append({f"class (round {row['round']})": label, **scores})
+        rows.append({f"class (round {row['round']})": name, **scores})
     echo()
     show_table(rows)
 
@@ -349,26 +316,27 @@ def _show_classes(run: Details) -> None:
 def show_comparison(runs: Sequence[Details]) -> None:
     """Prints the settings in which runs differ, and their results side by side."""
     labels = _labels([run.status.path for run in runs])
-    settings = comparison(runs)["settings"]
     rows = [
         {"setting": key}
         | dict(zip(labels, ("-" if v is None else setting_text(v) for v in values), strict=True))
-        for key, values in settings.items()
+        for key, values in comparison(runs)["settings"].items()
     ]
     show_table(rows or [{"setting": "all are equal"}])
     echo()
-    columns = []
-    for run in runs:
-        column = {
+    columns = [
+        {
             "state": run.status.state,
             "rounds": f"{run.status.rounds_done} of {run.settings['train.rounds']}",
             "collapsed": {True: "yes", False: "no", None: "-"}[run.collapsed],
         }
-        for name, values in run.results.items():
-            if name != "train_loss":
-                title = name.replace("_", " ")
-                column |= {f"{when} {title}": decimals(value) for when, value in values.items()}
-        columns.append(column)
+        | {
+            f"{when} {name.replace('_', ' ')}": decimals(value)
+            for name, values in run.results.items()
+            if name != "train_loss"
+            for when, value in values.items()
+        }
+        for run in runs
+    ]
     keys = dict.fromkeys(key for column in columns for key in column)
     cells = {key: [column.get(key, "-") for column in columns] for key in keys}
     show_table(
@@ -403,12 +371,10 @@ def comparison(runs: Sequence[Details]) -> dict[str, Any]:
 
 
 def _labels(paths: Sequence[Path]) -> list[str]:
-    """The ends of the paths that tell the runs apart; the same one twice gets a number."""
-    parts = [path.resolve().parts for path in paths]
-    for length in range(1, max(map(len, parts)) + 1):
-        labels = [str(Path(*p[-length:])) for p in parts]
-        if len(set(labels)) == len(set(parts)):
-            break
+    """The paths below the folder that holds them all; the same one twice gets a number."""
+    absolute = [path.resolve() for path in paths]
+    common = os.path.commonpath([path.parent for path in absolute])
+    labels = [str(path.relative_to(common)) for path in absolute]
     return [
         f"{label} ({i})" if labels.count(label) > 1 else label for i, label in enumerate(labels, 1)
     ]

@@ -28,7 +28,7 @@ def dry_run_options(function: F) -> F:
     dry = several_option(
         "--dry-run",
         is_flag=True,
-        help="Only list the runs, with the estimated time, disk, memory and GPU hours.",
+        help="Only list the runs, with the estimated time, memory and GPU hours.",
     )
     return dry(unmeasured(function))
 
@@ -48,20 +48,19 @@ def show_estimate(
     kinds = by_kind(configs)
     addresses = {config.engine.address for config in configs if config.engine.kind == "ray"}
     at_once = 1 if addresses else local_runs(configs, parallel)
-    rows, took, disk = [], [], 0.0
+    rows, took = [], []
     for runs in kinds:
         one = estimate.measure(runs[0]) if measured else None
         rows.append(_row(runs, one))
         if one is not None:
             took += [one.seconds(run) for run in runs]
-            disk += sum(one.fixed + run.train.rounds * one.per_round for run in runs)
     echo()
     show(rows)
     side_by_side = f", {at_once} at once" if at_once > 1 else ""
     total = {"runs": f"{counted(len(configs), 'run')}{side_by_side}", "time": "not measured"}
     if took:
         seconds, gpus = imports + estimate.makespan(took, at_once), num_gpus()
-        total |= {"time": duration(seconds), "disk": megabytes(disk)}
+        total["time"] = duration(seconds)
         if addresses - {None}:
             total["GPU hours"] = "not known: those of a cluster are not counted"
         elif gpus:
@@ -74,6 +73,9 @@ def show_estimate(
 
 def _row(runs: Sequence[RunConfig], measured: Measured | None) -> dict[str, str]:
     """Runs of one kind: their number and rounds, and what was measured."""
+    from fedsim.cli.doctor import gpu_rows
+    from fedsim.engine.devices import trains_on_gpu
+
     first, rounds = runs[0], sorted(run.train.rounds for run in runs)
     method = f"{first.algorithm} + {first.server}" if first.server else first.algorithm
     row = {
@@ -85,4 +87,6 @@ def _row(runs: Sequence[RunConfig], measured: Measured | None) -> dict[str, str]
         row["s per round"] = f"{measured.round:.2g}"
         row["s per evaluation"] = f"{measured.evaluation:.2g}"
         row["time of a run"] = duration(measured.seconds(first))
+    if trains_on_gpu(first.engine):
+        row |= gpu_rows(first, first.engine.gpus_per_client or 1.0)
     return row

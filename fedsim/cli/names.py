@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
@@ -23,11 +23,7 @@ def _algorithms() -> Rows:
     from fedsim import algorithms
 
     return [
-        {
-            "name": name,
-            "hyperparameters": defaults(name),
-            "description": algorithms.describe(name),
-        }
+        {"name": name, "hyperparameters": defaults(name), "description": algorithms.describe(name)}
         for name in algorithms.names()
     ]
 
@@ -56,9 +52,8 @@ def origin(info: DatasetInfo) -> str:
     """Where the files come from, in a word; ``source`` has the details."""
     if info.needs_folder:
         return "--data-dir"
-    if info.generated:
-        return "generated"
-    return "embedded" if info.source == "embedded" else "download"
+    embedded = "embedded" if info.source == "embedded" else "download"
+    return "generated" if info.generated else embedded
 
 
 def _models() -> Rows:
@@ -83,15 +78,11 @@ def _parts(package: str, registry: str) -> Rows:
 def _presets() -> Rows:
     from fedsim.config import presets
 
-    loaded = {name: presets.load(name) for name in presets.names()}
-    return [
-        {
-            "name": name,
-            "runs": math.prod(len(axis.values) for axis in preset.grid),
-            "description": preset.about,
-        }
-        for name, preset in loaded.items()
-    ]
+    rows = []
+    for name, preset in ((name, presets.load(name)) for name in presets.names()):
+        runs = math.prod(len(axis.values) for axis in preset.grid)
+        rows.append({"name": name, "runs": runs, "description": preset.about})
+    return rows
 
 
 CATALOGUES: Mapping[str, Callable[[], Rows]] = {
@@ -132,14 +123,8 @@ def named(kind: str) -> Completer:
     return complete
 
 
-def folders(_: click.Context, __: click.Parameter, text: str) -> list[CompletionItem]:
-    """Completes a folder."""
-    return [CompletionItem(text, type="dir")]
-
-
-def files(_: click.Context, __: click.Parameter, text: str) -> list[CompletionItem]:
-    """Completes a file."""
-    return [CompletionItem(text, type="file")]
+folders: Completer = click.Path(file_okay=False).shell_complete
+files: Completer = click.Path().shell_complete
 
 
 def preset_or_file(
@@ -161,39 +146,22 @@ def published_tables(_: click.Context, __: click.Parameter, text: str) -> list[C
 
 
 def value_of(key: str) -> Completer | None:
-    """How the value of a key is completed; None where nothing is known of it."""
+    """How the value of a key is completed; None where it is no name or path."""
     from fedsim.config.keys import KEYS
-    from fedsim.config.sections import fields
 
-    if key not in KEYS:
+    if key not in KEYS or not (KEYS[key].names or KEYS[key].path):
         return None
-    if KEYS[key].names:
-        return named(KEYS[key].names)
-    if KEYS[key].path:
-        return folders if KEYS[key].path == "dir" else files
-    annotation = fields()[key].annotation
-    choices = get_args(annotation) if get_origin(annotation) is Literal else ()
-    if annotation is bool:
-        choices = ("true", "false")
-
-    def complete(_: click.Context, __: click.Parameter, text: str) -> list[CompletionItem]:
-        return [CompletionItem(choice) for choice in choices if choice.startswith(text)]
-
-    return complete if choices else None
+    paths = folders if KEYS[key].path == "dir" else files
+    return named(KEYS[key].names) if KEYS[key].names else paths
 
 
-def key_or_value(ctx: click.Context, parameter: click.Parameter, text: str) -> list[CompletionItem]:
-    """Completes ``--set``: keys with ``=``, and after it the value of the key."""
-    from fedsim import algorithms, data
+def keys(_: click.Context, __: click.Parameter, text: str) -> list[CompletionItem]:
+    """Completes the keys of ``--set``."""
     from fedsim.config.sections import fields
 
-    key, equals, value = text.partition("=")
-    if equals:
-        complete = value_of(key)
-        values = complete(ctx, parameter, value) if complete else []
-        return [CompletionItem(f"{key}={item.value}", help=item.help) for item in values]
-    keys = {name: field.description for name, field in fields().items()}
-    sections = [*algorithms.names(), *(info.name for info in data.catalogue())]
-    sections = [section for section in sections if key.startswith(f"{section}.")]
-    keys |= {f"{section}.{leaf}": None for section in sections for leaf in defaults(section)}
-    return [CompletionItem(f"{k}=", help=text) for k, text in keys.items() if k.startswith(key)]
+    described = {key: field.description for key, field in fields().items()}
+    return [
+        CompletionItem(f"{key}=", help=said)
+        for key, said in described.items()
+        if key.startswith(text)
+    ]

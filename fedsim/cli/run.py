@@ -19,12 +19,13 @@ from fedsim.cli.options import (
     track_option,
     verbose_option,
 )
+from fedsim.core.reading import check_on_disk
 
 if TYPE_CHECKING:
     from fedsim.config.experiments import Settings
 
 
-@click.command(cls=SettingsCommand, shown=common, rare=("no_measure", "track"))
+@click.command(cls=SettingsCommand, shown=common)
 @preset_options
 @set_any_option
 @out_option(help="Directory of the run; a new one under runs/ by default.")
@@ -47,8 +48,7 @@ def run(
     """Run one experiment and write its tables.
 
     Without options, a classification task: FedLD on scikit-learn's digits, 50 clients, 10 % of them
-    in each of 100 rounds, Dirichlet(0.5). Flags win over the file, the file over the preset, the
-    preset over defaults.
+    in each of 100 rounds, Dirichlet(0.5). Flags win over the file, the file over the preset.
 
     \b
       fedsim run -a fedavg --alpha 0.1 --seed 1
@@ -64,6 +64,7 @@ def run(
     from fedsim.display.progress import display
     from fedsim.storage.run_dir import check_free
 
+    check_on_disk("--out", out)
     folder, shown = Path(out) if out else None, display()
     with interruptible(ctx, shown):
         settings = configuration(preset, config, flags)

@@ -19,7 +19,7 @@ from fedsim.core.terminal import echo
 from fedsim.core.text import counted, decimals
 
 if TYPE_CHECKING:
-    from fedsim.storage.directories import Found, SweepStatus
+    from fedsim.storage.directories import Found
 
 
 @click.command()
@@ -74,16 +74,20 @@ def _values(item: Found) -> dict[str, Any]:
         return {"kind": "sweep", "path": str(item.path), "state": item.state, **counts}
     values = {"kind": "run", **asdict(item)}
     values |= {"path": str(item.path), "sweep": str(item.sweep) if item.sweep else None}
-    values["when"] = _when(values.pop("changed"))
-    return values
+    return values | {"when": _when(values.pop("changed"))}
 
 
 def _cells(item: Found) -> dict[str, str]:
     """A row of the table; the runs of a sweep are indented under it."""
     from fedsim.storage.directories import SearchStatus, SweepStatus
+    from fedsim.storage.status import FAILED, FINISHED
 
     if isinstance(item, SweepStatus):
-        return EMPTY | {"run": f"{item.path} (sweep)", "state": f"{item.state} ({_done(item)})"}
+        number = len(item.grid or item.runs)
+        total = counted(number, "begun run" if item.grid is None else "run")
+        failed = f", {item.counts[FAILED]} failed" if item.counts[FAILED] else ""
+        state = f"{item.state} ({item.counts[FINISHED]} of {total}{failed})"
+        return EMPTY | {"run": f"{item.path} (sweep)", "state": state}
     if isinstance(item, SearchStatus):
         return EMPTY | {
             "run": f"{item.path} (search)",
@@ -106,23 +110,8 @@ def _cells(item: Found) -> dict[str, str]:
     }
 
 
-EMPTY = dict.fromkeys(
-    (
-        *("run", "label", "algorithm", "dataset", "seed", "rounds"),
-        *("state", "final", "best", "when", "problem"),
-    ),
-    "",
-)
-
-
-def _done(sweep: SweepStatus) -> str:
-    """``3 of 18 runs, 1 failed``; of a grid that is not known the runs that have begun."""
-    from fedsim.storage.status import FAILED, FINISHED
-
-    counts = sweep.counts
-    total = counted(len(sweep.grid or sweep.runs), "begun run" if sweep.grid is None else "run")
-    failed = f", {counts[FAILED]} failed" if counts[FAILED] else ""
-    return f"{counts[FINISHED]} of {total}{failed}"
+HEADS = "run label algorithm dataset seed rounds state final best when problem"
+EMPTY = dict.fromkeys(HEADS.split(), "")
 
 
 def _when(seconds: float | None) -> str | None:

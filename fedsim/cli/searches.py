@@ -46,13 +46,13 @@ def details(search: SearchStatus) -> dict[str, Any]:
     Raises:
         StoreError: confirm.csv cannot be read.
     """
-    best = search.best
+    best, file = search.best, search.path / "best.yaml"
     return {
         **values(search),
         "study": dict(search.study),
         "best_params": None if best is None else dict(best.params),
-        "best_yaml": _path(search, "best.yaml"),
-        "best_yaml_trial": _chosen(search.path / "best.yaml"),
+        "best_yaml": str(file) if file.is_file() else None,
+        "best_yaml_trial": _chosen(file),
         "confirmed": [
             {column: None if value != value else value for column, value in row.items()}  # NaN
             for row in confirmed(search.path)
@@ -69,26 +69,21 @@ def show(search: SearchStatus) -> None:
     """
     if search.problem is not None:
         raise DataError(search.problem)
-    study = search.study
+    study: Mapping[str, Any] = search.study
     echo(f"{search.path}: {search.state} search")
-    space, seeds = study.get("search"), study.get("seeds")
-    for key, form in space.items() if isinstance(space, dict) else ():
+    for key, form in study.get("search", {}).items():
         echo(f"  {key}: {form}")
-    over = ", ".join(map(str, seeds)) if isinstance(seeds, list) else "-"
     echo(
         f"by {search.by}, sampler {study.get('sampler')}, pruner {study.get('pruner')}, "
-        f"training seeds {over}"
+        f"training seeds {', '.join(map(str, study['seeds']))}"
     )
     echo(trials_of(search))
     if search.best is not None:
         show_best(search.by, search.best.number, search.best.value or 0.0, search.best.params)
-    rows = confirmed(search.path)
-    if rows:
+    if rows := confirmed(search.path):
         show_confirmed(search.by, rows)
-    file = search.path / "best.yaml"
-    if file.is_file():
-        chosen = _chosen(file)
-        echo(f"{file}" + ("" if chosen is None else f" has trial {chosen}"))
+    if (file := search.path / "best.yaml").is_file():
+        echo(f"{file} has trial {_chosen(file)}")
 
 
 def show_best(
@@ -119,42 +114,34 @@ def show_confirmed(by: str, rows: Sequence[Mapping[Any, Any]]) -> None:
     show_table(shown)
 
 
+MEASURES = ("value", "_mean", "_std", "_ci95")
+"""Ends of the names of columns with numbers."""
+
+
 def confirmed(folder: Path) -> list[dict[str, Any]]:
     """The rows of confirm.csv, none where there is no such file; trial and n are whole numbers.
 
     Raises:
         StoreError: it cannot be read.
     """
-    from fedsim.storage import status
+    from fedsim.storage import tables
 
     path = folder / "confirm.csv"
-    if not path.exists():
-        return []
+
+    def value(column: str, cell: str) -> int | float | str:
+        if column in ("trial", "n"):
+            return int(cell)
+        return float(cell or "nan") if column.endswith(MEASURES) else cell
+
     try:
-        rows = status.table(path)
-        numbers = [c for c in (rows[0] if rows else ()) if c == "value" or c.endswith(MEASURES)]
-        return [
-            {**row, "trial": int(row["trial"]), "n": int(row["n"])}
-            | {column: float(row[column] or "nan") for column in numbers}
-            for row in rows
-        ]
-    except (OSError, ValueError, KeyError, csv.Error) as error:
+        rows = tables.read(path) if path.exists() else []
+        return [{column: value(column, cell) for column, cell in row.items()} for row in rows]
+    except (OSError, ValueError, csv.Error) as error:
         raise StoreError(f"{path}: cannot be read ({error})") from error
-
-
-MEASURES = ("_mean", "_std", "_ci95")
-"""Ends of the names of columns with numbers."""
-
-
-def _path(search: SearchStatus, name: str) -> str | None:
-    return str(search.path / name) if (search.path / name).is_file() else None
 
 
 def _chosen(best: Path) -> int | None:
     """The number of the trial in best.yaml, which its first line names."""
-    try:
-        with best.open(encoding="utf-8") as file:
-            match = re.match(r"# trial (\d+):", file.readline())
-    except (OSError, UnicodeDecodeError):
-        return None
+    text = best.read_text(encoding="utf-8") if best.is_file() else ""
+    match = re.match(r"# trial (\d+):", text)
     return int(match[1]) if match else None

@@ -76,19 +76,17 @@ def sweep(ctx: click.Context, /, **options: Any) -> None:
     done as by 'fedsim tune', one with 'methods:' as by 'fedsim study'.
 
     \b
-      fedsim sweep table3_small
       fedsim sweep table3_small --seed 0 --rounds 5       a quick look
       fedsim sweep table1_retina_split1 --data-dir data/ --gpus-per-client 0.2
       fedsim sweep my_grid.yaml --dry-run                 what it will take
-      fedsim sweep my_grid.yaml --parallel 4              four runs at once
 
-    As many runs as fit are executed at once ('--parallel auto'); results do not depend on that.
-    Without a GPU, runs that fill the machine use the serial engine unless another is given.
+    As many runs as fit are executed at once; results do not depend on that. Without a GPU, runs
+    that fill the machine use the serial engine unless another is given.
 
-    Each run has its own directory in DIR; DIR/summary.csv has a row per run, DIR/aggregate.csv
-    mean, standard deviation and 95 % interval over the seeds, or over the partitions if 'data.seed'
-    is in the grid. A run that fails does not stop the others. After an interruption or a failure
-    the same command continues: unfinished runs resume from their newest checkpoint.
+    DIR/summary.csv has a row per run, DIR/aggregate.csv mean, standard deviation and 95 % interval
+    over the seeds, or over the partitions if 'data.seed' is in the grid. A run that fails does not
+    stop the others. Afterwards the same command continues: unfinished runs resume from their
+    newest checkpoint.
     """
     _do(ctx, **options)
 
@@ -97,15 +95,14 @@ def sweep(ctx: click.Context, /, **options: Any) -> None:
     "--trials",
     type=click.IntRange(1, MOST_RUNS),
     metavar="N",
-    help="Number of trials; the same command with a larger number continues the search.  [default: "
-    "25; with --sampler grid all]",
+    help="Number of trials; a larger one continues the search.  [default: 25; of a grid all]",
 )
 @search_option(
     "--by",
     type=click.Choice(METRICS),
     metavar="METRIC",
-    help="Metric on the validation part: val_accuracy, val_balanced_accuracy, val_auc (maximised) "
-    "or val_loss (minimised).  [default: val_accuracy]",
+    help="Metric on the validation part: val_accuracy (default), val_balanced_accuracy, val_auc, "
+    "or val_loss, which is minimised.",
 )
 @search_option(
     "--sampler",
@@ -122,16 +119,14 @@ def sweep(ctx: click.Context, /, **options: Any) -> None:
 @search_option(
     "--pruner",
     type=click.Choice(PRUNERS),
-    help="Stops bad trials early. median: below the median of complete trials, after a quarter of "
-    "the rounds; asha: all but the best third, after a ninth and a third of the rounds.  [default: "
-    "median]",
+    help="Stops bad trials early: below the median, or, of asha, all but the best third.  "
+    "[default: median]",
 )
 @search_option(
     "--confirm",
     type=click.IntRange(1, MOST_RUNS),
     metavar="K",
-    help="Train the K best trials again on fresh training seeds; the best of those that finish on "
-    "all of them is best.yaml.",
+    help="Train the K best trials again on fresh training seeds; best.yaml is the best on them.",
 )
 @search_option(
     "--search",
@@ -145,15 +140,12 @@ def tune(ctx: click.Context, /, **options: Any) -> None:
     """Search hyperparameters by the validation part, with Optuna.
 
     FILE is a YAML file of settings with a section 'search:' of lines 'KEY: FORM', where FORM is
-    uniform(a, b), loguniform(a, b), int(a, b) or choice(a, b, ...); PRESET is a name of 'fedsim
-    list presets'. A flag takes the place of a searched key. What trials are compared under (data,
-    evaluation, seeds, clock, attack, participation, communication, privacy) is not searched. Needs
-    the extra 'tune'.
+    uniform(a, b), loguniform(a, b), int(a, b) or choice(a, b, ...). A flag takes the place of a
+    searched key. Needs the extra 'tune'.
 
     \b
       fedsim tune my_search.yaml --trials 40 --confirm 3
       fedsim tune table3_small -a fedld --val-fraction 0.1 --search 'train.lr=choice(0.01, 0.1)'
-      fedsim tune my_search.yaml --sampler grid --by val_loss --parallel 4
 
     A trial is a run for each training seed, those of 'grid: {seed: [0, 1, 2]}' or --seed. Its value
     is the mean over them of the metric after the last evaluated round. The test part is not used.
@@ -171,18 +163,17 @@ def study(ctx: click.Context, /, **options: Any) -> None:
 
     FILE is a YAML file of settings with 'methods:' and 'partitions:' (rows 'NAME: {KEY: VALUE}'; of
     partitions also a list of seeds), 'search:' as in 'fedsim tune' (for one method under its name),
-    'trials:' of each method on each partition, and 'seeds:' of the comparison. A key stands in one
-    place: the search, a method or a partition.
+    'trials:' of each method on each partition, and 'seeds:' of the comparison. Needs the extra
+    'tune'.
 
     \b
-      fedsim study launch/study_small.yaml --dry-run
       fedsim study launch/study_small.yaml --out runs/study
       fedsim table runs/study/runs --by label --out table.tex
 
     Each method is tuned on each partition by its validation part (DIR/tuning, DIR/chosen.csv),
     then trained with the chosen settings on training seeds that the tuning has not used
     (DIR/runs), and reported (DIR/report). After an interruption or a failure the same command
-    continues. Needs the extra 'tune'.
+    continues.
     """
     _do(ctx, "study", **options)
 
@@ -318,17 +309,9 @@ def _show_study(plan: Plan, outcome: Outcome, folder: Path) -> None:
     from fedsim.studies import plan as plans
     from fedsim.studies import sweep as sweeps
 
-    hidden = {"trial", "metric", "value", "trials"}
-    rows = plans.chosen_rows(plan, plans.best_trials(plan, outcome.tunings))
-    if not any(row["partition"] for row in rows):
-        hidden.add("partition")
-    shown = []
-    for row in rows:
-        cells = {key: value for key, value in row.items() if key not in hidden}
-        cells |= {str(row["metric"]): row["value"], "trials": row["trials"]}
-        shown.append({key: _text(value) for key, value in cells.items()})
     echo("chosen on the validation part")
-    show(shown)
+    rows = plans.chosen_rows(plan, plans.best_trials(plan, outcome.tunings))
+    show([{key: _text(value) for key, value in row.items()} for row in rows])
     names = {
         f"method={sweeps.plain(cell.name)}": {"method": cell.method}
         | ({"partition": cell.partition} if cell.partition else {})
@@ -373,14 +356,10 @@ def show_aggregate(
     *,
     by_validation: bool = False,
 ) -> None:
-    """Prints the rows of aggregate.csv, with how many runs of each collapsed where any did.
+    """Prints the rows of aggregate.csv, by configuration named by some cells or by itself.
 
-    Args:
-        table: aggregate.csv.
-        rounds: of the longest run; of a single round there is no mean over the last ten.
-        names: by configuration the cells that say what it is; without them, its own name.
-        by_validation: whether the best round is chosen on the validation part, so that its test
-            accuracy may be below the final one; the heading then says so.
+    ``rounds`` are those of the longest run. With ``by_validation`` the best round is chosen on the
+    validation part, so that its test accuracy may be below the final one.
     """
     from fedsim.display.tables import interval, show
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from rich.progress import TaskID
 
 from fedsim.core.terminal import echo, printable
 from fedsim.core.text import decimals, duration
-from fedsim.display.progress import in_notebook, live_bars
+from fedsim.display.progress import is_terminal, live_bars
 from fedsim.training.events import (
     ENDINGS,
     Begun,
@@ -39,22 +40,18 @@ class OneByOne:
     """
 
     def __init__(self, names: Sequence[str], verbose: bool = False) -> None:
-        self.names, self.verbose = names, verbose
-        self.positions = {name: position for position, name in enumerate(names, start=1)}
+        self.verbose = verbose
+        self.titles = {name: f"[{i}/{len(names)}] {name}" for i, name in enumerate(names, 1)}
 
     def happened(self, slot: int, job: Job, event: Event) -> None:  # noqa: ARG002
         """Says that a run begins, was finished before, or failed."""
+        title = self.titles[job.name]
         if isinstance(event, Begun):
-            self.say(job, ": resumed after an interruption" if event.resumed else "")
+            logger.info("%s%s", title, ": resumed after an interruption" if event.resumed else "")
         elif isinstance(event, Done) and event.before:
-            self.say(job, ": finished before")
+            logger.info("%s: finished before", title)
         elif isinstance(event, Failed):
-            show_traceback(event, self.verbose)
-            self.say(job, f": failed: {event.reason}")
-
-    def say(self, job: Job, text: str) -> None:
-        """A line about a run."""
-        logger.info("[%d/%d] %s%s", self.positions[job.name], len(self.names), job.name, text)
+            _show_failure(title, event, self.verbose)
 
     def stopping(self) -> None:
         """Nothing: the run has stopped by itself."""
@@ -62,11 +59,8 @@ class OneByOne:
 
 @dataclass
 class Active:
-    """A run in a slot: its rounds, 0 while their number is not known, and what is known of them.
-
-    ``since`` is when it got the slot; ``took`` are the seconds of the ``seen`` rounds that were
-    reported; ``accuracy`` is the newest value of the metric, as text.
-    """
+    """A run in a slot since then: its rounds (0: not known yet), how many are done, the seconds
+    of those that were seen, and the newest value of the metric, as text."""
 
     name: str
     since: float = field(default_factory=time.monotonic)
@@ -77,9 +71,9 @@ class Active:
     accuracy: str = "-"
 
     @property
-    def left(self) -> float | None:
-        """Estimated seconds until its end, None before the first reported round."""
-        return (self.rounds - self.done) * self.took / self.seen if self.seen else None
+    def share(self) -> float:
+        """The share of its rounds that are done."""
+        return self.done / self.rounds if self.rounds else 0.0
 
 
 @dataclass(kw_only=True)
@@ -88,27 +82,21 @@ class Board:
 
     Args:
         total: number of runs of the whole sweep, including those that are finished.
-        waiting: the names of the runs that have not begun.
-        width: how many runs at once.
-        group_of: returns the group of a run's name; runs of a group take about equally long.
-        took: known seconds of a run, by group.
+        ended: how many of them have ended.
         verbose: whether tracebacks are shown.
         metric: column of rounds.csv that the line of a run shows.
         lines: whether a line is printed when a run ends; for warnings and lost runs it always is.
     """
 
     total: int
-    waiting: list[str]
-    width: int
-    group_of: Callable[[str], str] = str
-    took: dict[str, float] = field(default_factory=dict)
+    ended: int = 0
     verbose: bool = False
     metric: str = "test_accuracy"
     lines: bool = True
 
     def __post_init__(self) -> None:
-        self.ended = self.total - len(self.waiting)
         self.active: dict[int, Active] = {}
+        self.start, self.before = time.monotonic(), float(self.ended)
         self.halted = False
 
     def happened(self, slot: int, job: Job, event: Event) -> None:
@@ -118,6 +106,7 @@ class Board:
             logger.info("%s: resumed after an interruption", job.name)
         elif isinstance(event, Started):
             run.done, run.rounds = event.done, event.rounds
+            self.before += run.share
         elif isinstance(event, RoundEnded):
             run.done += 1
             run.seen += 1
@@ -126,16 +115,14 @@ class Board:
                 run.accuracy = decimals(event.row[self.metric])
         elif isinstance(event, Logged):
             logger.log(event.level, "%s: %s", job.name, event.text)
-        if job.name in self.waiting:
-            self.waiting.remove(job.name)
-        if isinstance(event, ENDINGS):
-            self._ended(run, event)
+        elif isinstance(event, ENDINGS):
             del self.active[slot]
+            self._ended(run, event)
 
-    def now(self, waiting: list[str], metric: str, lines: bool) -> None:
-        """Begins another part of the work; all runs that are not ``waiting`` have ended."""
-        self.waiting, self.metric, self.lines = waiting, metric, lines
-        self.ended = self.total - len(waiting)
+    def now(self, ended: int, metric: str, lines: bool) -> None:
+        """Begins another part of the work, when so many runs have ended."""
+        self.before += ended - self.ended
+        self.ended, self.metric, self.lines = ended, metric, lines
 
     def stopping(self) -> None:
         """Says that the runs stop after their round."""
@@ -146,50 +133,30 @@ class Board:
         """Does nothing."""
 
     def left(self) -> float | None:
-        """Estimated seconds until the last run ends, None before the first reported round."""
-        now = [run.left for run in self.active.values()]
-        seconds = [*self.took.values(), *(left for left in now if left is not None)]
-        if not seconds:
-            return None
-        usual = sum(seconds) / len(seconds)
-        active = [
-            self._usual(run.name, usual) if left is None else left
-            for run, left in zip(self.active.values(), now, strict=True)
-        ]
-        later = sum(self._usual(name, usual) for name in self.waiting)
-        return max([*active, (sum(active) + later) / self.width])
-
-    def _usual(self, name: str, otherwise: float) -> float:
-        return self.took.get(self.group_of(name), otherwise)
+        """Seconds until the last run ends, at the pace since the display began; None before."""
+        done = self.ended + sum(run.share for run in self.active.values())
+        fresh = done - self.before
+        elapsed = time.monotonic() - self.start
+        return elapsed / fresh * (self.total - done) if fresh > 0 else None
 
     def _ended(self, run: Active, event: Event) -> None:
+        title = f"[{self.ended + 1}/{self.total}] {run.name}"
         if isinstance(event, Lost):
             again = "" if self.halted else "; resuming it"
             logger.warning("%s: %s%s", run.name, event.reason, again)
-            self.waiting.insert(0, run.name)
-            return
-        self.ended += isinstance(event, Done | Failed)
-        if isinstance(event, Done) and not event.before:
-            self.took.setdefault(self.group_of(run.name), time.monotonic() - run.since)
-        if isinstance(event, Failed):
-            show_traceback(event, self.verbose)
-        if not self.lines:
-            return
-        title = f"[{self.ended}/{self.total}] {run.name}"
-        if isinstance(event, Failed):
-            logger.info("%s: failed: %s", title, event.reason)
-        elif isinstance(event, Done) and event.before:
-            logger.info("%s: finished before", title)
+        elif isinstance(event, Failed):
+            self.ended += 1
+            _show_failure(title if self.lines else "", event, self.verbose)
         elif isinstance(event, Done):
+            self.ended += 1
+            self.before += event.before
             seconds = time.monotonic() - run.since
             accuracy = decimals(event.summary.get("final_test_accuracy"))
-            logger.info(
-                "%s: %s, test accuracy %s%s", title, duration(seconds), accuracy, self._rest()
-            )
-
-    def _rest(self) -> str:
-        left = self.left() if self.ended < self.total else None
-        return "" if left is None else f"; about {duration(left)} left"
+            text = f"{duration(seconds)}, test accuracy {accuracy}"
+            left = self.left() if self.ended < self.total else None
+            text += "" if left is None else f"; about {duration(left)} left"
+            if self.lines:
+                logger.info("%s: %s", title, "finished before" if event.before else text)
 
 
 @dataclass(kw_only=True)
@@ -225,13 +192,14 @@ class Bars(Board):
         self.bars.stop()
 
 
-def board_type() -> type[Board]:
-    """Bars on a terminal and in a notebook, plain lines elsewhere."""
-    terminal = sys.stdout is not None and sys.stdout.isatty()
-    return Bars if terminal or in_notebook() else Board
+def make(bars: bool | None, **values: Any) -> Board:
+    """The display of several runs: with bars, or where None is given, on a terminal."""
+    return (Bars if bars or (bars is None and is_terminal()) else Board)(**values)
 
 
-def show_traceback(event: Failed, verbose: bool) -> None:
-    """The traceback of a failure, where tracebacks are shown."""
+def _show_failure(title: str, event: Failed, verbose: bool) -> None:
+    """The reason of a failure below a title, if any, and its traceback where those are shown."""
     if verbose and event.traceback:
         echo(event.traceback, file=sys.stderr, nl=False)
+    if title:
+        logger.info("%s: failed: %s", title, event.reason)

@@ -1,25 +1,22 @@
-"""The display of a running experiment: a bar on a terminal or in a notebook, lines in a pipe."""
+"""The display of a running experiment: a bar on a terminal, lines in a notebook or a pipe."""
 
 from __future__ import annotations
 
-import importlib
+import builtins
 import math
 import shlex
 import sys
-import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
-from html import escape
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Column
 
-from fedsim.core.errors import StoreError
-from fedsim.core.rows import EPSILONS, METRICS, SCORES, Row, metric_column
+from fedsim.core.rows import EPSILONS, METRICS, SCORES, metric_column
 from fedsim.core.terminal import echo, tell
 from fedsim.core.text import counted, decimals, duration
 from fedsim.display.tables import show
@@ -28,22 +25,17 @@ from fedsim.training.callbacks import Callback, Rows, RunInfo
 
 LINES = 20
 """About so many lines of progress are printed in a pipe."""
-PAUSE = 0.2
-"""Seconds between two updates of a notebook."""
-LINES_OF_RESULT = {
-    **{
-        f"final {score.title}": metric_column("test", name, "final")
-        for name, score in SCORES.items()
-        if score.takes and not score.late and name != "accuracy"
-    },
-    **{METRICS[column].title: column for column in EPSILONS},
-}
+RESULTS = {
+    f"final {score.title}": metric_column("test", name, "final")
+    for name, score in SCORES.items()
+    if score.takes and not score.late and name != "accuracy"
+} | {METRICS[column].title: column for column in EPSILONS}
 """Further lines of the final table, where summary.csv has a value."""
 
 
 def display(final_table: bool = True) -> Lines:
     """A bar where stdout is a terminal, plain lines elsewhere."""
-    return Bar(final_table) if _is_terminal() else Lines(final_table)
+    return Bar(final_table) if is_terminal() else Lines(final_table)
 
 
 def displays(wanted: bool | None) -> list[Callback]:
@@ -52,19 +44,12 @@ def displays(wanted: bool | None) -> list[Callback]:
     Args:
         wanted: None: only where somebody looks, in a notebook or a terminal.
     """
-    if wanted is not False and in_notebook():
-        return [Notebook()]
-    return [display(final_table=False)] if wanted or (wanted is None and _is_terminal()) else []
+    shown = is_terminal() or hasattr(builtins, "__IPYTHON__") if wanted is None else wanted
+    return [display(final_table=False)] if shown else []
 
 
-def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython and ipython.get_ipython()
-    return getattr(shell, "kernel", None) is not None
-
-
-def _is_terminal() -> bool:
+def is_terminal() -> bool:
+    """Whether stdout is a terminal."""
     return sys.stdout is not None and sys.stdout.isatty()
 
 
@@ -91,7 +76,7 @@ class Lines(Callback):
         self.info: RunInfo | None = None
         self.done = self.failed = 0
         self.recent: deque[float] = deque(maxlen=10)
-        self.evaluated: tuple[int, str] | None = None
+        self.accuracy = "-"
 
     def on_run_start(self, info: RunInfo) -> None:
         """Says what is run, and where its files go."""
@@ -99,14 +84,16 @@ class Lines(Callback):
         self._introduce(info)
 
     def on_round_end(self, round: int, rows: Rows) -> None:
-        """Counts the round and reports it."""
+        """Counts the round and reports it: newest test accuracy, training loss and pace."""
         (row,) = rows["rounds"]
         self.done = round
         self.failed += row["dropped"]
         self.recent.append(rows["timings"][-1]["seconds"])  # of phase total
         if row["test_accuracy"] is not None:
-            self.evaluated = round, decimals(row["test_accuracy"])
-        self._report(self.text(row))
+            self.accuracy = decimals(row["test_accuracy"])
+        text = f"test accuracy {self.accuracy}  train loss {decimals(row['train_loss'])}  "
+        text += f"{self.pace():.2f} s/round"
+        self._report(text + (f"  clients failed {self.failed}" if self.failed else ""))
 
     def on_run_end(self, summary: Mapping[str, object]) -> None:
         """Prints the result."""
@@ -133,16 +120,6 @@ class Lines(Callback):
     def pace(self) -> float:
         """Seconds per round, mean of the last ten."""
         return sum(self.recent) / len(self.recent)
-
-    def text(self, row: Row) -> str:
-        """What is said of a round: the newest test accuracy, training loss and pace."""
-        round, accuracy = self.evaluated or (self.done, "-")
-        earlier = f" (round {round})" if round != self.done else ""
-        failed = f"  clients failed {self.failed}" if self.failed else ""
-        return (
-            f"test accuracy {accuracy}{earlier}  train loss {decimals(row.get('train_loss'))}  "
-            f"{self.pace():.2f} s/round{failed}"
-        )
 
     def _introduce(self, info: RunInfo) -> None:
         tell(
@@ -190,53 +167,11 @@ class Bar(Lines):
         self.bar.update(self.task, completed=self.done, text=text + left)
 
 
-class Notebook(Lines):
-    """A progress bar under the cell of a notebook, replaced in place."""
-
-    def __init__(self) -> None:
-        super().__init__(final_table=False)
-        self.output = importlib.import_module("IPython.display")
-        self.cell: Any = None
-        self.line = ""
-        self.drawn = -math.inf
-
-    def close(self) -> None:
-        """Shows where the run stands."""
-        if self.cell is not None:
-            self.cell.update(self._html())
-
-    def _introduce(self, _: RunInfo) -> None:
-        self.cell = self.output.display(self._html(), display_id=True)
-
-    def _report(self, text: str) -> None:
-        self.line = text
-        if time.monotonic() - self.drawn > PAUSE:
-            self.close()
-            self.drawn = time.monotonic()
-
-    def _html(self) -> Any:
-        info = self.info
-        if info is None:
-            return self.output.HTML("")
-        title = f"{info.algorithm} on {info.dataset}, {info.model}, seed {info.seed}: {info.out}"
-        return self.output.HTML(
-            f"<div>{escape(title)}</div><div><progress value='{self.done}' max='{info.rounds}'>"
-            f"</progress> round {self.done}/{info.rounds} {escape(self.line)}</div>"
-        )
-
-
 def show_result(path: Path, summary: Mapping[str, object]) -> None:
     """Prints the final table of a finished run, from its row of summary.csv, and a line where its
     model collapsed.
-
-    Raises:
-        StoreError: the row does not say how many rounds and seconds the run took.
     """
-    rounds, seconds = summary.get("rounds"), summary.get("total_seconds")
-    if not isinstance(rounds, int) or not isinstance(seconds, (int, float)):
-        raise StoreError(
-            f"{path / 'summary.csv'}: damaged: rounds is {rounds!r}, total_seconds {seconds!r}"
-        )
+    rounds, seconds = cast("int", summary["rounds"]), cast("float", summary["total_seconds"])
     last = min(10, rounds)
     best = f"{decimals(summary['best_test_accuracy'])} (round {summary['best_round']}, chosen by "
     lines = {
@@ -245,7 +180,7 @@ def show_result(path: Path, summary: Mapping[str, object]) -> None:
     }
     if last > 1:
         lines[f"mean of last {last} rounds"] = decimals(summary["last10_test_accuracy"])
-    for name, column in LINES_OF_RESULT.items():
+    for name, column in RESULTS.items():
         if (value := decimals(summary.get(column))) != "-":
             lines[name] = value
     lines |= {"rounds": str(rounds), "seconds": f"{seconds:.1f}", "files": str(path)}

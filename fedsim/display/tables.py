@@ -1,42 +1,17 @@
-"""Tables of text for people: rich on a terminal, aligned columns in a pipe."""
+"""Tables of text for people, in aligned columns."""
 
 import math
-import sys
 from collections.abc import Mapping, Sequence
-
-from rich import box
-from rich.console import Console, JustifyMethod
-from rich.table import Table
-from rich.text import Text
 
 from fedsim.core.terminal import echo, printable
 
 
-def show(rows: Sequence[Mapping[str, str]], title: str | None = None) -> None:
-    """Prints rows that share their keys; the keys are the headings, numbers align right.
-
-    On a narrow terminal cells go on in the next line, those of the first column last: it names the
-    row.
-    """
-    if not rows:
-        return
-    rows = [{printable(k): printable(v) for k, v in row.items()} for row in rows]
-    if not sys.stdout.isatty():
-        echo("\n".join(aligned(rows)))
-        return
-    console = Console()
-    table = Table(
-        title=None if title is None else Text(printable(title)),
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-    )
-    for position, key in enumerate(rows[0]):
-        whole = position == 0 and max(len(row[key]) for row in rows) <= console.width // 2
-        side: JustifyMethod = "right" if _numeric(rows, key) else "left"
-        table.add_column(Text(key), justify=side, overflow="fold", no_wrap=whole)
-    for row in rows:
-        table.add_row(*map(Text, row.values()))
-    console.print(table)
+def show(rows: Sequence[Mapping[str, str]], title: str = "") -> None:
+    """Prints rows that share their keys; the keys are the headings, numbers align right."""
+    if rows and title:
+        echo(title)
+    if rows:
+        echo("\n".join(aligned([{printable(k): printable(v) for k, v in r.items()} for r in rows])))
 
 
 def interval(mean: float, half: float, digits: int) -> str:
@@ -48,19 +23,11 @@ def interval(mean: float, half: float, digits: int) -> str:
 
 def aligned(rows: Sequence[Mapping[str, str]]) -> list[str]:
     """The heading and the rows as lines of aligned columns, two spaces apart."""
-    keys = list(rows[0])
-    widths = [max(len(key), *(len(row[key]) for row in rows)) for key in keys]
-    right = [_numeric(rows, key) for key in keys]
-    lines = []
-    for row in ({key: key for key in keys}, *rows):
-        cells = [
-            row[key].rjust(width) if number else row[key].ljust(width)
-            for key, width, number in zip(keys, widths, right, strict=True)
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return lines
-
-
-def _numeric(rows: Sequence[Mapping[str, str]], key: str) -> bool:
-    cells = [row[key].split(" ")[0] for row in rows if row[key] not in ("", "-")]
-    return bool(cells) and all(cell.replace(".", "").lstrip("-").isdigit() for cell in cells)
+    columns = []
+    for key in rows[0]:
+        cells = [row[key] for row in rows]
+        values = [cell.split(" ")[0] for cell in cells if cell not in ("", "-")]
+        numeric = all(value.replace(".", "").lstrip("-").isdigit() for value in values) and values
+        width = max(map(len, (key, *cells)))
+        columns.append([f"{cell:{'>' if numeric else '<'}{width}}" for cell in (key, *cells)])
+    return ["  ".join(line).rstrip() for line in zip(*columns, strict=True)]

@@ -68,7 +68,7 @@ class Incident:
 
 class Executor(Protocol):
     """Does the clients' work of one run, with the bits of the serial executor; lost work is done
-    again. :func:`fedsim.testing.check_executor` tests one."""
+    again."""
 
     @property
     def description(self) -> str:

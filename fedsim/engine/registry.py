@@ -41,7 +41,7 @@ class MakeExecutor(Protocol):
 
 def names() -> tuple[str, ...]:
     """The names of all built-in executors, sorted: of the files that define ``make_executor``."""
-    return plugins(fedsim.engine.__path__, "make_executor")
+    return plugins(tuple(fedsim.engine.__path__), "make_executor")
 
 
 def load(kind: str) -> MakeExecutor:

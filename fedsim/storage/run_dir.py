@@ -24,7 +24,6 @@ from fedsim.core import files
 from fedsim.core.errors import ConfigError, DataError, StoreError, nearest, one_line
 from fedsim.core.reading import parse_json
 from fedsim.core.rows import TABLES, FinalClientRow, PartitionRow, Row, metric_column
-from fedsim.core.terminal import check_text
 from fedsim.core.types import Array
 from fedsim.metrics.collapse import FinalPredictions, final_predictions
 from fedsim.storage import status, tables
@@ -163,7 +162,6 @@ class RunWriter(RunStore):
 
         The name is part of summary.csv.
         """
-        check_text(str(path), "--out")
         check_free(path)
         try:
             path.mkdir(parents=True, exist_ok=True)

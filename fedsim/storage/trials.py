@@ -33,24 +33,14 @@ KEYS = {"by", "seeds", "trials"}
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A trial that has ended.
+    """A trial that has ended."""
 
-    Args:
-        number: from 0, in the order in which the trials were proposed.
-        params: the values of the searched keys.
-        state: ``pruned`` was stopped early, ``failed`` has no value.
-        value: of a pruned trial that of the round after which it was stopped.
-        reports: by round the mean over the training seeds, of the rounds that all seeds did.
-        marks: what the pruner noted.
-        error: why it failed.
-    """
-
-    number: int
-    params: Mapping[str, Scalar]
-    state: State
-    value: float | None = None
-    reports: Mapping[int, float] = field(default_factory=dict)
-    marks: Mapping[str, Any] = field(default_factory=dict)
+    number: int  # from 0, in the order in which the trials were proposed
+    params: Mapping[str, Scalar]  # the values of the searched keys
+    state: State  # pruned: stopped early; failed: has no value
+    value: float | None = None  # of a pruned trial that of the round after which it was stopped
+    reports: Mapping[int, float] = field(default_factory=dict)  # by round, means over the seeds
+    marks: Mapping[str, Any] = field(default_factory=dict)  # what the pruner noted
     error: str | None = None
 
     @property

@@ -27,13 +27,11 @@ runs in two processes."""
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds of the start with the first round, of a later round, and of an evaluation; bytes."""
+    """Seconds of the start with the first round, of a later round, and of an evaluation."""
 
     first: float
     round: float
     evaluation: float
-    fixed: float
-    per_round: float
 
     def seconds(self, config: RunConfig) -> float:
         """Of the whole run, without early stopping."""
@@ -70,21 +68,17 @@ def measure(config: RunConfig) -> Measured:
         logger.setLevel(logging.WARNING)  # what the run says is said again when it is done
         try:
             config = config.model_copy(update={"evaluation": evaluation})
-            store = driver.run(config, Path(folder, "run"), [clock])
+            driver.run(config, Path(folder, "run"), [clock])
         except FedsimError as error:
             error.add_note("--no-measure lists the runs without training any")
             raise
         finally:
             logger.setLevel(level)
         end = time.perf_counter()
-        tables = [f for f in store.path.glob("*.csv") if f.read_bytes().startswith(b"round,")]
-        growing = sum(file.stat().st_size for file in tables)
-        size = sum(f.stat().st_size for f in store.path.rglob("*") if f.is_file())
     later = clock.rounds[1:] or clock.rounds
     total, evaluated = (sum(r[p] for r in later) / len(later) for p in ("total", "evaluate"))
     first = end - clock.begun - sum(r["total"] for r in clock.rounds[1:])
-    per_round = growing / len(clock.rounds)
-    return Measured(first, total - evaluated, evaluated, size - growing, per_round)
+    return Measured(first, total - evaluated, evaluated)
 
 
 def makespan(seconds: Sequence[float], at_once: int) -> float:

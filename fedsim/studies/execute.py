@@ -22,6 +22,7 @@ from fedsim.core.errors import FedsimError
 from fedsim.core.text import counted
 from fedsim.display import board
 from fedsim.display.descriptions import descriptions
+from fedsim.storage.run_dir import check_outside_runs
 from fedsim.studies import capacity
 from fedsim.studies import plan as plans
 from fedsim.studies import sweep as sweeps
@@ -43,41 +44,24 @@ logger = logging.getLogger("fedsim")
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """How runs are done and shown.
-
-    Args:
-        trackers: of every run.
-        accept_changed_code: whether runs go on where the user's code has changed.
-        verbose: whether tracebacks of failed runs are shown.
-        progress: whether the progress of several runs is shown as bars; None: on a terminal, and
-            in a notebook.
-        displays: makes the display of a run that is done in this process.
-    """
+    """How runs are done and shown."""
 
     trackers: tuple[str, ...] = ()
     accept_changed_code: bool = False
-    verbose: bool = False
-    progress: bool | None = None
-    displays: Callable[[], Sequence[Callback]] = tuple
+    verbose: bool = False  # tracebacks of failed runs are shown
+    progress: bool | None = None  # several runs as bars; None: on a terminal, in a notebook
+    displays: Callable[[], Sequence[Callback]] = tuple  # makes that of a run in this process
 
 
 @dataclass(kw_only=True)
 class Outcome:
-    """Work that has ended.
-
-    Args:
-        runs: all runs of the sweep.
-        table: the rows of aggregate.csv; none where no run finished.
-        failed: the names of the runs that failed.
-        tunings: the searches.
-        confirmed: the rows of confirm.csv, of a search whose best trials were trained again.
-    """
+    """Work that has ended: its runs, the names of those that failed, and the searches before."""
 
     runs: Sequence[SweepRun]
-    table: pd.DataFrame | None = None
+    table: pd.DataFrame | None = None  # aggregate.csv; without rows where no run finished
     failed: Sequence[str] = ()
     tunings: Sequence[Tuning] = ()
-    confirmed: pd.DataFrame | None = None
+    confirmed: pd.DataFrame | None = None  # confirm.csv, if any
 
     def check(self) -> None:
         """Raises a FedsimError where a run failed."""
@@ -105,7 +89,7 @@ def run(plan: Plan, out: Path, options: RunOptions) -> Outcome:
             its trial's.
         Interrupted: Ctrl-C or SIGTERM came; the same call continues.
     """
-    sweeps.check_out(out)  # refused before it is made
+    check_outside_runs(out / "sweep")  # nor is it one
     trackers, accept = options.trackers, options.accept_changed_code
     with ExitStack() as locked, ExitStack() as stack:
         with files.writing(out):
@@ -122,8 +106,8 @@ def run(plan: Plan, out: Path, options: RunOptions) -> Outcome:
         examples = [run.config for run in left] or plan.configs
         configs = list(islice(cycle(examples), len(trials) + len(later)))
         drivers = capacity.make_drivers(configs, plan.parallel, stack, options.displays)
-        _introduce(plan, tunings, drivers, configs, len(later))
-        shown = _display(stack, plan, drivers, options, [*trials, *later])
+        _introduce(plan, drivers, configs, len(later))
+        shown = _display(stack, plan, drivers, options, len(trials) + len(later))
         if tunings:
             tune(tunings, drivers, shown)
         runs, folder = plan.runs(tunings, out), plan.folder(out)
@@ -135,7 +119,7 @@ def run(plan: Plan, out: Path, options: RunOptions) -> Outcome:
         if isinstance(shown, board.Board):
             searched = plan.file.kind == "tune"
             metric = plan.file.by if searched else "test_accuracy"
-            shown.now([run.name for run in left], metric, lines=not searched)
+            shown.now(len(plan.configs) - len(left), metric, lines=not searched)
         outcome.table, outcome.failed = sweeps.run_all(
             runs, left, folder, drivers, shown, trackers, accept
         )
@@ -147,18 +131,8 @@ def run(plan: Plan, out: Path, options: RunOptions) -> Outcome:
         return outcome
 
 
-def _introduce(
-    plan: Plan,
-    tunings: Sequence[Tuning],
-    drivers: Drivers,
-    configs: Sequence[RunConfig],
-    later: int,
-) -> None:
+def _introduce(plan: Plan, drivers: Drivers, configs: Sequence[RunConfig], later: int) -> None:
     """Says how much is left: ``18 runs``, or ``50 runs of trials, then 9 to confirm``."""
-    trials = len(configs) - later
-    if tunings and not trials:
-        count = sum(len(each.ended) for each in tunings)
-        logger.info("%s done already", counted(count, "trial"))
     if not configs:
         return
     if plan.grid:
@@ -167,22 +141,20 @@ def _introduce(
     else:
         purpose = "compare" if plan.file.methods else "confirm"
         then = f", then {later} to {purpose}" if later else ""
-        text = f"{counted(trials, 'run')} of trials{then}"
+        text = f"{counted(len(configs) - later, 'run')} of trials{then}"
     logger.info(capacity.introduction(text, drivers, configs))
 
 
 def _display(
-    stack: ExitStack, plan: Plan, drivers: Drivers, options: RunOptions, waiting: list[str]
+    stack: ExitStack, plan: Plan, drivers: Drivers, options: RunOptions, waiting: int
 ) -> Follower:
     """The display of all runs, which the stack closes."""
     if plan.grid and isinstance(drivers, Here):
         return board.OneByOne([run.name for run in plan.grid], options.verbose)
-    kinds = {None: board.board_type(), True: board.Bars, False: board.Board}
-    shown = kinds[options.progress](
+    shown = board.make(
+        options.progress,
         total=len(plan.configs),
-        waiting=waiting,
-        width=len(drivers.slots),
-        group_of=lambda name: sweeps.group_of(name.partition("/")[0]),
+        ended=len(plan.configs) - waiting,
         verbose=options.verbose,
         metric="test_accuracy" if plan.grid else plan.file.by,
         lines=bool(plan.grid),

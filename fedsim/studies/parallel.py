@@ -23,21 +23,9 @@ from fedsim.core.errors import (
 from fedsim.display.trackers import resumed as with_trackers
 from fedsim.display.trackers import tracker
 from fedsim.identity.resume import archive, can_resume, is_complete, placement
+from fedsim.training import events
 from fedsim.training.callbacks import Callback, Rows, RunInfo
-from fedsim.training.events import (
-    ENDINGS,
-    Begun,
-    Done,
-    Event,
-    Failed,
-    Job,
-    Lost,
-    Orders,
-    RoundEnded,
-    Started,
-    Stopped,
-    Tell,
-)
+from fedsim.training.events import ENDINGS, Event, Failed, Job, Lost, Orders, Stopped, Tell
 from fedsim.training.signals import handled
 
 if TYPE_CHECKING:
@@ -129,16 +117,16 @@ def execute(
         if orders.stop:
             return Stopped()
         if is_complete(job.config, job.out):
-            return Done({}, before=True)
+            return events.Done({}, before=True)
         resumed = can_resume(job.config, job.out, accept_changed_code=job.accept_changed_code)
-        tell(Begun(resumed))
+        tell(events.Begun(resumed))
         _train(job, resumed, session(), [*callbacks, *map(tracker, job.trackers), watch])
     except KeyboardInterrupt as interrupt:
         number = getattr(interrupt, "number", signal.SIGINT)
         return Stopped(0 if orders.stop else int(number), _notes(interrupt))
     except Exception as error:  # noqa: BLE001 - a run's failure is an event, the others go on
         return _failure(error)
-    return Done(watch.summary)
+    return events.Done(watch.summary)
 
 
 def _train(job: Job, resumed: bool, session: Any, callbacks: Sequence[Callback]) -> None:
@@ -179,12 +167,12 @@ class _Watch(Callback):
         self.summary: Mapping[str, object] = {}
 
     def on_run_start(self, info: RunInfo) -> None:
-        self.tell(Started(info.done, info.rounds))
+        self.tell(events.Started(info.done, info.rounds))
         self._stop()
 
     def on_round_end(self, round: int, rows: Rows) -> Literal["stop"] | None:  # noqa: ARG002
         (row,) = rows["rounds"]
-        self.tell(RoundEnded(row, rows["timings"][-1]["seconds"]))  # of phase total
+        self.tell(events.RoundEnded(row, rows["timings"][-1]["seconds"]))  # of phase total
         self._stop()
         return "stop" if self.orders.end else None
 

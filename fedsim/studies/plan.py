@@ -60,35 +60,25 @@ class Cell:
     @property
     def name(self) -> str:
         """Of its row in the comparison."""
-        return f"{self.method}+{self.partition}" if self.partition else self.method
+        return "+".join(filter(None, (self.method, self.partition)))
 
     @property
     def title(self) -> str:
         """For messages: ``FedAvg on skewed``."""
-        return f"{self.method} on {self.partition}" if self.partition else self.method
+        return " on ".join(filter(None, (self.method, self.partition)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is done with a file: the searches of its cells, then other runs.
-
-    Args:
-        file: its content.
-        source: its name.
-        overrides: the flags, which win over all settings.
-        parallel: how many runs at once.
-        grid: the runs of a sweep.
-        cells: of a study, every method on every partition, partition by partition; of a search one.
-        seeds: training seeds of the comparison of a study, or of the best trials of a search.
-    """
+    """What is done with a file: the searches of its cells, then other runs."""
 
     file: Experiment
-    source: str
-    overrides: Settings
+    source: str  # its name
+    overrides: Settings  # the flags, which win over all settings
     parallel: Parallel
-    grid: Sequence[sweep.SweepRun] = ()
-    cells: Sequence[Cell] = ()
-    seeds: Sequence[int] = ()
+    grid: Sequence[sweep.SweepRun] = ()  # of a sweep
+    cells: Sequence[Cell] = ()  # of a study, partition by partition; of a search one
+    seeds: Sequence[int] = ()  # of the comparison, or of the trials that are confirmed
 
     @property
     def searches(self) -> list[tuple[Cell, SearchPlan]]:

@@ -65,23 +65,14 @@ class Proposal:
 
 @dataclass(frozen=True, kw_only=True)
 class Proposer:
-    """Search space, sampler and pruner, from which trials are proposed.
-
-    Args:
-        space: the searched keys.
-        by: a column of rounds.csv, such as ``val_accuracy``.
-        sampler: ``tpe``, ``random``, or ``grid``: all combinations, the last key varying fastest.
-        pruner: ``median``, ``asha`` (successive halving) or ``none``.
-        seed: of the sampler.
-        rounds: of a whole run.
-    """
+    """Search space, sampler and pruner, from which trials are proposed."""
 
     space: Space
-    by: str
-    sampler: str
-    pruner: str
-    seed: int
-    rounds: int
+    by: str  # a column of rounds.csv
+    sampler: str  # grid: all combinations, the last key varying fastest
+    pruner: str  # asha: successive halving
+    seed: int  # of the sampler
+    rounds: int  # of a whole run
 
     def __post_init__(self) -> None:
         optuna()

@@ -36,19 +36,10 @@ NO_VALIDATION = (
 FIXED = ("by", "sampler", "sampler_seed", "pruner", "seeds", "search")
 """Keys of study.json, beside the settings, that stay the same when a search continues."""
 HELD = {
-    "data": "decides which data are trained on and scored",
-    "evaluation": "decides how models are scored",
-    "clock": "decides how fast clients are and which of them answer",
-    "attack": "decides what malicious clients do",
-    "compress": "decides how much clients send",
-    "dp": "decides how much privacy is spent",
-    **dict.fromkeys(
-        ("train.sample_rate", "train.cohort", "train.clients", "async.concurrency"),
-        "decides how many clients take part",
-    ),
+    *("data", "evaluation", "clock", "attack", "compress", "dp"),
+    *("train.sample_rate", "train.cohort", "train.clients", "async.concurrency"),
 }
-"""What is not searched, by section or key, since the validation part does not show what it costs.
-"""
+"""Sections and keys that are not searched: the validation part does not show what they cost."""
 SEARCHED = {
     *("data.augment", "compress.error_feedback", "dp.clip", "dp.quantile", "dp.clip_lr"),
     *("dp.count_noise", "dp.clip_control", "dp.max_samples"),
@@ -63,27 +54,16 @@ SPENT = {
 
 @dataclass(frozen=True, kw_only=True)
 class SearchPlan:
-    """The plan of a search.
-
-    Args:
-        proposer: of the trials: space, metric, sampler and pruner.
-        settings: of the file or preset; the searched keys win over them.
-        overrides: the flags, which win over all.
-        seeds: the training seeds of every trial.
-        count: number of trials.
-        parallel: how many runs at once.
-        others: how many other runs are done by the same drivers.
-        title: of one search of several, for messages.
-    """
+    """The plan of a search."""
 
     proposer: Proposer
-    settings: Settings
-    overrides: Settings
-    seeds: tuple[int, ...]
-    count: int
+    settings: Settings  # of the file or preset; the searched keys win over them
+    overrides: Settings  # the flags, which win over all
+    seeds: tuple[int, ...]  # the training seeds of every trial
+    count: int  # of trials
     parallel: Parallel = "auto"
-    others: int = 0
-    title: str = ""
+    others: int = 0  # other runs by the same drivers
+    title: str = ""  # of one search of several, for messages
 
     @property
     def runs(self) -> int:
@@ -187,12 +167,12 @@ def check_searched(wanted: Settings, settings: Settings) -> None:
         section = key.rpartition(".")[0].removesuffix(".columns")
         if data.find(section) is not None or section in names:
             section = "data"
-        reason = HELD["dp"] if key in SPENT.get(str(level), ()) else HELD.get(key)
-        reason = reason or (None if key in SEARCHED else HELD.get(section))
-        if reason is not None:
+        spent = SPENT.get(str(level), ())
+        if key in spent or key in HELD or (section in HELD and key not in SEARCHED):
             raise ConfigError(
-                f"{setting.origin}: {key} is not searched: it {reason}, which must be the same "
-                "in all trials; give its value outside of the search"
+                f"{setting.origin}: {key} is not searched: trials are compared under it, or pay "
+                "for it in what the validation part does not show; give its value outside of the "
+                "search"
             )
 
 

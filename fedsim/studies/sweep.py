@@ -33,7 +33,6 @@ from fedsim.identity.provenance import (
 )
 from fedsim.identity.resume import is_complete
 from fedsim.storage import directories
-from fedsim.storage.run_dir import check_outside_runs
 from fedsim.studies.capacity import Parallel, with_engine
 from fedsim.studies.parallel import Drivers, Follower, control
 from fedsim.training.events import Job
@@ -52,19 +51,12 @@ OF_EXPERIMENTS = frozenset({"data", "model", "evaluation", "clock", "async", "at
 
 @dataclass(frozen=True)
 class SweepRun:
-    """A run of a sweep.
+    """A run of a sweep."""
 
-    Args:
-        name: of its directory, such as ``algorithm=fedavg,seed=1``.
-        group: the name without the seeds.
-        config: what is run.
-        title: the group in words: a named row by its name alone.
-    """
-
-    name: str
-    group: str
+    name: str  # of its directory, such as ``algorithm=fedavg,seed=1``
+    group: str  # the name without the seeds
     config: RunConfig
-    title: str = ""
+    title: str = ""  # the group in words: a named row by its name alone
 
 
 def load(name_or_file: str) -> Experiment:
@@ -168,18 +160,6 @@ def varied_axes(experiment: Experiment, overrides: Settings) -> tuple[Axis, ...]
             )
         varied.append(axis)
     return tuple(varied)
-
-
-def check_out(out: Path) -> None:
-    """Refuses what is no place for several runs: no directory, a run, or inside one."""
-    check_outside_runs(out)
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"--out {out}: is not a directory")
-    for name in ("config.yaml", "rounds.csv", "env.json"):
-        if (out / name).exists():
-            raise ConfigError(
-                f"--out {out}: is a run directory (it holds {name}); a sweep needs its own"
-            )
 
 
 def group_of(name: str, seeds: Sequence[str] = SEEDS) -> str:

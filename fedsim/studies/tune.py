@@ -30,7 +30,7 @@ from fedsim.storage.run_dir import RunStore
 from fedsim.storage.trials import Trial, best, lowest
 from fedsim.studies.parallel import Drivers
 from fedsim.studies.proposals import Proposal
-from fedsim.studies.search import CONFIRMED, NO_VALIDATION, SearchPlan, begun_in, write_best
+from fedsim.studies.search import CONFIRMED, SearchPlan, begun_in, write_best
 from fedsim.studies.sweep import SweepRun, check_finished
 from fedsim.training.events import Done, Event, Failed, Job, Lost, RoundEnded, Started, Stopped
 
@@ -49,32 +49,18 @@ ENDS = ("_mean", "_std", "_ci95")
 
 @dataclass(kw_only=True)
 class Running:
-    """A trial in progress.
-
-    Args:
-        proposal: its values, and its pruner.
-        rounds: of a whole run.
-        series: by seed, the metric by round, of evaluated rounds.
-        waiting: seeds whose runs have not begun.
-        slots: by seed of an active run its slot, None where that is not known yet.
-        done: seeds whose runs have ended.
-        reports: by round, the values that were reported to the pruner.
-        verdict: state, value and error, where they are known before all runs have ended.
-    """
+    """A trial in progress."""
 
     proposal: Proposal
-    rounds: int
-    series: dict[int, dict[int, float]]
-    waiting: deque[int]
-    slots: dict[int, int | None] = field(default_factory=dict)
-    done: set[int] = field(default_factory=set)
-    reports: dict[int, float] = field(default_factory=dict)
-    verdict: Verdict | None = None
+    rounds: int  # of a whole run
+    series: dict[int, dict[int, float]]  # by seed, the metric by round, of evaluated rounds
+    waiting: deque[int]  # seeds whose runs have not begun
+    slots: dict[int, int | None] = field(default_factory=dict)  # of active runs; None: not known
+    reports: dict[int, float] = field(default_factory=dict)  # by round, to the pruner
+    verdict: Verdict | None = None  # where it is known before all runs have ended
 
     def take(self, seed: int, row: Mapping[str, Any], by: str) -> None:
         """Records the metric of a row of rounds.csv."""
-        if row["test_loss"] not in (None, "") and row["val_loss"] in (None, ""):
-            raise ConfigError(NO_VALIDATION)
         if row[by] not in (None, ""):
             self.series[seed][int(row["round"])] = float(row[by])
 
@@ -91,7 +77,7 @@ class Running:
 
     def ended(self, by: str) -> Trial | None:
         """The trial, once all of its runs have ended."""
-        if self.slots or (self.verdict is None and len(self.done) < len(self.series)):
+        if self.slots or (self.verdict is None and self.waiting):
             return None
         state, value, error = self.verdict or self._value(by)
         failed = state == "failed"
@@ -117,13 +103,8 @@ class Running:
 class Tuning:
     """A search in a directory, which holds no other one.
 
-    It continues after the trials that have ended there; runs of the others are resumed.
-
-    Args:
-        plan: of the search.
-        out: the directory of the search.
-        trackers: of every run.
-        accept: whether runs go on where the user's code has changed.
+    It continues after the trials that have ended there; runs of the others are resumed, with
+    ``accept`` also where the user's code has changed.
     """
 
     def __init__(
@@ -140,18 +121,10 @@ class Tuning:
         self._jobs: dict[Path, tuple[int, int]] = {}
 
     def check_runs(self) -> None:
-        """Refuses runs that count, of other code, unless that is accepted, or of other data.
-
-        Those are the runs of trials that have ended, and the finished ones of the others.
-        """
-        runs = [
-            (self.plan.config(trial.params, seed), self._folder(trial.number, seed))
-            for trial in self.ended
-            for seed in self.plan.seeds
-            if (self._folder(trial.number, seed) / "env.json").exists()
-        ]
-        left = [self._folder(number, seed) for number, seed in self.left]
-        runs += [(resume.configuration(run), run) for run in left if RunStore(run).finished]
+        """Refuses finished runs of other code, unless that is accepted, or of other data."""
+        numbers = range(max([self.plan.count, *(n + 1 for n in self.trials)]))
+        folders = [self._folder(number, seed) for number in numbers for seed in self.plan.seeds]
+        runs = [(resume.configuration(run), run) for run in folders if RunStore(run).finished]
         check_finished(runs, self.accept)
 
     @property
@@ -275,7 +248,6 @@ class Tuning:
             self._failed(running, job, event)
         if isinstance(event, Done | Failed):
             running.slots.pop(seed)
-            running.done.add(seed)
         running.report()
         if running.verdict is not None and self._drivers is not None:
             for place in running.slots.values():
@@ -349,12 +321,11 @@ def write_confirmed(
 ) -> pd.DataFrame:
     """Writes confirm.csv, and best.yaml of the trial with the best mean on the fresh seeds.
 
-    Where no trial has a value, best.yaml is that of the search. ``leaders`` are the trials, the
-    best of the search first; ``failed`` names runs of theirs, ``table`` is aggregate.csv of the
-    others. Returned are the rows of confirm.csv, the best first: trial, value of the search,
+    ``leaders`` are the trials, the best of the search first, ``failed`` names runs of theirs,
+    ``table`` is aggregate.csv of the others. A row, the best first, has trial, value of the search,
     searched keys, n, mean, std and half width of the 95 % t-interval of the metric, the columns of
-    aggregate.csv, and the number of seeds without a finite metric. Where that is not 0 the trial
-    has failed: means and intervals are NaN.
+    aggregate.csv, and the number of seeds without a finite metric; where that is not 0 the trial
+    has failed, as in the search. Where all have, best.yaml is that of the search.
     """
     import pandas as pd  # for which no run has to wait
 
@@ -363,14 +334,13 @@ def write_confirmed(
     confirmed = pd.DataFrame(rows).sort_values(
         f"{by}_mean", ascending=lowest(by), kind="stable", ignore_index=True
     )
-    text = confirmed.to_csv(index=False, lineterminator="\n")
-    files.write(out / CONFIRMED, text.encode())
-    mean, n = float(confirmed[f"{by}_mean"].iloc[0]), confirmed["n"].iloc[0]
-    if math.isnan(mean):
-        write_best(plan, out, leaders[0], f"{by} {leaders[0].value!r}")
-        return confirmed
-    (leader,) = [trial for trial in leaders if trial.number == confirmed["trial"].iloc[0]]
-    write_best(plan, out, leader, f"{by} {mean!r}, mean over {n} fresh training seeds")
+    files.write(out / CONFIRMED, confirmed.to_csv(index=False, lineterminator="\n").encode())
+    leader, value = leaders[0], f"{by} {leaders[0].value!r}"
+    mean = float(confirmed[f"{by}_mean"].iloc[0])
+    if not math.isnan(mean):
+        (leader,) = [trial for trial in leaders if trial.number == confirmed["trial"].iloc[0]]
+        value = f"{by} {mean!r}, mean over {len(seeds)} fresh training seeds"
+    write_best(plan, out, leader, value)
     return confirmed
 
 
@@ -388,10 +358,10 @@ def _confirmed(
     group = f"trial={trial.number}"
     names = [f"{group},seed={seed}" for seed in seeds]
     values = []
-    for name in names:
-        rounds = status.rounds(out / FOLDER / name) if name not in failed else []
+    for name in (name for name in names if name not in failed):
+        rounds = status.rounds(out / FOLDER / name)
         last = [value for row in rounds if (value := status.number(row[by])) is not None]
-        values += [last[-1] if last else math.nan] * (name not in failed)
+        values.append(last[-1] if last else math.nan)
     row: dict[str, Any] = {"trial": trial.number, "value": trial.value, **trial.params}
     row |= {"n": len(values)} | {f"{by}{end}": math.nan for end in ENDS}
     groups = table.set_index("configuration").drop(columns="label", errors="ignore")

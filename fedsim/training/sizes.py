@@ -1,15 +1,17 @@
-"""The size of a run's model before its data are read.
+"""Sizes of a run before its data are read: of the model, and of what an actor needs on a GPU.
 
-It follows from the catalogue of data sets or, for other data, from three channels and ten classes,
-and 224 pixels for networks of libraries; nothing is read or downloaded.
+They are those in the catalogue of data sets or, for other data, three channels and ten classes, and
+224 pixels for networks of libraries; nothing is read or downloaded.
 """
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from fedsim.config.run import RunConfig
+from fedsim.config.validation import cohort_size
 from fedsim.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,6 +33,47 @@ def model_bytes(config: RunConfig) -> tuple[int, int]:
     sizes, out = float_tensors(model), frozen_names(model)
     frozen = sum(sizes[name].nbytes for name in out)
     return sum(t.nbytes for t in sizes.values()) - frozen, frozen
+
+
+def gpu_need(config: RunConfig, room: float = math.inf) -> int | None:
+    """Bytes of GPU memory that an actor needs, without the samples.
+
+    None for a model of text or of the user's, and where it cannot be built or traced.
+    """
+    from fedsim.engine.footprint import need_of
+
+    spec, model = _likely(config)
+    if spec is None or model is None:
+        return None
+    cohort = cohort_size(config.data.num_clients, config.train.sample_rate)
+    return need_of(
+        model,
+        spec,
+        config.training,
+        config.evaluation.batch_size,
+        clients=min(_likely_block(config, spec), cohort),
+        cohort=cohort,
+        room=room,
+    )
+
+
+def _likely_block(config: RunConfig, spec: ModelSpec) -> int:
+    """The clients of a block on a GPU, with full batches: what the data decide is not known yet."""
+    import torch
+
+    from fedsim import models
+    from fedsim.client.block import obstacle
+    from fedsim.core.layout import FlatModel
+    from fedsim.training import assemble, stacking
+
+    size = config.engine.client_batch
+    if size != "auto":
+        return int(size)
+    flat = FlatModel(models.build(spec, config.seed), torch.device("cpu"))
+    rules = assemble.algorithm_of(config)
+    if obstacle(flat.model, rules.local, rules.criterion) is not None:
+        return 1
+    return stacking.automatic(spec, flat, config.train.batch_size, stacking.GPU)
 
 
 def _likely(config: RunConfig) -> tuple[ModelSpec | None, nn.Module | None]:

@@ -16,7 +16,6 @@ from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, DataError, WorkerError
 from fedsim.engine.base import Executor
 from fedsim.engine.registry import load
-from fedsim.testing import check_executor
 from fedsim.testing.methods import StopAfter
 from fedsim.testing.rounds import config
 from fedsim.training import driver
@@ -25,6 +24,7 @@ from fedsim.training.setup import needs_whole_updates
 from tests import texts
 from tests.decomposing import OWN
 from tests.engine.chaos import SHARE, Orders
+from tests.executors import check_executor
 from tests.sampling import marked_beside
 from tests.stopping import Stopper
 from tests.test_seams import BUFFERED
@@ -149,11 +149,11 @@ SECTIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "cnn",
         ASYNC | {"async_": {"buffer": 1, "concurrency": 5, "mixing": 0.6}},
     ),
-    "an attack of the user's": ("tests.seams.sign_flip:build", "cnn", {}),
+    "an attack of the user's": ("tests.seams:sign_flip", "cnn", {}),
     "a schedule of the user's": (
         "fedavg",
         "cnn",
-        {"train": TRAIN | {"schedule": "tests.seams.power_of_choice:build"}},
+        {"train": TRAIN | {"schedule": "tests.seams:power_of_choice"}},
     ),
 }
 """Settings by what they are about: method, model, sections."""

@@ -322,7 +322,7 @@ def test_a_lost_update_of_pooled_data_or_of_an_older_model_is_made_anew(
     given = config("fedavg" if method == "buffered" else method, 2)
     changes = {"model": given.model.model_copy(update={"name": "tests.engine.test_sharded:plain"})}
     if method == "buffered":
-        schedule = {"schedule": "tests.seams.buffered:build", "rounds": 4}
+        schedule = {"schedule": "tests.seams:buffered", "rounds": 4}
         changes["train"] = given.train.model_copy(update=schedule)
         speeds = {"samples_per_second": "lognormal(100, 0.8)"}
         changes["clock"] = given.clock.model_copy(update=speeds)

@@ -35,6 +35,8 @@ class TaskCall:
     """Training samples of all clients."""
     ranges: tuple[slice, ...] = ()
     """What the deltas are cut into, to be left on the nodes; none if they are fetched."""
+    home: int | None = None
+    """The slot that waits for this call, None for any."""
     attempt: int = 1
 
     @property
@@ -70,7 +72,7 @@ class TaskCall:
     def again(self, lost: bool) -> list[TaskCall]:
         """One call per block, so that a block that cannot be trained holds up no other."""
         attempt = self.attempt + lost
-        return [replace(self, blocks=(b,), attempt=attempt) for b in self.blocks]
+        return [replace(self, blocks=(b,), home=None, attempt=attempt) for b in self.blocks]
 
     def size(self, block: Block = (), /) -> float:
         """Training samples of a block, or of all together."""
@@ -97,6 +99,7 @@ class EvaluationCall:
     position: int
     tasks: tuple[Evaluation, ...]
     attempt: int = 1
+    home: int | None = None
     blocks: tuple[Block, ...] = ()
     clients: tuple[int, ...] = ()
     kind: str = "evaluate"

@@ -4,7 +4,7 @@ import contextlib
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType
 from typing import Any
@@ -28,6 +28,9 @@ INLINE = 64 << 10
 """Vectors of at most this many bytes are sent with a call instead of as an object."""
 PROGRESS_INTERVAL = 5.0
 """Seconds after which a working actor is asked for its progress."""
+
+Wanted = Callable[[Iterable[Call], int], Iterable[int]]
+"""The slots that should have an actor, for the calls that wait and the number at work."""
 
 
 @dataclass(kw_only=True)
@@ -92,22 +95,17 @@ class Dispatcher:
     them is forgotten and done again in its round, so that no result depends on them.
 
     Args:
-        most: gives the number of actors that the run may have.
+        wanted: see :data:`Wanted`.
         spec: what actors are built from, as an object; called again where that was lost.
     """
 
     def __init__(
-        self,
-        pool: ActorPool,
-        engine: EngineConfig,
-        *,
-        most: Callable[[], int],
-        spec: Callable[[], Any],
+        self, pool: ActorPool, engine: EngineConfig, *, wanted: Wanted, spec: Callable[[], Any]
     ) -> None:
         self.sent = ObjectCache()
         self._pool = pool
         self._engine = engine
-        self._most = most
+        self._wanted = wanted
         self._make_spec = spec
         self._spec: Any = None
         self._interval = min(PROGRESS_INTERVAL, engine.client_timeout or PROGRESS_INTERVAL)
@@ -151,8 +149,8 @@ class Dispatcher:
             yield call, answer
         while wanted:
             early = deque(call for call in self._early.values() if not self._is_begun(call))
-            unfinished = len(waiting) + len(early) + len(self._running)
-            self._pool.start(min(self._most(), unfinished), self._spec)
+            slots = self._wanted([*waiting, *early], len(self._running))
+            self._pool.start(slots, self._spec)
             self._hand_out(waiting)
             self._hand_out(early)
             if not self._running:
@@ -200,9 +198,18 @@ class Dispatcher:
         self._free(work, fault)
 
     def _hand_out(self, waiting: deque[Any]) -> None:
-        """Gives waiting calls to idle actors, in order."""
-        while waiting and self._pool.idle:
-            slot, call = min(self._pool.idle), waiting.popleft()
+        """Gives waiting calls to idle actors, in order.
+
+        A call waits while the actor of its home works, but not while that is still to come up:
+        where others use the cluster too, it may not for long.
+        """
+        for call in list(waiting):
+            if not self._pool.idle:
+                return
+            if call.home in self._pool.busy:
+                continue
+            slot = call.home if call.home in self._pool.idle else min(self._pool.idle)
+            waiting.remove(call)
             actor = self._pool.take(slot)
             refs = call.begin(actor, self.sent)
             now = time.monotonic()

@@ -1,14 +1,14 @@
 """The executor on Ray: hands clients' work to actors and collects what they return.
 
-Any idle actor takes the next call. Each version of the global vector is put once; data and model
-recipe once per run, so that each node holds one copy in shared memory. Client work is a pure
-function, so what a lost actor, object or node takes with it is done again elsewhere, with the same
-bits.
+With as many slots as clients, client i lives in slot i; otherwise any idle actor takes the next
+call. Each version of the global vector is put once; data and model recipe once per run, so that
+each node holds one copy in shared memory. Client work is a pure function, so what a lost actor,
+object or node takes with it is done again elsewhere, with the same bits.
 """
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, cast
 
@@ -21,7 +21,7 @@ from fedsim.core.types import ClientTask, ClientUpdate, Part, Vectors
 from fedsim.engine.base import OUTPUTS, EvaluationTask, Incident, Measure, Models, T
 from fedsim.engine.blocks import Block, clients_of, num_calls, shared_out
 from fedsim.engine.devices import record
-from fedsim.engine.ray.calls import Evaluation, EvaluationCall, TaskCall, balanced, deal
+from fedsim.engine.ray.calls import Call, Evaluation, EvaluationCall, TaskCall, balanced, deal
 from fedsim.engine.ray.cluster import alive_nodes, machines, plan_for
 from fedsim.engine.ray.dispatch import Dispatcher
 from fedsim.engine.ray.faults import put
@@ -37,10 +37,10 @@ from fedsim.server.columns import Columns
 SMALL_UPDATE = 4 << 20
 """Several actors on CPUs get clients with larger updates one by one, when they are idle: training
 takes long beside a call then. GPUs and a single actor get as many as a call carries."""
-REPLAN_INTERVAL = 10.0
-"""Seconds after which a round looks whether machines joined or left."""
 FLOAT = np.dtype(np.float32).itemsize
 """Bytes of an entry of an update."""
+REPLAN_INTERVAL = 10.0
+"""Seconds after which a round looks whether machines joined or left."""
 
 
 class RayExecutor:
@@ -76,7 +76,9 @@ class RayExecutor:
         )
         self._aggregators = Aggregators(())
         try:
-            self._plan, self._planned = self._plan_for(self._session.machines()), time.monotonic()
+            self._nodes = self._session.machines()
+            self._plan = self._plan_for(self._nodes)
+            self._planned = time.monotonic()
             # machines that join do not change what an actor holds
             share = {"gpus_per_client": self._plan.share.gpus}
             self._engine = engine.model_copy(update=share)
@@ -84,10 +86,7 @@ class RayExecutor:
             nodes = len(alive_nodes())
             self._aggregators = Aggregators(plan_shards(update_bytes // FLOAT, self._shards, nodes))
             self._dispatcher = Dispatcher(
-                self._pool,
-                engine,
-                most=lambda: self._plan.actors,
-                spec=lambda: put(spec.to_send()),
+                self._pool, engine, wanted=self._wanted, spec=lambda: put(spec.to_send())
             )
         except BaseException:
             self.close()
@@ -96,7 +95,8 @@ class RayExecutor:
     @property
     def description(self) -> str:
         """One line for the user."""
-        return f"ray, {self._plan}"
+        gpus = self._plan.gpu_types
+        return f"ray, {self._plan}" + (f" ({gpus})" if gpus else "")
 
     @property
     def environment(self) -> Mapping[str, object]:
@@ -119,11 +119,8 @@ class RayExecutor:
     def run(
         self, tasks: Sequence[ClientTask], models: Models, states: Mapping[int, Vectors]
     ) -> list[ClientUpdate]:
-        """See :class:`~fedsim.engine.base.Executor`; takes in machines that joined."""
-        if time.monotonic() - self._planned >= REPLAN_INTERVAL:
-            self._planned = time.monotonic()
-            with contextlib.suppress(ConfigError):  # so few are left that the run waits for others
-                self._plan = self._plan_for(self._session.machines())
+        """See :class:`~fedsim.engine.base.Executor`."""
+        self._replan()
         return self._run(self._spec.blocks(tasks), models, states)
 
     def prefetch(
@@ -186,7 +183,12 @@ class RayExecutor:
         aggregated = self._spec.works[blocks[0][0].work].aggregated
         ranges = self._aggregators.ranges if aggregated else ()
         return TaskCall(
-            blocks=blocks, models=models, states=states, sizes=self._sizes, ranges=ranges
+            blocks=blocks,
+            models=models,
+            states=states,
+            sizes=self._sizes,
+            ranges=ranges,
+            home=self._plan.home(blocks[0][0].client),
         )
 
     def evaluate(self, jobs: Sequence[EvaluationTask], measure: Measure[T]) -> list[T]:
@@ -242,6 +244,28 @@ class RayExecutor:
         finally:
             if not self._shares_session:
                 self._session.close()
+
+    def _wanted(self, waiting: Iterable[Call], at_work: int) -> set[int]:
+        homes = {call.home for call in waiting if call.home is not None}
+        anywhere = sum(call.home is None for call in waiting)
+        taken = homes | self._pool.slots
+        more = min(self._plan.actors, at_work + anywhere) - len(taken)
+        free = [slot for slot in range(self._plan.actors) if slot not in taken]
+        return homes | set(free[: max(0, more)])
+
+    def _replan(self) -> None:
+        """Looks for machines that joined or left; where they cannot hold the clients, the plan
+        stays."""
+        if time.monotonic() - self._planned < REPLAN_INTERVAL:
+            return
+        self._planned = time.monotonic()
+        nodes = self._session.machines()
+        if nodes == self._nodes:
+            return
+        self._nodes = nodes
+        self._pool.reset_failures()
+        with contextlib.suppress(ConfigError):
+            self._plan = self._plan_for(nodes)
 
     def _plan_for(self, nodes: Sequence[Node]) -> Placement:
         sizes = self._update_bytes, self._spec.frozen_bytes

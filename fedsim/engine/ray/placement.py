@@ -68,11 +68,22 @@ class Placement:
         """Whether each client has an actor of its own; otherwise they take turns."""
         return self.actors == self.num_clients
 
+    def home(self, client: int) -> int | None:
+        """The slot that is a client's own, where each has one."""
+        return client if self.per_client else None
+
     def __str__(self) -> str:
         relation = "one for each of" if self.per_client else "shared by"
         relation = "for" if self.num_clients == 1 else relation
         clients = counted(self.num_clients, "client")
         return f"{counted(self.actors, 'actor')} {relation} {clients}, {self.share} each"
+
+    @property
+    def gpu_types(self) -> str:
+        """The types of the GPUs that the actors hold, as far as Ray names them."""
+        used = (node for node, n in zip(self.nodes, self.per_node, strict=True) if n)
+        types = {node.accelerator for node in used} - {""}
+        return ", ".join(sorted(types)) if self.share.gpus else ""
 
     def record(self) -> dict[str, object]:
         """For env.json."""

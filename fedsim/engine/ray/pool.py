@@ -223,6 +223,11 @@ class ActorPool:
         """The slots that have an actor, or are to get one."""
         return set(self._handles)
 
+    @property
+    def busy(self) -> set[int]:
+        """The slots whose actor is at work."""
+        return self.slots - self.idle - set(self.starting.values())
+
     def findings(self) -> list[devices.Findings]:
         """What showed in the work of the actors that answer."""
         asked = {slot: self._handles[slot].findings.remote() for slot in sorted(self.idle)}
@@ -233,13 +238,16 @@ class ActorPool:
         """The machines on which actors came up."""
         return sorted(self._seen)
 
-    def start(self, count: int, spec: Any) -> None:
-        """Takes an actor for each of the first slots that has none; one that never came up is
-        given up."""
-        for slot in set(range(count)) - self.slots:
+    def start(self, slots: Iterable[int], spec: Any) -> None:
+        """Takes an actor for each slot that has none; one that never came up is given up."""
+        for slot in sorted(set(slots) - self.slots):
             if self._failures[slot] <= self._max_retries:
                 self._handles[slot] = self._session.acquire()
                 self.starting[self._handles[slot].build.remote(spec)] = slot
+
+    def reset_failures(self) -> None:
+        """Slots that were given up get another chance: the cluster has changed."""
+        self._failures.clear()
 
     def came_up(self, ref: Any) -> bool:
         """Takes the answer of a starting actor; whether what was sent to it must be sent anew."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import json
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +19,14 @@ from analysis import series
 from analysis.facets import facets, settings_by
 from analysis.figures import classes, curves, grid, losses, phases, style, updates
 from analysis.figures import clients as client_figures
+from analysis.figures import scores as score_figure
 from analysis.figures.grid import Absent, Drawing
+from analysis.report.answer import outcome
 from analysis.runs import Group, find, group, summaries
-from tests.unit.analysis.run_files import write_run
+from analysis.scores import completed
+from tests.unit.analysis.run_files import rows, run_of, write_run
 
+LINES = style.lines(["fedavg", "fedld"])
 ROUNDS = ["test_accuracy", "test_loss", "conflict_ratio", "gradient_diversity", "top_axis_share"]
 
 
@@ -81,12 +85,7 @@ def test_settings_become_panels_and_methods_share_them(tmp_path: Path) -> None:
 def test_accuracy_curve_is_the_mean_with_its_interval(two: list[Path]) -> None:
     groups = groups_of(two[0].parent)
     rounds = {"": series.values(groups, "rounds", ROUNDS)}
-    (figure,) = (
-        drawn(one).figure
-        for one in curves.draw(
-            rounds, "accuracy", "seed", style.lines(["fedld", "fedavg", "fedgh", "moon"])
-        )
-    )
+    figure = drawn(curves.draw(rounds, "accuracy", "seed", LINES)).figure
     first, second = (100 * table(run, "rounds")["test_accuracy"].to_numpy() for run in two[:2])
     accuracy, loss = figure.axes
     assert lines_of(accuracy)["FedLD"] == pytest.approx((first + second) / 2)
@@ -112,11 +111,9 @@ def test_a_curve_ends_where_seeds_end() -> None:
 
 
 def test_one_method_has_one_colour_everywhere(two: list[Path]) -> None:
-    groups = groups_of(two[0].parent)
-    together = {"": groups}
-    colour = style.LINES["fedld"].colour
-    line = drawn(losses.by_round(together)).figure.axes[0].lines[1]
-    assert line.get_color() == colour
+    together = {"": groups_of(two[0].parent)}
+    colour = style.lines(["fedavg", "fedld"])["fedld"].colour
+    assert drawn(losses.by_round(together)).figure.axes[0].lines[1].get_color() == colour
     figure = drawn(client_figures.by_client(together)).figure
     dots = [c for c in figure.axes[0].collections if isinstance(c, PathCollection)]
     assert to_hex(dots[1].get_facecolor()[0]) == colour.lower()
@@ -213,28 +210,13 @@ def test_cosines_of_the_last_round_are_sorted_within_each_run(two: list[Path]) -
 def test_agreement_by_round(two: list[Path]) -> None:
     groups = groups_of(two[0].parent)
     values = {"": series.values(groups, "rounds", ROUNDS)}
-    conflicts, diversity, share = drawn(
-        updates.agreement(values, "seed", style.lines(["fedavg", "fedld"]))
-    ).figure.axes
+    conflicts, diversity, share = drawn(updates.agreement(values, "seed", LINES)).figure.axes
     own = table(two[2], "rounds")
     assert lines_of(conflicts)["FedAvg"] == pytest.approx(100 * own["conflict_ratio"])
     assert lines_of(diversity)["FedAvg"] == pytest.approx(own["gradient_diversity"])
     assert lines_of(share)["FedAvg"] == pytest.approx(100 * own["top_axis_share"])
     old = {"": series.values(groups, "rounds", ROUNDS[:3])}
-    assert (
-        len(drawn(updates.agreement(old, "seed", style.lines(["fedavg", "fedld"]))).figure.axes)
-        == 1
-    )
-
-
-def test_long_curves_of_agreement_are_moving_means_within_a_run(tmp_path: Path) -> None:
-    run = write_run(tmp_path, rounds=60)
-    values = {"": series.values(groups_of(tmp_path), "rounds", ROUNDS)}
-    conflicts = drawn(
-        updates.agreement(values, "seed", style.lines(["fedavg", "fedld"]))
-    ).figure.axes[0]
-    own = 100 * table(run, "rounds")["conflict_ratio"].rolling(60 // updates.SMOOTH).mean()
-    assert lines_of(conflicts)["FedAvg"] == pytest.approx(own.dropna().to_numpy())
+    assert len(drawn(updates.agreement(old, "seed", LINES)).figure.axes) == 1
 
 
 # ---- clients, groups, classes
@@ -284,6 +266,42 @@ def test_recall_by_class(two: list[Path]) -> None:
     assert [t.get_text() for t in figure.axes[0].texts[:4]] == [f"{v:.0f}" for v in cells[0]]
 
 
+def test_confusion_is_the_share_of_each_class_over_seeds(tmp_path: Path) -> None:
+    header = "round,label,prediction,count"
+    for seed, lines in enumerate((("2,0,0,8", "2,1,0,1", "2,1,1,3"), ("2,0,1,5", "2,1,1,9"))):
+        folder = run_of(tmp_path, "fedld", seed, [0.5, 0.5])
+        rows(folder, "confusion", header, "1,1,0,100", *lines)
+        (folder / "env.json").write_text(json.dumps({"classes": ["no", "yes"]}))
+    shown = drawn(classes.confusion({"": groups_of(tmp_path)}))
+    axes = shown.figure.axes[0]
+    (mesh,) = (c for c in axes.collections if isinstance(c, QuadMesh))
+    # class 0: (100 + 0) / 2 right; class 1: 1 of 4 and 0 of 9 taken for 0
+    assert np.asarray(mesh.get_array()).ravel().tolist() == [50, 50, 12.5, 87.5]
+    assert [t.get_text() for t in axes.get_yticklabels()] == ["no", "yes"]
+    assert [t.get_text() for t in axes.get_xticklabels()] == ["no", "yes"]
+
+
+def test_the_first_figure_shows_means_seeds_and_the_guess(tmp_path: Path) -> None:
+    for name, values in (("fedavg", (0.5, 0.7)), ("fedld", (0.9, 0.98))):
+        for seed, value in enumerate(values):
+            folder = run_of(tmp_path, name, seed, [value])
+            header = "round,label,support,recall,precision"
+            rows(folder, "classes", header, "1,0,30,0.9,1", "1,1,10,0.4,1")
+    groups = group(completed(summaries(find([tmp_path])[0]), ()))
+    shown = score_figure.draw(outcome({"": groups}, "accuracy", {}), [])
+    (axes,) = shown.figure.axes
+    seeds = [line for line in axes.lines if line.get_marker() == "|" and len(line.get_xdata()) == 2]
+    assert [sorted(line.get_xdata()) for line in seeds[:2]] == [
+        pytest.approx([50, 70]), pytest.approx([90, 98]),
+    ]  # fmt: skip
+    assert [text.get_text() for text in axes.texts] == ["60.00", "94.00"]
+    # 30 of 40 samples are of class 0
+    assert [line.get_xdata()[0] for line in axes.lines if line.get_linestyle() == ":"] == [75]
+    # 94 +- 12.7 * 4 ends at 100 per cent, 60 +- 127 at 0
+    ends = [path.vertices[:, 0] for c in axes.collections for path in c.get_paths()]
+    assert [list(end) for end in ends] == [[0, 100], [pytest.approx(43.175, abs=1e-3), 100]]
+
+
 # ---- partition and time
 
 
@@ -302,13 +320,9 @@ def test_phases_add_up_to_the_round(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("draw", "flag"),
     [
-        (losses.by_round, "--decompose-every"),
         (updates.cosines, "--cosines"),
         (client_figures.by_client, "--evaluate-clients-every"),
-        (client_figures.by_group, "docs/examples"),
         (lambda facets: next(classes.by_class(facets)), "classes.csv"),
-        (classes.confusion, "confusion.csv"),
-        (phases.draw, "timings.csv"),
     ],
 )
 def test_absent_tables_name_what_makes_them(tmp_path: Path, draw, flag: str) -> None:
@@ -318,33 +332,7 @@ def test_absent_tables_name_what_makes_them(tmp_path: Path, draw, flag: str) -> 
     assert flag in found.reason
 
 
-@pytest.mark.parametrize("count", [4, 5])
-def test_long_names_of_small_multiples_do_not_overlap(count: int) -> None:
-    names = [
-        "fedavg, server=nnm,geometric_median, train.lr=0.01, attack.name=sign_flip",
-        "fedprox, fedprox.mu=0.01, train.local_epochs=5, data.alpha=0.1",
-        "deadline, late clients dropped after three simulated seconds",
-        "FedBuff, buffer 10, twice as many at a time",
-        "ein_Name_ohne_jede_Stelle_an_der_er_sich_trennen_liesse",
-    ]
-    curve = pd.DataFrame({"mean": [1.0, 2.0], "low": [0.5, 1.5], "high": [1.5, 2.5], "n": 5})
-    shown = grid.Panel(label="Loss", curves=dict.fromkeys(names[:count], curve))
-    figure = grid.curves_figure([shown], "note", apart=True)
-    FigureCanvasAgg(figure).draw()
-    boxes = [
-        axes.get_title(loc="left") and axes._left_title.get_window_extent()
-        for axes in figure.axes
-        if axes.get_visible()
-    ]
-    assert len(boxes) == count
-    for one, two in itertools.combinations(boxes, 2):
-        assert not one.overlaps(two)
-    assert all(box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1 for box in boxes)
-
-
-@pytest.mark.parametrize(
-    "lengths", [(73, 50, 43, 59, 11), (73, 11, 11), (40, 40, 40, 40), (9,) * 7]
-)
+@pytest.mark.parametrize("lengths", [(73, 50, 43, 59, 11), (40, 40, 40, 40), (9,) * 7])
 def test_a_legend_of_long_names_is_no_wider_than_the_figure(lengths: tuple[int, ...]) -> None:
     names = [chr(ord("a") + i) + "x" * (length - 1) for i, length in enumerate(lengths)]
     with style.look():

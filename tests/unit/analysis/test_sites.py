@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from analysis import AnalysisError
-from analysis.figures.grid import Facets
+from analysis.facets import Facets
+from analysis.figures import scores as score_figure
 from analysis.report import answer
-from analysis.report.outcome import outcome
+from analysis.report.answer import outcome
 from analysis.runs import find, group, summaries, unit_among
 from analysis.scores import completed
 from analysis.tables import scores as tables
@@ -86,13 +86,6 @@ def test_p_values_are_paired_over_partitions_and_corrected_over_the_sites(tmp_pa
     assert shown["num_samples"].tolist() == [100, 101, 102]
 
 
-def test_fine_tuned_models_are_approaches_of_their_own(tmp_path: Path) -> None:
-    sites(tmp_path, CLEAR, {"fedavg": [[0.9, 0.9, 0.9]] * 3})
-    levels, differences = make(tmp_path)
-    assert differences.head == ["Site", "FedAvg", "FedAvg, fine-tuned"]
-    assert levels.rows[0][5].startswith("90.00")
-
-
 @pytest.mark.parametrize(("unit", "count"), [("partition", 2), ("seed", 2), ("seed", 3)])
 def test_seeds_and_two_partitions_are_too_few_to_tell(
     unit: str, count: int, tmp_path: Path
@@ -103,13 +96,6 @@ def test_seeds_and_two_partitions_are_too_few_to_tell(
     assert differences.rows[0][1].startswith("+20.00 [" if count == 3 else "+19.50 [")
     assert "Too few partitions to tell: at least 3 are needed" in differences.caption
     assert set(differences.data["verdict"]) == {"cannot be told"}
-
-
-def test_the_same_difference_everywhere_has_no_interval(tmp_path: Path) -> None:
-    sites(tmp_path, {"local": [[0.5] * 3] * 4, "fedavg": [[0.6] * 3] * 4})
-    _, differences = make(tmp_path)
-    assert differences.rows[0][1] == "+10.00 cannot be told"
-    assert "which does not tell how they vary" in differences.caption
 
 
 def test_on_samples_that_are_the_same_for_all_nothing_helps(tmp_path: Path) -> None:
@@ -156,19 +142,6 @@ def of_runs(root: Path, *scores: str) -> Facets:
     return {"": group(table, ("algorithm",), unit_among(table, ("algorithm",), None))}
 
 
-def test_runs_on_other_sites_are_refused(tmp_path: Path) -> None:
-    sites(tmp_path, {"local": CLEAR["local"]})
-    sites(tmp_path, {"fedavg": CLEAR["fedavg"]}, names=("a", "b", "c"))
-    with pytest.raises(AnalysisError, match="do not name the same clients"):
-        make(tmp_path)
-
-
-def test_runs_without_accuracies_by_client_are_refused_with_the_flag(tmp_path: Path) -> None:
-    run_of(tmp_path, "fedavg", 0, [0.3])
-    with pytest.raises(AnalysisError, match=r"no run has accuracies by site.*--evaluate-clients"):
-        make(tmp_path)
-
-
 def test_the_report_says_whom_federation_helps_and_harms(tmp_path: Path) -> None:
     sites(tmp_path, CLEAR)
     compared, result, whom = screen(tmp_path)
@@ -205,3 +178,12 @@ def test_training_seeds_alone_are_too_few_partitions(tmp_path: Path) -> None:
         f"Whether any approach that trains together helps {NAMES[0]}, {NAMES[1]} and {NAMES[2]}, "
         "compared with training alone, cannot be told: too few partitions to tell."
     )
+
+
+def test_the_first_figure_has_the_means_of_the_sentences(tmp_path: Path) -> None:
+    sites(tmp_path, CLEAR)
+    groups = of_runs(tmp_path, "accuracy")
+    (axes,) = score_figure.draw(outcome(groups, "accuracy", by_setting(groups)), []).figure.axes
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    shown = dict(zip(names, (text.get_text() for text in axes.texts), strict=True))
+    assert shown == {"Local": "67.33", "FedAvg": "67.11"}

@@ -1,11 +1,9 @@
-"""``fedsim runs``: what is listed, in which state, and that no run is held up by it."""
+"""``fedsim runs`` and ``fedsim show``: what is listed and shown of runs; completion."""
 
 from __future__ import annotations
 
 import json
 import os
-import platform
-import re
 import subprocess
 import sys
 import time
@@ -13,14 +11,20 @@ from pathlib import Path
 from types import MappingProxyType
 
 import pytest
+from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
+from fedsim import algorithms, data
 from fedsim.cli import main
+from fedsim.config import presets
 from fedsim.config.resolve import to_yaml
 from fedsim.config.run import RunConfig
+from fedsim.config.sections import fields
 from fedsim.core import files
 from fedsim.core.errors import DivergedError
-from fedsim.core.rows import RoundRow
+from fedsim.core.rows import ClassRow, ClientRow, RoundRow
+from fedsim.data import partitions
+from fedsim.models import NAMES
 from fedsim.storage import directories, status, trials
 from fedsim.storage.run_dir import RunWriter
 from fedsim.storage.trials import Trial
@@ -82,13 +86,6 @@ def test_finished_and_interrupted_runs(tmp_path):
     assert {entry["kind"] for entry in found.values()} == {"run"}
 
 
-def test_the_best_round_is_that_of_the_validation_part_and_the_first_of_equals(tmp_path):
-    write_run(tmp_path / "a", (0.25, 0.75, 0.5), val=(0.5, 0.6, 0.7))
-    write_run(tmp_path / "b", (0.25, 0.5, 0.75, 0.6), val=(0.5, 0.7, 0.7, 0.1))
-    found = listed(tmp_path)
-    assert [found[name]["best_test_accuracy"] for name in "ab"] == [0.5, 0.5]
-
-
 def test_a_table_to_read(tmp_path):
     write_run(tmp_path / "a", end=True)
     done = CliRunner().invoke(main, ["runs", str(tmp_path)])
@@ -98,19 +95,6 @@ def test_a_table_to_read(tmp_path):
     assert row.split()[:8] == [
         str(tmp_path / "a"), "fedld", "digits", "0", "3/5", "finished", "0.5000", "0.7500",
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize("label", ["FedExP", "Mine: 100 %", "yes", "null", "long " * 30 + "name"])
-def test_labels_are_shown_where_runs_have_one(tmp_path, label):
-    write_run(tmp_path / "a", end=True, label=label)
-    write_run(tmp_path / "b")
-    (tmp_path / "search").mkdir()
-    found = listed(tmp_path)
-    assert [found[name]["label"] for name in "ab"] == [label, None]
-    head, *rows = CliRunner().invoke(main, ["runs", str(tmp_path)]).output.splitlines()
-    assert head.split()[:3] == ["run", "label", "algorithm"]
-    assert f" {label} " in rows[0]
-    assert re.split(" {2,}", rows[1])[1] == "-"
 
 
 def test_runs_of_a_sweep_follow_it(tmp_path):
@@ -250,40 +234,6 @@ def test_a_search_whose_trials_have_all_ended(ended, state, tmp_path):
     assert listed(tmp_path)["t"]["state"] == "interrupted", "its runs on fresh seeds are left"
 
 
-def test_a_damaged_search(tmp_path):
-    search = write_search(tmp_path / "t")
-    (search / "trials.jsonl").write_text("?\n")
-    entry = listed(tmp_path)["t"]
-    assert entry["state"] == "damaged"
-    assert "trials.jsonl, line 1" in entry["problem"]
-    assert CliRunner().invoke(main, ["show", str(search)]).exit_code == 2
-
-
-def test_a_run_that_holds_its_lock_is_running_and_stays_undisturbed(tmp_path):
-    run = write_run(tmp_path / "a")
-    with files.lock(run):
-        before = (run / ".lock").read_bytes()
-        entry = listed(tmp_path)["a"]
-        assert entry["state"] == "running"
-        assert entry["process"] == f"pid {os.getpid()} on {platform.node()}"
-        assert (run / ".lock").read_bytes() == before
-    assert listed(tmp_path)["a"]["state"] == "interrupted"
-
-
-def test_a_killed_process_leaves_an_interrupted_run(tmp_path):
-    run = write_run(tmp_path / "a")
-    code = f"from pathlib import Path; from fedsim.core import files; import time\nwith files.lock(Path({str(run)!r})): print(flush=True); time.sleep(10**6)"  # noqa: E501
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, env=clean_environment()
-    )
-    process.stdout.readline()
-    assert listed(tmp_path)["a"]["state"] == "running"
-    process.kill()
-    process.wait()
-    assert (run / ".lock").read_text().startswith(f"pid {process.pid} on ")
-    assert listed(tmp_path)["a"]["state"] == "interrupted"
-
-
 def test_a_process_elsewhere_counts_while_it_writes(tmp_path):
     run = write_run(tmp_path / "a")
     (run / ".lock").write_text("pid 7 on node-of-a-cluster\n")
@@ -295,8 +245,8 @@ def test_a_process_elsewhere_counts_while_it_writes(tmp_path):
 
 
 DAMAGES = {
-    "config.yaml": [None, "a: [", "just text", "\udcff"],
-    "summary.csv": ["", "rounds\n", "rounds,final_test_accuracy\n3\n", "final_test_accuracy\nx\n"],
+    "config.yaml": [None, "a: ["],
+    "summary.csv": ["", "final_test_accuracy\nx\n"],
 }
 
 
@@ -307,26 +257,13 @@ def test_a_damaged_run_is_listed_with_the_reason(name, text, tmp_path):
     if text is None:
         (run / name).unlink()
     else:
-        (run / name).write_text(text, encoding="utf-8", errors="surrogateescape")
+        (run / name).write_text(text)
     found = listed(tmp_path)
     assert found["whole"]["state"] == "finished"
     assert found["bad"]["state"] == "damaged"
     assert str(run) in found["bad"]["problem"]
     table = CliRunner().invoke(main, ["runs", str(tmp_path)])
     assert table.output.splitlines()[0].endswith("problem")
-
-
-def test_runs_with_few_files_and_folders_that_are_no_runs(tmp_path):
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "config.yaml").write_text("some: thing\n")
-    started = tmp_path / "started"
-    RunWriter.create(started).write("config.yaml", to_yaml(RunConfig()))
-    (started / ".lock").touch()
-    (started / "checkpoints" / "run").mkdir(parents=True)
-    (started / "checkpoints" / "run" / "rounds.csv").touch()
-    found = listed(tmp_path)
-    assert list(found) == ["started"]
-    assert (found["started"]["state"], found["started"]["rounds_done"]) == ("interrupted", 0)
 
 
 def test_no_runs_is_said_and_an_absent_folder_refused(tmp_path, monkeypatch):
@@ -337,25 +274,6 @@ def test_no_runs_is_said_and_an_absent_folder_refused(tmp_path, monkeypatch):
     refused = CliRunner().invoke(main, ["runs", "nowhere"])
     assert refused.exit_code == 2
     assert refused.stderr == "error: DIR nowhere: there is no such folder\n"
-
-
-@pytest.mark.slow
-def test_neither_torch_nor_pandas_is_imported(tmp_path):
-    write_run(tmp_path / "a", end=True)
-    code = (
-        f"import sys; from fedsim.cli import main; main(['runs', {str(tmp_path)!r}], "
-        "standalone_mode=False); "
-        "sys.exit(any(m in sys.modules for m in ('pandas', 'torch', 'pydantic')))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        env=clean_environment(),
-    )
-    assert done.returncode == 0, done.stderr
-    assert "finished" in done.stdout
 
 
 def test_commands_take_the_newest_run_where_none_is_named(tmp_path, monkeypatch):
@@ -375,3 +293,230 @@ def test_commands_take_the_newest_run_where_none_is_named(tmp_path, monkeypatch)
     trials.write_study(Path("runs/search"), {"by": "val_accuracy", "trials": 1, "seeds": [0]})
     assert CliRunner().invoke(main, ["show"]).stderr.startswith("newest: runs/search\n")
     assert CliRunner().invoke(main, ["replay", "--round", "1"]).stderr.startswith(done.stderr)
+
+
+# ---- fedsim show
+
+
+def call(*args, status=0):
+    done = CliRunner().invoke(main, [*map(str, args)])
+    assert done.exit_code == status, done.output
+    return done.stdout if status == 0 else done.stderr
+
+
+def shown(*runs):
+    return json.loads(call("show", *runs, "--format", "json"))
+
+
+def test_the_settings_that_differ_from_the_defaults(tmp_path):
+    run = write_run(
+        tmp_path / "a", rounds=3, end=True, algorithm="fedprox", fedprox={"mu": 0.5},
+        train={"lr": 0.1}, data={"name": "synthetic", "partition": "natural"},
+        synthetic={"beta": 0.25},
+    )  # fmt: skip
+    found = shown(run)
+    assert found["changed"] == {
+        "algorithm": {"value": "fedprox", "default": "fedld"},
+        "data.name": {"value": "synthetic", "default": "digits"},
+        "train.rounds": {"value": 3, "default": 100},
+        "train.lr": {"value": 0.1, "default": 0.01},
+        "fedprox.mu": {"value": 0.5, "default": 0.1},
+        "model.name": {"value": "cnn", "default": "leaf_synthetic"},
+        "synthetic.beta": {"value": 0.25, "default": 0.0},
+    }
+    assert found["settings"]["fedprox.prox_form"] == "squared"
+    assert (found["state"], found["rounds_done"], found["rounds"]) == ("finished", 3, 3)
+
+
+def test_results_at_the_end_in_the_best_round_and_of_the_last_ten(tmp_path):
+    accuracies = [0.9, *(None if n % 2 else n / 20 for n in range(2, 13))]
+    found = shown(write_run(tmp_path / "a", accuracies, rounds=12))
+    assert found["best_round"] == 1
+    # of rounds 3 to 12 rounds 4, 6, ..., 12 are evaluated
+    mean = pytest.approx((4 + 6 + 8 + 10 + 12) / 20 / 5)
+    assert found["results"]["test_accuracy"] == {"final": 0.6, "best": 0.9, "last10": mean}
+    assert "val_accuracy" not in found["results"]
+    assert found["curves"]["test_accuracy"]["4"] == 0.2
+
+
+@pytest.mark.parametrize("val", [(), (0.1, 0.3, 0.2)])
+def test_the_best_round_follows_the_validation_part(tmp_path, val):
+    found = shown(write_run(tmp_path / "a", (0.75, 0.25, 0.5), val=val))
+    assert found["best_round"] == (2 if val else 1)
+    assert found["results"]["test_accuracy"]["best"] == (0.25 if val else 0.75)
+
+
+def test_a_page_to_read(tmp_path):
+    run = write_run(tmp_path / "a", (0.0, 0.5, 1.0), rounds=100)
+    store = RunWriter(run)
+    store.write("env.json", '{"fedsim": "0.1.0", "device": "cpu", "classes": ["healthy", "ill"]}')
+    for number in (1, 3):
+        rows = (ClassRow(round=number, label=k, support=9, recall=k / 4, precision=None)
+                for k in (0, 1))  # fmt: skip
+        store.append("classes", rows)
+    text = call("show", run)
+    assert text.startswith(f"{run}: interrupted\nfedld on digits, ")
+    assert "seed 0; 3 of 100 rounds\nfedsim 0.1.0 on cpu\n" in text
+    assert "all settings have their defaults" in text
+    assert "best (round 3)" in text
+    lines = text.splitlines()
+    (row,) = [line.split() for line in lines if "0.2500" in line]
+    assert row[:4] == ["ill", "9", "0.2500", "-"]
+    assert "test accuracy  0.0000 ▁▅█ 1.0000  rounds 1 to 3" in text
+    with files.lock(run):
+        assert call("show", run).startswith(f"{run}: running (pid ")
+
+
+def test_settings_in_which_runs_differ(tmp_path):
+    a = write_run(tmp_path / "a", end=True, algorithm="fedprox", seed=1)
+    b = write_run(tmp_path / "b", (0.125,), algorithm="fedavg", data={"name": "synthetic"})
+    found = shown(a, b)
+    settings = found["settings"]
+    assert settings["synthetic.beta"] == [None, 0.0]
+    assert {key: value for key, value in settings.items() if "synthetic." not in key} == {
+        "algorithm": ["fedprox", "fedavg"], "seed": [1, 0], "data.name": ["digits", "synthetic"],
+        "fedprox.mu": [0.1, None], "fedprox.prox_form": ["squared", None],
+        "fedavg.weights": [None, "samples"],
+    }  # fmt: skip
+    assert [r["test_accuracy"]["final"] for r in found["results"]] == [0.5, 0.125]
+    text = call("show", a, b)
+    assert text.splitlines()[0].split() == ["setting", "a", "b"]
+    rows = {line[:30].split("  ")[0]: line.split()[-2:] for line in text.splitlines() if line}
+    assert rows["algorithm"] == ["fedprox", "fedavg"]
+    assert rows["fedprox.mu"] == ["0.1", "-"]
+    assert rows["final test accuracy"] == ["0.5000", "0.1250"]
+    assert "train.lr" not in rows
+
+
+def test_what_holds_no_run_is_refused(tmp_path):
+    (tmp_path / "sweep" / "empty").mkdir(parents=True)
+    write_run(tmp_path / "sweep" / "seed=0")
+    absent, sweep, empty = tmp_path / "x", tmp_path / "sweep", tmp_path / "sweep" / "empty"
+    assert call("show", absent, status=2) == (f"error: RUN {absent}: there is no such folder\n")
+    wanted = f"error: RUN {sweep}: holds no run; 'fedsim runs {sweep}' lists those below it\n"
+    assert call("show", sweep, status=2) == wanted
+    assert call("show", empty, status=2) == f"error: RUN {empty}: holds no run\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "code"),
+    [
+        ("config.yaml", "a: [", 2),
+        ("rounds.csv", "a\n1,2\n", 1),
+        ("classes.csv", "a,b\n1,2\n", 1),
+    ],
+)
+def test_a_damaged_run_is_refused_with_the_file(name, text, code, tmp_path):
+    run = write_run(tmp_path / "a")
+    (run / name).write_text(text)
+    said = call("show", run, status=code)
+    assert said.startswith("error: ")
+    assert str(run / name) in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_torch_and_pandas_are_not_imported(tmp_path):
+    run = write_run(tmp_path / "a", end=True)
+    for args in (["show", str(run)], ["show", str(run), str(run)], ["runs", str(tmp_path)]):
+        code = (
+            f"import sys; from fedsim.cli import main; main({args!r}, standalone_mode=False); "
+            "sys.exit(any(m in sys.modules for m in ('pandas', 'torch')))"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, env=clean_environment()
+        )
+        assert done.returncode == 0, done.stderr
+
+
+def round_row(number, **more):
+    return RoundRow(
+        round=number, lr=0.1, cohort_size=1, dropped=0, train_loss=1.0, test_accuracy=0.5,
+        val_accuracy=None, **more,
+    )  # fmt: skip
+
+
+def private_run(path, epsilons, train=MappingProxyType({}), **dp):
+    """Rounds with these epsilons, at delta 1e-5."""
+    settings = {"dp": {"level": "user", "clip": 1.0} | dp, "train": train}
+    run = write_run(path, (), **settings)
+    for number, epsilon in enumerate(epsilons, 1):
+        RunWriter(run).append("rounds", [round_row(number, epsilon=epsilon)])
+    return run
+
+
+@pytest.mark.parametrize(
+    ("train", "neighbours"),
+    [
+        ({"cohort": "poisson"}, "add or remove one"),
+        ({}, "replace one"),
+        ({"selection": "round_robin"}, "add or remove one"),
+    ],
+)
+def test_the_epsilon_of_clients(tmp_path, train, neighbours):
+    run = private_run(tmp_path / "a", (1.25, 2.5), train)
+    said = f"epsilon 2.5 after 2 rounds, delta 1e-05; neighbours {neighbours} client"
+    assert f"\ndifferential privacy of clients: {said}\n" in call("show", run)
+    expected = {"level": "user", "delta": 1e-5, "neighbours": neighbours, "epsilon": 2.5}
+    assert shown(run)["privacy"] == expected
+
+
+def test_an_infinite_epsilon(tmp_path):
+    run = private_run(tmp_path / "a", (None,), noise_multiplier=0.0)
+    assert shown(run)["privacy"]["epsilon"] is None
+    assert "epsilon infinity after 1 round, delta" in call("show", run)
+    assert shown(write_run(tmp_path / "b"))["privacy"] is None
+    assert shown(private_run(tmp_path / "c", ()))["privacy"] is None
+
+
+def test_the_epsilon_of_samples_is_the_largest_of_the_clients(tmp_path):
+    run = private_run(tmp_path / "a", (None, None), level="example")
+    for number, own in ((1, (9.0, 1.0)), (2, (None, 2.0))):  # the first is dropped in round 2
+        rows = [
+            ClientRow(round=number, client_id=c, num_samples=9, epsilon=epsilon,
+                      status="dropped" if epsilon is None else "ok")
+            for c, epsilon in enumerate(own)
+        ]  # fmt: skip
+        RunWriter(run).append("clients", rows)
+    assert shown(run)["privacy"]["epsilon"] == 9.0
+    assert (
+        "differential privacy of samples: epsilon at most 9 after 2 rounds, delta 1e-05; "
+        "neighbours add or remove one sample of a client"
+    ) in call("show", run)
+
+
+# ---- completion in shells
+
+
+def completed(*args):
+    """What a shell offers for the last argument."""
+    found = ShellComplete(main, {}, "fedsim", "_FEDSIM_COMPLETE")
+    return [item.value for item in found.get_completions(list(args[:-1]), args[-1])]
+
+
+@pytest.mark.parametrize(
+    ("args", "wanted"),
+    [
+        (("run", "-a"), algorithms.names()),
+        (("run", "--dataset"), [info.name for info in data.catalogue()]),
+        (("run", "--model"), NAMES),
+        (("run", "--partition"), partitions.NAMES),
+        (("run", "--preset"), presets.names()),
+        (("sweep",), presets.names()),
+    ],
+)
+def test_every_name_is_offered(args, wanted) -> None:
+    assert sorted(completed(*args, "")) == sorted(wanted)
+    assert not completed(*args, "no_such_") or args[-1] == "sweep"
+
+
+def test_what_is_typed_limits_what_is_offered() -> None:
+    assert completed("run", "-a", "fedp") == ["fedpac", "fedprox"]
+    assert completed("run", "--server", "fedgh,fedad") == ["fedgh,fedadagrad", "fedgh,fedadam"]
+    assert completed("sweep", "my_gr") == ["my_gr"], "a file"
+    assert {"run", "runs", "resume", "show"} <= set(completed(""))
+    assert completed("run", "--alg") == ["--algorithm"]
+    assert {f"{key}=" for key in fields()} == {*completed("run", "--set", "")}
+    shell = ShellComplete(main, {}, "fedsim", "_FEDSIM_COMPLETE")
+    for args in (["show"], ["runs"], ["predict", "a", "--data-dir"]):
+        assert [item.type for item in shell.get_completions(args, "ru")] == ["dir"]

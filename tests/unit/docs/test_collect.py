@@ -179,14 +179,6 @@ def test_a_run_is_a_row(studies: Path) -> None:
     assert table["collapsed"].to_list() == [0, 0, 0, 0, 1, 1, 0, 0]
 
 
-def test_heads_are_scored_by_the_last_ten_rounds(studies: Path) -> None:
-    for file in (studies / "small.yaml", studies / "small" / "comparison.yaml"):
-        file.write_text(file.read_text().replace("logistic}", "logistic, trainable: head}"))
-    assert runs_of(studies)["balanced_accuracy"].iloc[2] == 0.6 - 0.05
-    own = trials_of(studies)["balanced_accuracy"]
-    assert own.iloc[3] == pytest.approx((0.5 + 0.6) / 2, rel=1e-12)
-
-
 def test_missing_and_diverged_runs_are_rows(studies: Path) -> None:
     runs = studies / "small" / "runs"
     shutil.rmtree(runs / "method=FedAvg+split-20,seed=1")
@@ -201,32 +193,6 @@ def test_missing_and_diverged_runs_are_rows(studies: Path) -> None:
     ]  # fmt: skip
     assert table["accuracy"].isna().to_list() == (table["status"] != "finished").to_list()
     assert table[["classes", "train_samples", "test_samples", "test_drawn"]].notna().all(axis=None)
-
-
-def test_a_method_without_a_choice_has_a_row_for_each_run(studies: Path) -> None:
-    file = studies / "small" / "comparison.yaml"
-    lines = file.read_text().splitlines(keepends=True)
-    file.write_text("".join(line for line in lines if "- FedLD+split-21:" not in line))
-    table = runs_of(studies)
-    assert len(table) == 8
-    assert table[table["status"] == "failed"][KEYS].to_numpy().tolist() == [
-        ["FedLD", 21, 1], ["FedLD", 21, 2],
-    ]  # fmt: skip
-    assert table[["alpha", "classes", "test_samples"]].notna().all(axis=None)
-    assert table["lr"].isna().sum() == 2
-
-
-def test_a_run_that_was_not_planned_is_refused(studies: Path) -> None:
-    file = studies / "small" / "comparison.yaml"
-    file.write_text(file.read_text().replace("data.seed: 21", "data.seed: 22"))
-    with pytest.raises(ValueError, match=r"comparison\.yaml: .*22.* is not in .*small\.yaml"):
-        runs_of(studies)
-
-
-def test_a_run_with_another_rate_than_planned_is_refused(studies: Path) -> None:
-    plant_run(studies / "small" / "runs" / "method=FedLD+split-20,seed=2", 0.6, lr=0.2)
-    with pytest.raises(ValueError, match=r"summary\.csv: train\.lr is 0\.2, planned was 0\.1"):
-        runs_of(studies)
 
 
 def test_candidates_are_those_of_the_searches(studies: Path) -> None:
@@ -249,11 +215,27 @@ def test_of_equal_candidates_the_earlier_is_chosen() -> None:
     assert collect.choice(rows[3:], "x") is None
 
 
-def test_another_choice_than_that_of_the_rule_is_refused(studies: Path) -> None:
-    file = studies / "small" / "chosen.csv"
-    file.write_text(file.read_text().replace("FedLD,split-20,1", "FedLD,split-20,0"))
-    with pytest.raises(ValueError, match=r"chosen\.csv: trial 0 of .*FedLD\+split-20, should be 1"):
-        trials_of(studies)
+@pytest.mark.parametrize(
+    ("name", "before", "after", "message"),
+    [
+        ("comparison.yaml", "data.seed: 21", "data.seed: 22", r".*22.* is not in .*small\.yaml"),
+        (
+            "runs/method=FedLD+split-20,seed=2/summary.csv",
+            "\n0.1,",
+            "\n0.2,",
+            r"train\.lr is 0\.2, planned was 0\.1",
+        ),
+        ("chosen.csv", "FedLD,split-20,1", "FedLD,split-20,0", r"trial 0 of .*, should be 1"),
+    ],
+)
+def test_what_was_not_planned_is_refused(
+    name: str, before: str, after: str, message: str, studies: Path
+) -> None:
+    file = studies / "small" / name
+    assert before in file.read_text()
+    file.write_text(file.read_text().replace(before, after))
+    with pytest.raises(ValueError, match=message):
+        collect.collect(studies, "small")
 
 
 def test_a_search_that_has_not_ended_is_refused(studies: Path) -> None:
@@ -284,18 +266,6 @@ def test_terms_of_a_sweep_are_those_of_its_last_round(studies: Path) -> None:
     assert made["protocol/sweep.csv"][columns].to_numpy().tolist() == [
         ["CE mean", 0.001, 100, -1.0, -1.0], ["CE mean", 0.01, 100, 0.5, 0.5],
     ]  # fmt: skip
-
-
-def test_tails_have_the_clients_of_their_own_runs(studies: Path) -> None:
-    shutil.copytree(studies / "small" / "runs", studies / "tails_small")
-    for file in studies.glob("tails_small/*/summary.csv"):
-        more = {"client_accuracy_p10": 0.2, "client_accuracy_worst": 0.1}
-        write(file, [next(csv.DictReader(file.read_text().splitlines())) | more])
-    made = collect.collect(studies, "tails_small")
-    assert list(made) == ["protocol/tails_small.csv", "protocol/tails_small_curves.csv"]
-    row = made["protocol/tails_small.csv"].iloc[0]
-    assert row[[*collect.CLIENTS]].to_list() == [0.45, 0.2, 0.1]
-    assert row["path"] == "tails_small/method=FedAvg+split-20,seed=1"
 
 
 def test_check_reads_what_is_stored(studies: Path, capsys: pytest.CaptureFixture[str]) -> None:

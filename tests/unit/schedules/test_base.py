@@ -29,11 +29,11 @@ from fedsim.schedules.base import (
 from fedsim.schedules.oort import Oort
 from fedsim.schedules.selection import BySize, PowerOfChoice, RoundRobin
 from fedsim.server import Average, Server
-from fedsim.server.staleness import StalenessWeights
+from fedsim.server.transforms import StalenessWeights
 from fedsim.systems.clock import Clock, LocalSchedule, Series
-from fedsim.testing import check_schedule
 from fedsim.testing.rounds import config, results
 from fedsim.training.assemble import prepare
+from tests.schedules import check_schedule
 from tests.stopping import Stop, Stopper
 from tests.tasks import tasks
 

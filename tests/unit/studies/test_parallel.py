@@ -141,19 +141,6 @@ def test_a_lost_run_is_resumed_first_and_fails_when_it_is_lost_three_times() -> 
     assert heard.of("b")[-1] == Failed("gone, 3 times")
 
 
-def test_jobs_may_come_later() -> None:
-    """None is no end while a run is active: the next job may follow from its result."""
-    drivers, waiting = Scripted(2, a=[round_of(1), DONE], b=[DONE]), [Job("a", resolve(), Path())]
-
-    def next_when_done(_: int, job: Job, event: Event) -> None:
-        if event == DONE and job.name == "a":
-            waiting.append(Job("b", job.config, job.out))
-
-    heard = Heard(next_when_done)
-    parallel.control(lambda: waiting.pop() if waiting else None, drivers, heard)
-    assert heard.of("b") == [DONE]
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_all_runs_and_begins_none(number: int) -> None:
     drivers, heard = Scripted(2, a=[round_of(1)], b=[round_of(1)], c=[DONE]), signalled(number, "b")
@@ -318,9 +305,7 @@ def test_few_runs_one_at_a_time_and_gpus_are_left_to_ray(monkeypatch: pytest.Mon
     [
         (6, (), "auto", 4),
         (6, (), 3, 3),
-        (6, (), 1, 1),
         (3, (), "auto", 3),
-        (3, (), 9, 3),
         (1, (), "auto", 1),
         (6, ("train.threads=2",), "auto", 2),
         (6, ("engine.memory_per_client=6",), "auto", 2),
@@ -368,14 +353,6 @@ def test_the_memory_of_a_run_grows_with_its_model_and_its_cohort() -> None:
     )
     (text,) = configs(1, "data.name=shakespeare")
     assert capacity.memory_of(text) == PROCESS
-
-
-@pytest.mark.parametrize(
-    "name", ["mine:make", "timm:no_such_network", "torchvision:resnet18_of_tomorrow"]
-)
-def test_a_model_of_unknown_size_counts_nothing(name: str) -> None:
-    (config,) = configs(1, "data.name=cifar10", f"model.name={name}")
-    assert capacity.model_bytes(config) == (0, 0)
 
 
 # what people see of them
@@ -456,16 +433,13 @@ def plan(nodes, runs, at_once="auto", **engine):
     [
         (16, {"gpus_per_client": None}, (8, 1)),  # a GPU each
         (16, {}, (16, 1)),  # half of one
-        (18, {}, (16, 1)),
         (8, {}, (8, 2)),
         (3, {}, (3, 5)),
-        (1, {}, (1, 5)),
         (16, {"actors": 2}, (8, 2)),
         (16, {"actors": 3}, (5, 3)),
         (16, {"gpus_per_client": 0.3}, (16, 1)),
         (40, {"gpus_per_client": 0.3, "cpus_per_client": 0.5}, (24, 1)),
         (4, {"gpus_per_client": 1, "cohort": 100}, (4, 2)),
-        (16, {"gpus_per_client": 2}, (4, 1)),
         (16, {"gpus_per_client": 0}, (16, 1)),
         (1, {"actors": "per-client", "gpus_per_client": 0.1, "cpus_per_client": 0.1}, (1, 50)),
     ],
@@ -516,14 +490,6 @@ def test_too_many_are_refused_with_the_number_that_fits():
         plan([Node(1)], 2, 2, gpus_per_client=0)
 
 
-@pytest.mark.usefixtures("many_cores")
-def test_where_no_run_fits():
-    with pytest.raises(ConfigError, match=r"20 actors .* do not fit, 16 do \("):
-        plan(FOUR, 16, actors=20, gpus_per_client=0.5, cpus_per_client=0.5)
-    with pytest.raises(ConfigError, match="no machine of the cluster is alive"):
-        plan([], 2)
-
-
 @pytest.mark.parametrize("share", [Share(1, 0.5), Share(0.5, 0.1), Share(2, 1), Share(3, 2)])
 def test_a_place_is_a_machine_for_one_actor(share):
     places = Reservation(share, 3).machines()
@@ -540,7 +506,7 @@ def tiny(*sets: str) -> RunConfig:
 
 
 def test_a_run_is_its_first_round_the_later_ones_and_its_evaluations() -> None:
-    measured = Measured(first=5.0, round=2.5, evaluation=1.0, fixed=100.0, per_round=7.0)
+    measured = Measured(first=5.0, round=2.5, evaluation=1.0)
     run = tiny("train.rounds=21", "evaluation.every=4")
     assert measured.seconds(run) == 5 + 20 * 2.5 + 20 / 4 * 1
     assert measured.seconds(tiny("train.rounds=1")) == 5
@@ -554,9 +520,8 @@ def test_the_longest_runs_start_first(slots: int, wanted: float) -> None:
 
 
 def test_seeds_and_learning_rates_are_of_one_kind_and_methods_of_another() -> None:
-    runs = [tiny(), tiny("seed=1"), tiny("train.lr=1"), tiny("data.seed=3")]
-    runs += [tiny("algorithm=fedavg"), tiny("train.batch_size=5"), tiny("model.name=mlp")]
-    assert [len(kind) for kind in capacity.by_kind(runs)] == [4, 1, 1, 1]
+    runs = [tiny(), tiny("seed=1", "train.lr=1", "data.seed=3"), tiny("model.name=mlp")]
+    assert [len(kind) for kind in capacity.by_kind(runs)] == [2, 1]
 
 
 @pytest.mark.integration
@@ -566,7 +531,7 @@ def test_rounds_are_measured_and_nothing_is_left(
     monkeypatch.setattr(estimate, "SECONDS", 0.0)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     measured = estimate.measure(tiny())
-    assert min(measured.first, measured.round, measured.evaluation, measured.per_round) > 0
+    assert min(measured.first, measured.round, measured.evaluation) > 0
     assert list(tmp_path.iterdir()) == []
 
 
@@ -584,7 +549,7 @@ def test_the_dry_run_of_a_run_and_of_a_sweep(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    measured = Measured(first=36.0, round=36.0, evaluation=0.0, fixed=2e6, per_round=0.0)
+    measured = Measured(first=36.0, round=36.0, evaluation=0.0)
     trained = []
     monkeypatch.setattr(estimate, "measure", lambda c: trained.append(c.seed) or measured)
     monkeypatch.setattr("fedsim.cli.dry_run.num_gpus", lambda: 2)
@@ -592,7 +557,6 @@ def test_the_dry_run_of_a_run_and_of_a_sweep(
     done = CliRunner().invoke(main, ["run", "--dry-run", "--engine", "serial", "--out", "r"])
     assert done.exit_code == 0, done.output
     assert "2.00 (2 GPUs)" in done.stdout, "100 rounds of 36 s on two GPUs"
-    assert "disk" in done.stdout
     (tmp_path / "g.yaml").write_text("engine: {kind: serial}\ngrid: {seed: [4, 5]}\n")
     listed = CliRunner().invoke(main, ["sweep", "g.yaml", "--dry-run", "--parallel", "1"])
     assert listed.stdout.splitlines()[:3] == ["seed=4", "seed=5", ""]

@@ -24,7 +24,7 @@ from fedsim.engine.ray import executor as ray_executor
 from fedsim.engine.ray.calls import Evaluation, EvaluationCall, TaskCall, balanced, deal
 from fedsim.engine.ray.dispatch import INLINE, Dispatcher, ObjectCache, Work
 from fedsim.engine.ray.executor import RayExecutor
-from fedsim.engine.ray.faults import Fault, failure, fault_of
+from fedsim.engine.ray.faults import Fault, failure, fault_of, one_line
 from fedsim.engine.ray.placement import Node, Share
 from fedsim.engine.ray.pool import ActorPool
 from fedsim.engine.ray.sharded import (
@@ -124,7 +124,7 @@ class Actors:
 def a_pool(fake, slots=2, up=True, max_retries=1):
     actors = Actors()
     made = ActorPool(actors, max_retries=max_retries, allow_mixed=False)
-    made.start(slots, "spec")
+    made.start(range(slots), "spec")
     if up:
         for ref, slot in list(made.starting.items()):
             fake.values[ref] = Kind("cpu"), f"node{slot}"
@@ -135,7 +135,7 @@ def a_pool(fake, slots=2, up=True, max_retries=1):
 def dispatcher(fake, **engine):
     made, actors = a_pool(fake)
     return (
-        Dispatcher(made, EngineConfig(**engine), most=lambda: 0, spec=lambda: "spec"),
+        Dispatcher(made, EngineConfig(**engine), wanted=lambda *_: {}, spec=lambda: "spec"),
         made,
         actors,
     )
@@ -214,6 +214,13 @@ def test_a_client_is_dropped_where_that_is_the_policy(fault, fake):
     assert rows(made) == [(3, 1, "node0", fault.error)]
     assert actors.ended == ([] if fault.alive else ["a0"])
     assert (0 in made.idle) == fault.alive
+
+
+def test_an_evaluation_is_never_dropped(fake):
+    ours, made, _ = dispatcher(fake, max_retries=0, on_client_failure="drop")
+    with pytest.raises(WorkerError, match=r"^evaluation on the test part lost 1 times.*died$"):
+        ours._failed(working(made, evaluation()), LOST, "")
+    assert rows(made) == [(None, 1, "node0", "its process died")]
 
 
 def test_with_drop_a_failing_client_takes_no_other_with_it(fake):
@@ -402,28 +409,97 @@ def test_a_slot_whose_actor_dies_again_and_again_is_given_up(fake):
         fake.values[ref] = ActorDiedError()
         made.came_up(ref)
         assert made.incidents[-1].attempt == attempt
-        made.start(1, "spec")
+        made.start([0], "spec")
     assert (len(actors.made), made.starting) == (2, {})
     with pytest.raises(WorkerError, match=r"^no client actor comes up: its process died"):
         made.check()
+    made.reset_failures()
+    made.start([0], "spec")
+    assert len(actors.made) == 3
 
 
-def test_a_run_takes_in_machines_that_join_and_never_changes_what_an_actor_holds(fake, monkeypatch):
-    here = [Node(4, 1)]
-    session = SimpleNamespace(machines=lambda: list(here), prepare=lambda share: None)
-    monkeypatch.setattr(ray_executor, "time", fake)
-    monkeypatch.setattr(ray_executor, "alive_nodes", lambda: ["one"])
-    spec = SimpleNamespace(partition=SimpleNamespace(train=[[0]] * 8), frozen_bytes=0)
-    spec.blocks = lambda _: []
-    ours = RayExecutor(spec, EngineConfig(), 4000, session=session)
-    found = [ours._plan.actors]
-    for machines in ([Node(4, 1), Node(8, 2)], [Node(8)], [Node(8, 2)]):
-        here[:] = machines
-        fake.now += ray_executor.REPLAN_INTERVAL
-        ours.run([], {}, {})
-        found.append(ours._plan.actors)
-        assert ours._plan.share == Share(1.0, 1.0)
-    assert found == [1, 3, 3, 2], "the plan stays where nothing is left that fits"
+# Machines that come and go
+
+
+class Session(Actors):
+    """A session on machines that a test changes."""
+
+    def __init__(self, now):
+        super().__init__()
+        self.now = now
+
+    def machines(self):
+        return list(self.now.nodes)
+
+    def prepare(self, share):
+        self.share = share
+
+    def release(self, resting, others):
+        pass
+
+
+@pytest.fixture
+def executor(fake, monkeypatch):
+    """A function of the machines and settings that gives an executor, and changes its machines."""
+    now = SimpleNamespace(nodes=[])
+    monkeypatch.setattr(Aggregators, "close", lambda self: None)
+    monkeypatch.setattr(ray_executor, "alive_nodes", lambda: ["0"])
+
+    def made(*nodes, clients=8, **engine):
+        now.nodes = nodes
+        split = SimpleNamespace(train=[[0]] * clients)
+        spec = SimpleNamespace(partition=split, frozen_bytes=0)
+        return RayExecutor(spec, EngineConfig(**engine), 4000, session=Session(now))
+
+    def replan(executor, *nodes, after=ray_executor.REPLAN_INTERVAL):
+        now.nodes = nodes
+        fake.now += after
+        executor._replan()
+        return executor._plan
+
+    made.replan = replan
+    return made
+
+
+def test_a_node_that_joins_or_leaves_changes_the_number_of_actors(executor):
+    ours = executor(Node(2), clients=8)
+    assert ours._plan.actors == 2
+    assert executor.replan(ours, Node(2), Node(3)).actors == 5
+    assert executor.replan(ours, Node(3)).actors == 3
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "gpus", "actors"),
+    [
+        ((Node(4),), (Node(4), Node(8, 2)), 0.0, 8),
+        ((Node(4, 1),), (Node(4, 1), Node(8, 2)), 1.0, 3),
+        ((Node(4, 1), Node(4)), (Node(4), Node(4)), 1.0, 1),
+    ],
+    ids=["a GPU joins CPUs", "more GPUs", "the only GPU leaves"],
+)
+def test_machines_never_change_what_an_actor_holds(before, after, gpus, actors, executor):
+    ours = executor(*before)
+    assert ours._plan.share.gpus == gpus
+    plan = executor.replan(ours, *after)
+    assert ours._session.share == plan.share == Share(1.0, gpus)
+    assert plan.actors == actors
+
+
+def test_where_nothing_is_left_that_fits_the_plan_stays_until_something_is(executor):
+    ours = executor(Node(2, 1))
+    before = ours._plan
+    assert executor.replan(ours) is before
+    assert executor.replan(ours, Node(8)) is before
+    assert executor.replan(ours, Node(8, 2)).actors == 2
+
+
+def test_slots_that_were_given_up_get_another_chance_where_the_machines_changed(executor):
+    ours = executor(Node(2))
+    ours._pool._failures[0] = 4
+    executor.replan(ours, Node(2))
+    assert ours._pool._failures[0] == 4
+    executor.replan(ours, Node(2), Node(2))
+    assert ours._pool._failures[0] == 0
 
 
 def dealt(sizes, most):
@@ -602,3 +678,10 @@ def test_a_lost_argument_is_sent_anew_to_the_same_actor():
     cause = exceptions.ObjectLostError("ab" * 14, None, "")
     fault = fault_of(exceptions.RayTaskError("train", "traceback", cause))
     assert (fault.lost, fault.alive, fault.objects) == (True, True, True)
+
+
+def test_long_texts_become_one_short_line():
+    text = one_line(ValueError("a\n" * 1000))
+    assert "\n" not in text
+    assert len(text) < 450
+    assert text.endswith("...")

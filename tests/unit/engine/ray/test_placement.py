@@ -72,9 +72,11 @@ def test_every_node_is_bounded_by_its_cores_too(nodes, cpus, gpus, slots):
 def test_one_actor_per_client_while_they_fit():
     own = plan([Node(8)], 8)
     assert (own.slots, own.actors, own.num_clients, own.per_client) == (8, 8, 8, True)
+    assert [own.home(client) for client in range(8)] == list(range(8))
     assert plan([Node(8)], 3).actors == 3
     shared = plan([Node(8)], 50)
     assert (shared.slots, shared.actors, shared.num_clients, shared.per_client) == (8, 8, 50, False)
+    assert shared.home(3) is None
     assert plan([Node(8)], 8, actors="per-client").actors == 8
 
 
@@ -149,6 +151,12 @@ def all_fit(nodes, share, actors, memory):
         return False
 
     return search(state, actors)
+
+
+def test_the_plan_names_the_gpus_of_its_actors():
+    nodes = [Node(8, 1, accelerator="H200"), Node(8)]
+    assert plan(nodes, 4, gpus_per_client=0.5).gpu_types == "H200"
+    assert plan(nodes, 4).gpu_types == ""
 
 
 def test_every_actor_that_can_fit_is_placed():
