@@ -19,7 +19,6 @@ from torch.profiler import ProfilerActivity, profile
 
 import fedsim
 import fedsim.engine
-from fedsim import models
 from fedsim.config.run import RunConfig
 from fedsim.config.sections import EngineConfig
 from fedsim.core.errors import ConfigError
@@ -51,6 +50,7 @@ from fedsim.engine.footprint import WORKSPACES, PeakMemory, check, need_of
 from fedsim.engine.ray import pool
 from fedsim.engine.transfer import KEPT
 from fedsim.engine.worker import Worker
+from fedsim.models import build
 from fedsim.models.registry import zeros
 from fedsim.testing.rounds import config
 from fedsim.training.assemble import prepare, start_of
@@ -469,7 +469,7 @@ def allocated(model, spec, batch):
 @pytest.mark.parametrize(("name", "batch"), [("cnn", 20), ("mlp", 20), ("resnet18", 4)])
 def test_a_traced_step_takes_what_a_real_one_allocates(name, batch):
     spec = spec_of(name)
-    model = models.build(spec, seed=0)
+    model = build(spec, seed=0)
     x = zeros(spec)[:1].expand(batch, 3, 32, 32).contiguous()
     measured = allocated(model, spec, batch) + x.nbytes
     training = Training(batch_size=batch, momentum=0.0)
@@ -485,7 +485,7 @@ def test_a_traced_step_takes_what_a_real_one_allocates(name, batch):
 
 def test_the_parts_of_a_linear_model():
     spec = ModelSpec(name="logistic", num_classes=256, in_channels=1, image_size=32)
-    model = models.build(spec, seed=0)
+    model = build(spec, seed=0)
     weights = 4 * (256 * 1024 + 256)
     none, momentum, adam = (
         need_of(model, spec, Training(batch_size=512, **kind), evaluation_batch=1)
@@ -534,7 +534,7 @@ def test_the_estimate_of_a_call_is_what_its_tensors_take(model, block, momentum)
 
 def test_what_does_not_fit_its_room_stays_with_the_host():
     spec = ModelSpec(name="logistic", num_classes=256, in_channels=1, image_size=32)
-    model = models.build(spec, seed=0)
+    model = build(spec, seed=0)
     vector = 4 * (256 * 1024 + 256)
 
     def need(**sizes):
