@@ -194,8 +194,13 @@ def out_of_memory(total: int, held: int, message: str, fraction: float) -> str:
         return f"{text}; a smaller train.batch_size, evaluation.batch_size or model would help"
     if need <= fraction * total:
         return f"{text}, of which other processes have the rest"
-    clients = max(1, math.floor(total / (need * HEADROOM)))  # on the GPU; Ray cuts off at 1e-4
-    return f"{text}; --gpus-per-client {math.floor(1e4 / clients) / 1e4:g} would fit"
+    return f"{text}; --gpus-per-client {fitting(need, total):g} would fit"
+
+
+def fitting(need: int, total: int) -> float:
+    """The smallest 1/k of a GPU of ``total`` bytes that holds a need and a little more."""
+    clients = max(1, math.floor(total / (need * HEADROOM)))
+    return math.floor(1e4 / clients) / 1e4  # Ray cuts off what is finer
 
 
 def total_memory() -> int | None:

@@ -1,8 +1,5 @@
-"""How much memory of a GPU a client's training needs, and whether a fraction of one holds it.
-
-The need is found by one training step and one evaluation batch on PyTorch's meta device, where
-tensors have sizes and no values: nothing is computed, and no GPU is needed.
-"""
+"""How much memory of a GPU a client's training needs, by one step and one evaluation batch on
+PyTorch's meta device, where tensors have sizes and no values; no GPU is needed."""
 
 import copy
 import math
@@ -22,7 +19,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.machine import BLOCK_COPIES
 from fedsim.core.types import GIB, ModelSpec, Training
 from fedsim.engine.blocks import tasks_per_call
-from fedsim.engine.devices import CONTEXT, total_memory
+from fedsim.engine.devices import CONTEXT, fitting, total_memory
 from fedsim.engine.transfer import KEPT
 from fedsim.engine.worker import Worker
 from fedsim.models.registry import zeros
@@ -33,8 +30,6 @@ _OF_A_BLOCK = BLOCK_COPIES - 2
 """Of the vectors of each client of a block, those that a step's trace and the optimiser lack."""
 WORKSPACES = 256 << 20
 """Bytes that cuBLAS and cuDNN take for themselves beside the context."""
-HEADROOM = 1.1
-"""By how much the fraction that is suggested exceeds the estimate."""
 
 
 class PeakMemory(TorchDispatchMode):
@@ -79,12 +74,10 @@ def need_of(
     samples: int = 0,
     room: float = math.inf,
 ) -> int | None:
-    """Bytes of GPU memory that a process needs to train its clients.
+    """Bytes of GPU memory that a process needs; None where a model cannot be traced without values.
 
-    Counted are the CUDA context, the weights and the global vectors, gradients, the optimiser's
-    state, what a step keeps for its backward pass, an evaluation batch, and the updates of a call
-    and the samples where these stay on the GPU. Too much by at most the largest gradient of each
-    client of a block, which the trace holds while it becomes ``p.grad``.
+    Too much by at most the largest gradient of each client of a block, which the trace holds while
+    it becomes ``p.grad``.
 
     Args:
         model: the network; a copy is traced.
@@ -95,9 +88,6 @@ def need_of(
         cohort: clients whose updates a call may have.
         samples: bytes of all images and labels.
         room: bytes up to which samples, or updates, stay there, see :func:`transfer.room`.
-
-    Returns:
-        The estimate; None where the model cannot be traced without values.
     """
     traced = copy.deepcopy(model).to("meta")
     tensors = [*traced.parameters(), *traced.buffers()]
@@ -127,16 +117,8 @@ def _outputs(model: nn.Module, spec: ModelSpec, batch: int) -> tuple[Tensor, Ten
 
 
 def check(need: int, total: int, fraction: float) -> None:
-    """Refuses a fraction of a GPU that does not hold a client's training.
-
-    Args:
-        need: bytes, of :func:`need_of`.
-        total: bytes of the GPU.
-        fraction: of it; more than 1 counts as 1, as a process trains on one GPU.
-
-    Raises:
-        ConfigError: names the fraction that would hold it, if any does.
-    """
+    """Refuses a fraction of a GPU of ``total`` bytes that does not hold a client's training, by a
+    ConfigError that names one that would."""
     share = min(fraction, 1.0)
     if need <= share * total:
         return
@@ -149,16 +131,11 @@ def check(need: int, total: int, fraction: float) -> None:
         raise ConfigError(
             f"{text}; a smaller train.batch_size, evaluation.batch_size or model would help"
         )
-    clients = max(1, math.floor(total / (need * HEADROOM)))
-    raise ConfigError(f"{text}; --gpus-per-client {math.floor(1e4 / clients) / 1e4:g} would fit")
+    raise ConfigError(f"{text}; --gpus-per-client {fitting(need, total):g} would fit")
 
 
 def check_worker(worker: Worker) -> None:
-    """Refuses a fraction of a GPU that does not hold the training of the worker's clients.
-
-    Raises:
-        ConfigError: see :func:`check`.
-    """
+    """:func:`check` of a worker's clients and its fraction of a GPU."""
     spec, total = worker.spec, total_memory()
     batch = min(spec.training.batch_size, max(worker.sizes))
     cohort = len(spec.partition.participants)

@@ -69,7 +69,7 @@ class Buffered:
         return self.buffer or m, self.concurrency or m
 
     def plan(self, roster: Roster, state: Vectors, ctx: RoundContext, _run: Pass, /) -> RoundPlan:
-        """The next arrivals; rounds after it are simulated to know what may be done early."""
+        """The next arrivals; later rounds are simulated to know what may be done early."""
         size, concurrency = self.sizes(roster)
         queue = list(zip(*(state[k].tolist() for k in KEYS), strict=True)) if state else []
         done = self._arrivals(roster, queue, ctx)

@@ -21,15 +21,12 @@ from fedsim.storage import tensors
 
 @dataclass(frozen=True, eq=False)
 class ClientStates(Mapping[int, Vectors]):
-    """The state of each client that has one, by client id.
-
-    Args:
-        stored: states that are shared with the values before this one.
-        changed: what has changed since; an empty state means that the client has none any more.
-    """
+    """The state of each client that has one, by client id."""
 
     stored: Mapping[int, Vectors] = field(default_factory=dict)
+    """States that are shared with the values before this one."""
     changed: Mapping[int, Vectors] = field(default_factory=dict)
+    """What has changed since; an empty state means that the client has none any more."""
 
     def updated(self, changes: Mapping[int, Vectors]) -> ClientStates:
         """With these clients' states instead; takes no time for all the others."""
@@ -58,19 +55,15 @@ class ClientStates(Mapping[int, Vectors]):
 
 @dataclass(eq=False)
 class Segment:
-    """A file with the states of several clients; a StoreError where it cannot be written or read.
-
-    Args:
-        path: of the file.
-        unwritten: the states, until the file is written.
-        size: bytes of all states in it.
-        sha256: of the file, empty until it is written.
-    """
+    """A file with the states of several clients; a StoreError where it cannot be used."""
 
     path: Path
     unwritten: Mapping[int, Vectors] = field(default_factory=dict)
+    """The states, until the file is written."""
     size: int = field(kw_only=True)
+    """Bytes of all states in it."""
     sha256: str = field(default="", kw_only=True)
+    """Of the file, empty until it is written."""
 
     def write(self) -> None:
         """Writes the file, unless it is there."""

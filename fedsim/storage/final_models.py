@@ -45,14 +45,10 @@ def save_clients(
     states: Mapping[int, Vectors],
     metadata: Mapping[str, str],
 ) -> None:
-    """Writes ``clients.safetensors``; holds the state of one client at a time.
+    """Writes ``clients.safetensors``, from the state of one client at a time.
 
-    Args:
-        run: the run directory.
-        params: (D,) the global vector, whose values a state without its own stands for.
-        personal: the slots that stay on the clients, in the order of the vector.
-        states: of the clients, which may lie on the disk.
-        metadata: of the file.
+    ``personal`` are the slots that stay on the clients, in the order of the vector; a state without
+    them stands for the values of ``params`` (D,).
     """
     clients = sorted(states)
     float32 = np.dtype(np.float32)
@@ -87,11 +83,7 @@ class Description:
 
     @classmethod
     def read(cls, run: Path) -> Description:
-        """That of a run's file.
-
-        Raises:
-            StoreError: the file is missing or damaged, or does not say it.
-        """
+        """That of a run's file; a StoreError where it does not say it."""
         metadata = metadata_of(run)
         try:
             model = ModelSpec(**parse_json(metadata["model"]))

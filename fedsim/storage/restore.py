@@ -39,9 +39,8 @@ def read(
 ) -> tuple[Position, dict[str, Any]]:
     """A checkpoint and its record; the states of its clients go to the store.
 
-    Raises:
-        ConfigError: it is of another format, model or configuration.
-        ValueError, StoreError: it is damaged.
+    A ConfigError where it is of another format, model or configuration, a ValueError or StoreError
+    where it is damaged.
     """
     content = read_record(record)
     if content["round"] != round_of(record):
@@ -55,12 +54,7 @@ def restore(
 ) -> tuple[Checkpoints, Position | None]:
     """Reads the newest checkpoint that is intact; a warning names each damaged one before it.
 
-    Args:
-        run: the run directory.
-        fingerprint: what the checkpoint must agree with.
-        budget: bytes of client states that may wait in memory.
-        keep: how many of the newest checkpoints stay.
-        every: beside these the one of every so many rounds stays, where it is not 0.
+    The arguments are those of :class:`Checkpoints` and of :class:`ClientStateStore`.
 
     Returns:
         Where the next checkpoints go, and the position; None where there is no checkpoint.

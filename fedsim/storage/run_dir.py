@@ -335,12 +335,8 @@ def last_predictions(store: RunStore) -> FinalPredictions | None:
 
 
 def client_number(run: Path, num_clients: int, client: int | str, flag: str = "--client") -> int:
-    """The number of a client that is given by number, or by the name of its site, user or file.
-
-    Raises:
-        ConfigError: the run has no such client, or several of this name.
-        StoreError: partition.csv is missing or damaged.
-    """
+    """The number of a client that is given by number, or by the name of its site, user or file; a
+    ConfigError where the run has no such client, or several of this name."""
     last = num_clients - 1
     if not isinstance(client, str):
         if not 0 <= client <= last:

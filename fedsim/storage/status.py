@@ -1,7 +1,5 @@
-"""A run directory at a glance: how far the run is and how good, without pandas or torch.
-
-Only the few values that are needed are read; nothing is written, and no run is held up.
-"""
+"""A run directory at a glance: how far the run is and how good, without pandas or torch. Nothing
+is written, and no run is held up."""
 
 from __future__ import annotations
 

@@ -78,9 +78,7 @@ def _cells(column: Array) -> list[Any]:
 def read(path: Path) -> list[dict[str, str]]:
     """The complete rows of a CSV file; a line that is still being written does not count.
 
-    Raises:
-        OSError: the file cannot be read.
-        ValueError, csv.Error: it is no table of UTF-8 text with a header and rows of its length.
+    An OSError where it cannot be read; a ValueError or csv.Error where it is no table of UTF-8.
     """
     text = path.read_text(encoding="utf-8")
     complete = io.StringIO(text[: text.rfind("\n") + 1], newline="")
@@ -107,11 +105,7 @@ def number(text: str | None) -> float | None:
 
 
 def frame(path: Path) -> pd.DataFrame:
-    """A CSV file as a data frame.
-
-    Raises:
-        StoreError: there is no such file, or it is damaged.
-    """
+    """A CSV file as a data frame; a StoreError where there is none, or it is damaged."""
     import pandas as pd  # a third of a second to import, which the first round does without
 
     if not path.is_file():

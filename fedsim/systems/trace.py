@@ -20,9 +20,7 @@ def read_trace(
         given: traits that the trace may not have too, with what was given for them.
 
     Raises:
-        ConfigError: a trait is given twice.
-        DataError: a missing file, an unknown column, a client or round that is unknown or given
-            twice, a client without a first round, a value that is not allowed; names file and row.
+        ConfigError, DataError: a trait is given twice, or the file cannot be used.
     """
     if not path.is_file():
         raise DataError(f"clock.trace {path}: there is no such file")
@@ -54,15 +52,12 @@ def read_trace(
     cells = (row.get("availability") for rounds in values.values() for row in rounds.values())
     if "availability" in traits and not any(cells):
         raise DataError(f"{path}: availability is 0 in all rows: no client would ever answer")
-    return {
-        name: {
-            client: Series(
-                tuple(sorted(rounds)), tuple(rounds[round][name] for round in sorted(rounds))
-            )
-            for client, rounds in values.items()
-        }
-        for name in traits
-    }
+    series: dict[str, dict[int, Series]] = {name: {} for name in traits}
+    for client, by_round in values.items():
+        order = tuple(sorted(by_round))
+        for name in traits:
+            series[name][client] = Series(order, tuple(by_round[round][name] for round in order))
+    return series
 
 
 def _value(row: TableRow, name: str) -> float:

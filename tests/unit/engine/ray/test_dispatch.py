@@ -444,6 +444,7 @@ def executor(fake, monkeypatch):
     now = SimpleNamespace(nodes=[])
     monkeypatch.setattr(Aggregators, "close", lambda self: None)
     monkeypatch.setattr(ray_executor, "alive_nodes", lambda: ["0"])
+    monkeypatch.setattr(ray_executor, "time", fake)
 
     def made(*nodes, clients=8, **engine):
         now.nodes = nodes
