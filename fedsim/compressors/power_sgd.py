@@ -25,13 +25,7 @@ from fedsim.core.types import F64, Vector
 
 @dataclass(frozen=True)
 class PowerSGD:
-    """Low rank.
-
-    Args:
-        rank: r.
-        shapes: of the tensors.
-        memory: the Q of all matrices, one after the other.
-    """
+    """Rank r, for tensors of these shapes; ``memory`` has the Q of all matrices."""
 
     rank: int
     shapes: Sequence[tuple[int, ...]] = ()
