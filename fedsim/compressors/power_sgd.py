@@ -36,7 +36,6 @@ class PowerSGD:
         return replace(self, shapes=shapes, memory=memory)
 
     def __call__(self, x: Vector, tensors: Sequence[slice], draw: np.random.Generator) -> Message:
-        """P and Q of matrices, and vectors."""
         sent, floats, r = x.copy(), 0, self.rank
         kept: list[Vector] = []
         rest = self.memory

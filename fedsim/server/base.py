@@ -198,7 +198,6 @@ class Gram:
     blocks: Blocks = "model"
 
     def __call__(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> Reduced:
-        """Keeps no state."""
         n, layout = cohort.num_samples, cohort.layout
         ranges = blocks_of(layout, self.blocks)
         coefficients = [self.rule(gram, n, ctx) for gram in cohort.grams(ranges)]
@@ -214,7 +213,6 @@ class Average:
     weights: Weights = "samples"
 
     def __call__(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> Reduced:
-        """Keeps no state."""
         everything = slice(0, cohort.layout.size)
         return Reduced(cohort.step([shares(cohort.num_samples, self.weights)], [everything]))
 

@@ -48,7 +48,6 @@ class GaussianNoise:
     def __call__(
         self, step: Array, scale: float, state: Vectors, ctx: RoundContext
     ) -> tuple[Array, Vectors]:
-        """Keeps no state."""
         if scale > 0:
             rng = generator(ctx.seed, "dp", ctx.round)
             for block in self.sent:
@@ -131,7 +130,6 @@ class PrivateSum:
     noise_multiplier: float
 
     def __call__(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> Exchanged:
-        """The answer of the exchange."""
         rng = generator(ctx.seed, f"dp_{self.key}", ctx.round)
         total = np.zeros(cohort.layout.num_params)
         for update in cohort.updates:

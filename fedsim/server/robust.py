@@ -42,7 +42,6 @@ class Faulty:
     plus: int = 1
 
     def __post_init__(self) -> None:
-        """See the class."""
         if self.f >= 1 and self.f != int(self.f):
             raise ConfigError(
                 f"{self.of}.f: {self.f:g} given; must be a whole number of clients, or a fraction "
@@ -97,7 +96,6 @@ class Span:
         return 1
 
     def __call__(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> Reduced:
-        """Keeps no state."""
         layout, n = cohort.layout, cohort.num_samples
         gram = cohort.gram(slice(0, layout.num_params))
         f = self.faulty.count(len(n), cohort.num_clients)
@@ -117,7 +115,6 @@ class ByCoordinate:
         return 1
 
     def __call__(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> Reduced:
-        """Keeps no state."""
         m = len(cohort.updates)
         f = self.faulty.count(m, cohort.num_clients)
         chosen = list(range(m))
