@@ -49,8 +49,8 @@ class Buffered:
             at = replace(ctx, round=round)
             later, number = self._arrivals(roster, queue, later[-1][0], number, at)
             ahead.append(self._tasks(roster, [s for s in later if s[2] <= ctx.round], ctx))
-        own = {t.client: roster.participation(t.client, t.version, t.key) for t in tasks}
-        plan = RoundPlan(tasks=tasks, participation=own, state=kept | then, needed=needed)
+        times = {t.client: roster.participation(t.client, t.version, t.key) for t in tasks}
+        plan = RoundPlan(tasks=tasks, participation=times, state=kept | then, needed=needed)
         return replace(plan, seconds=done[-1][0] - now, ahead=tuple(ahead))
 
     def _arrivals(
@@ -61,10 +61,10 @@ class Buffered:
         while len(done) < self.size:
             while len(queue) < min(self.concurrency, len(roster.participants) - len(done)):
                 client = int(generator(ctx.seed, "start", number).choice(roster.participants))
-                own = roster.participation(client, ctx.round, number)
-                if own.absent is None and client not in map(client_of, (*queue, *done)):
+                planned = roster.participation(client, ctx.round, number)
+                if planned.absent is None and client not in map(client_of, (*queue, *done)):
                     size = roster.clock.vector_bytes
-                    heappush(queue, (now + own.seconds(size, size), client, ctx.round, number))
+                    heappush(queue, (now + planned.seconds(size, size), client, ctx.round, number))
                 number += 1
             done.append(heappop(queue))
             now = done[-1][0]
@@ -96,8 +96,8 @@ class PowerOfChoice:
         """A synchronous round of those chosen; the candidates download the model once."""
         size = min(self.factor * roster.cohort_size, ctx.num_clients)
         candidates = roster.plan(roster.draw(ctx, size, "candidates"), ctx)
-        asked = [replace(task, work="loss", max_steps=None) for task in candidates.tasks]
-        losses = {update.client_id: update.extras["loss"][0] for update in run(asked)}
+        tasks = [replace(task, work="loss", max_steps=None) for task in candidates.tasks]
+        losses = {update.client_id: update.extras["loss"][0] for update in run(tasks)}
         chosen = sorted(losses, key=lambda c: (-losses[c], c))[: roster.cohort_size]
         others = len(losses) - len(chosen)
         return replace(

@@ -36,17 +36,14 @@ def one_each(clients: Sequence[int]) -> list[tuple[int, ...]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """A kind of client work.
+    """A kind of client work: what the clients do, by which settings.
 
     Args:
-        rule: what the clients do.
-        training: hyperparameters of its steps.
-        criterion: the classification loss.
         trains: it changes the model; else there is no delta, and no client state is kept.
         aggregated: its updates become the server's step, so that clients may train in blocks, and
             updates may stay on their nodes.
         transforms: of its updates before they are sent, in order.
-        poison: changes the samples that it sees; None: they are those of the data.
+        poison: changes the samples that it sees.
     """
 
     rule: LocalRule
@@ -173,15 +170,8 @@ def compose(
 ) -> Algorithm:
     """A method, with other server rules or another margin control where they are given.
 
-    Args:
-        name: the method.
-        hyperparameters: by method, for all methods that are named.
-        server: comma-separated methods: pre-aggregations, then one that gives the reduction and its
-            server optimisers, then the server optimisers of each other one. None for the method's
-            own.
-        margin: form of margin control; None for the method's own, as in the following two.
-        margin_weight: lambda.
-        margin_threshold: tau, T or u.
+    ``server`` are comma-separated methods: pre-aggregations, then one that gives the reduction and
+    its server optimisers, then the server optimisers of each other one.
     """
     algorithm = load(name, hyperparameters.get(name))
     servers = {other: load(other, hyperparameters.get(other)).server for other in chain(server)}

@@ -63,7 +63,6 @@ class RegularisedObjective(LocalRule):
         torch._foreach_sub_(gradients, s)
 
     def finish(self, env: LocalEnv, s: list[Tensor]) -> Uplink:
-        """The new lambda_i."""
         after = env.kept("lambda") - self.client_weight(env) * env.moved
         return Uplink(state={"lambda": after.cpu().numpy()})
 

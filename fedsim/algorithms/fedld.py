@@ -56,7 +56,6 @@ class Principal:
     orientation: Literal["none", "reference_mean", "reference_vote"] = "none"
 
     def __call__(self, gram: F64, n: F64, ctx: RoundContext) -> F64:
-        """Coefficients (m,)."""
         p, m = shares(n, self.weights), len(n)
         scale = gram.diagonal().max()
         if m == 1 or scale == 0:

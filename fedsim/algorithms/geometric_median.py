@@ -38,7 +38,6 @@ class Weiszfeld:
     weights: Weights
 
     def __call__(self, gram: F64, f: int, n: F64) -> F64:
-        """Coefficients (m,)."""
         c = alphas = shares(n, self.weights)
         for _ in range(self.iterations):
             away = np.sqrt(squared_distances_to(gram, c))

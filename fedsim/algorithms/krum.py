@@ -47,7 +47,6 @@ class Krum:
     neighbours: Neighbours
 
     def __call__(self, gram: F64, f: int, n: F64) -> F64:
-        """Coefficients (m,)."""
         c = np.zeros(len(gram))
         c[np.argmin(scores(squared_distances(gram), f, self.neighbours))] = 1.0
         return c

@@ -199,7 +199,6 @@ class MatchedMean:
     weights: Weights
 
     def __call__(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> Reduced:
-        """Keeps no state."""
         if cohort.params is None:
             raise ContractError("matched_mean needs the global vector that the updates start from")
         start, layers = cohort.params.astype(np.float64), layers_of(cohort.layout)

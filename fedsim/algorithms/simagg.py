@@ -63,7 +63,6 @@ class Similar:
     eps: float
 
     def __call__(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> Reduced:
-        """Keeps no state."""
         layout = cohort.layout
         ranges = blocks_of(layout, self.blocks)
         v = shares(cohort.num_samples, "samples")

@@ -20,7 +20,6 @@ class Alie(ByCoordinate):
     z: float | None = None
 
     def attack(self, cohort: Cohort, malicious: Mask) -> Cohort:
-        """Reads whole updates."""
         z = alie_z(len(malicious), int(malicious.sum())) if self.z is None else self.z
         return self.with_vector(cohort, malicious, lambda x: x.mean(axis=0) - z * deviation(x))
 

@@ -32,7 +32,6 @@ class Backdoor:
     share: float = 0.5
 
     def __call__(self, x: Tensor, y: Tensor, task: ClientTask) -> tuple[Tensor, Tensor]:
-        """The samples, some of them poisoned."""
         others = np.flatnonzero(self.triggered.concerns(y.cpu().numpy()))
         order = generator(task.ctx.seed, "backdoor", task.client).permutation(len(others))
         poisoned = torch.from_numpy(np.sort(others[order[: self._count(len(others))]])).to(y.device)

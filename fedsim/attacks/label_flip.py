@@ -23,7 +23,6 @@ class LabelFlip:
     target: int | None = None
 
     def __call__(self, x: Tensor, y: Tensor, task: ClientTask) -> tuple[Tensor, Tensor]:
-        """The samples with other labels."""
         if self.source is None or self.target is None:
             return x, torch.where(y < 0, y, self.num_classes - 1 - y)
         return x, torch.where(y == self.source, self.target, y)

@@ -25,12 +25,7 @@ from fedsim.server import Cohort
 
 @dataclass(frozen=True)
 class Mimic(InSpan):
-    """A copy.
-
-    Args:
-        warmup: rounds of the power iteration.
-        copied: position of the client among those that are seen, in this round.
-    """
+    """A copy of the client in place ``copied`` of those that are seen in this round."""
 
     warmup: int = 0
     copied: int = 0

@@ -62,7 +62,6 @@ class Perturbed(ByCoordinate):
     perturbation: Direction = "std"
 
     def attack(self, cohort: Cohort, malicious: Mask) -> Cohort:
-        """Reads whole updates."""
         seen = self.seen(malicious)
         h = int(seen.sum())
         u, b, c = np.zeros(h), np.zeros(h), 0.0

@@ -61,7 +61,6 @@ class BlockEnv:
         self.params, self._grads, self.relative_size = params, grads, relative_size
 
     def grads(self) -> list[Tensor]:
-        """The gradients of ``params``."""
         return self._grads
 
     def outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -76,7 +75,6 @@ class BlockEnv:
         return (self.weights * values).sum(dim=-1)
 
     def norm(self, tensor: Tensor) -> Tensor:
-        """See :meth:`LocalEnv.norm`: (A, 1, ...)."""
         norms = tensor.reshape(len(tensor), -1).norm(dim=1)
         return norms.view(-1, *[1] * (tensor.ndim - 1))
 

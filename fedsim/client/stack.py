@@ -51,15 +51,11 @@ def obstacle(
 
 
 class Stack:
-    """A copy of a model whose layers work on a whole block; made once per worker.
+    """A copy of a model without an :func:`obstacle`, whose layers work on a whole block of at most
+    so many clients; made once per worker.
 
-    Args:
-        model: one without an :func:`obstacle`.
-        rule: the client part of the method.
-        clients: in a block, at most.
-        augments: whether preprocessing for training draws random numbers.
-
-    ``draws`` is where the dropout layers are in their random numbers.
+    ``augments``: preprocessing for training draws random numbers; ``draws`` is where the dropout
+    layers are in theirs.
     """
 
     def __init__(

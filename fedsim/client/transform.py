@@ -57,13 +57,7 @@ class SampleTransform(Protocol):
         """Whether more than labels change."""
 
     def __call__(self, x: Tensor, y: Tensor, task: ClientTask) -> tuple[Tensor, Tensor]:
-        """What takes the place of samples and labels.
-
-        Args:
-            x: (n, ...) as they are stored; must not be written to.
-            y: (n,) or (n, T); must not be written to.
-            task: the client's work.
-        """
+        """What takes the place of samples (n, ...) and labels, which must not be written to."""
 
 
 def own_entries(state: Vectors, name: str) -> Vectors:

@@ -28,14 +28,8 @@ FLOAT_BYTES = 4
 
 
 class Message(NamedTuple):
-    """A vector as it is sent.
-
-    Args:
-        vector: (d,) float32, as the server decodes it.
-        floats: numbers of 4 bytes in the message.
-        bits: of everything else.
-        memory: what the compressor keeps for its next message.
-    """
+    """A vector (d,) float32 as the server decodes it, of so many ``floats`` and other ``bits``;
+    ``memory`` is what the compressor keeps for its next message."""
 
     vector: Vector
     floats: int
@@ -89,11 +83,7 @@ class Compression:
     ``ef21`` (Richtarik et al., NeurIPS 2021, arXiv:2106.05203): client and server both keep h, at
     first 0; the client sends ``C(delta - h)``, and both set ``h <- h + C(delta - h)``, which is the
     update that the server combines; the paper's server combines the h of all clients, here it is
-    those of the cohort.
-
-    Args:
-        compressor: C, and the feedback.
-        personal: the slots that stay on the client.
+    those of the cohort. Slots that are ``personal`` stay on the client.
     """
 
     compressor: Compressor

@@ -25,13 +25,7 @@ from fedsim.core.types import F64, Vector
 
 @dataclass(frozen=True)
 class PowerSGD:
-    """Low rank.
-
-    Args:
-        rank: r.
-        shapes: of the tensors.
-        memory: the Q of all matrices, one after the other.
-    """
+    """Rank r, for tensors of these shapes; ``memory`` has the Q of all matrices."""
 
     rank: int
     shapes: Sequence[tuple[int, ...]] = ()
@@ -42,7 +36,6 @@ class PowerSGD:
         return replace(self, shapes=shapes, memory=memory)
 
     def __call__(self, x: Vector, tensors: Sequence[slice], draw: np.random.Generator) -> Message:
-        """P and Q of matrices, and vectors."""
         sent, floats, r = x.copy(), 0, self.rank
         kept: list[Vector] = []
         rest = self.memory

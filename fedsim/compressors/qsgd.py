@@ -24,7 +24,6 @@ class QSGD:
     levels: int
 
     def __call__(self, x: Vector, tensors: Sequence[slice], draw: np.random.Generator) -> Message:
-        """Norms and levels."""
         sent, chance = np.zeros_like(x), draw.random(len(x))
         for part in tensors:
             v = x[part].astype(np.float64)

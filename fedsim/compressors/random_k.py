@@ -24,7 +24,6 @@ class RandomK:
     unbiased: bool = True
 
     def __call__(self, x: Vector, tensors: Sequence[slice], draw: np.random.Generator) -> Message:
-        """Values alone."""
         d = len(x)
         k = entries(self.fraction, self.k, d)
         chosen = draw.choice(d, k, replace=False)

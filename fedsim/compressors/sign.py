@@ -19,7 +19,6 @@ class ScaledSign:
     """Scaled signs."""
 
     def __call__(self, x: Vector, tensors: Sequence[slice], draw: np.random.Generator) -> Message:
-        """Scales and signs."""
         sent = np.empty_like(x)
         for part in tensors:
             v = x[part]

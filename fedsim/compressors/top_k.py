@@ -22,7 +22,6 @@ class TopK:
     k: int | None = None
 
     def __call__(self, x: Vector, tensors: Sequence[slice], draw: np.random.Generator) -> Message:
-        """Indices and values."""
         d = len(x)
         k = entries(self.fraction, self.k, d)
         if k == d:

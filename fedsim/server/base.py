@@ -1,13 +1,9 @@
 """The server part of a method: what turns a cohort's updates into one step of the global model.
 
-Its parts run in this order: cohort transforms change the updates as they are received (clipping;
-FedNova's normalisation), a reduction combines them into one step, and any number of server
-optimisers change that step (FedAdam). An exchange answers what the clients upload beside their
-updates (heads, prototypes, control variates).
-
-A reduction and the optimisers see updates alone, so they go with any method's clients
-(``--algorithm fedprox --server fedgh,fedadam``); an exchange, and transforms that read what their
-method's clients send, stay with these clients.
+Cohort transforms change the updates as they are received (clipping), a reduction combines them into
+one step, and server optimisers change that step (FedAdam). An exchange answers what the clients
+upload beside their updates (heads, control variates). An exchange, and transforms that read what
+their method's clients send, stay with these; the rest goes with any clients.
 """
 
 from __future__ import annotations
@@ -29,10 +25,7 @@ from fedsim.server.linalg import single_threaded_blas
 @dataclass(frozen=True, kw_only=True)
 class RuleState:
     """What each part of a method's server keeps from round to round; empty before the first.
-
-    ``probe`` is of the pass before training, ``optimizers`` has one entry for each, in their order,
-    ``receive`` one for each cohort transform, by its name.
-    """
+    ``probe`` is of the pass before training, ``receive`` has cohort transforms by their names."""
 
     probe: Vectors = field(default_factory=dict)
     reduction: Vectors = field(default_factory=dict)
@@ -121,8 +114,7 @@ class ServerOptimizer(Protocol):
     ) -> tuple[Array, Vectors]:
         """The new step (P,) and the state for the next round; ``state`` is {} in the first.
 
-        ``step`` (P,) comes from the reduction or the optimiser before, and must not be written to.
-        Running statistics pass through no optimiser.
+        ``step`` (P,) must not be written to; running statistics pass through no optimiser.
         """
 
 
@@ -206,7 +198,6 @@ class Gram:
     blocks: Blocks = "model"
 
     def __call__(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> Reduced:
-        """Keeps no state."""
         n, layout = cohort.num_samples, cohort.layout
         ranges = blocks_of(layout, self.blocks)
         coefficients = [self.rule(gram, n, ctx) for gram in cohort.grams(ranges)]
@@ -222,7 +213,6 @@ class Average:
     weights: Weights = "samples"
 
     def __call__(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> Reduced:
-        """Keeps no state."""
         everything = slice(0, cohort.layout.size)
         return Reduced(cohort.step([shares(cohort.num_samples, self.weights)], [everything]))
 
@@ -236,10 +226,8 @@ class HistoryRule(Protocol):
 
 @dataclass(frozen=True)
 class HistoryGram:
-    """A rule per state-dict tensor, statistics included, with an average of its own past outputs.
-
-    ``h <- 0.99 h + 0.01 step``, starting with the first step, as in the released FedLD code.
-    """
+    """A rule per state-dict tensor, statistics included, with an average of its own past outputs:
+    ``h <- 0.99 h + 0.01 step``, from the first step on, as in the released FedLD code."""
 
     rule: HistoryRule
 
@@ -252,10 +240,7 @@ class HistoryGram:
             for where, (gram, dots) in zip(ranges, cohort.grams_with(history, ranges), strict=True)
         ]
         step = cohort.step(coefficients, ranges)
-        if history is None:
-            return Reduced(step, {"history": step.copy()})
-        mixed = 0.01 * step
-        mixed += 0.99 * history
+        mixed = step.copy() if history is None else 0.01 * step + 0.99 * history
         return Reduced(step, {"history": mixed.astype(step.dtype, copy=False)})
 
 
@@ -349,7 +334,7 @@ class Server:
         self, state: RuleState, cohort: Cohort, ctx: RoundContext
     ) -> tuple[Reduced, Received, dict[str, Vectors]]:
         """What the reduction makes of the cohort, what the transforms made of it before, and their
-        states; the step of the parameters is yet to be multiplied by their scale."""
+        states; the step is yet to be multiplied by their scale."""
         received, kept = self._receive(cohort, state.receive, ctx)
         return self.reduction(received.cohort, state.reduction, ctx), received, kept
 

@@ -50,15 +50,8 @@ class Cohort:
         columns: Columns | None = None,
         params: Array | None = None,
     ) -> Cohort:
-        """Sorts the updates by client id and checks their length.
-
-        Args:
-            updates: one per client.
-            layout: of the vectors.
-            columns: the vectors in order of client id where they stay on their nodes; ``delta`` is
-                ignored then.
-            params: (D,) the newest global vector.
-        """
+        """Sorts the updates by client id and checks their length; with ``columns``, the vectors in
+        order of client id where they stay on their nodes, ``delta`` is ignored."""
         ordered = tuple(sorted(updates, key=lambda u: u.client_id))
         if not ordered:
             raise ContractError("a cohort needs at least one update")

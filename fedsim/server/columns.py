@@ -86,7 +86,6 @@ class WrappedColumns:
 
     @property
     def dtype(self) -> np.dtype[np.floating]:
-        """Precision of the updates."""
         return self.columns.dtype
 
 

@@ -25,7 +25,6 @@ class Multiply:
     def __call__(
         self, step: Array, state: Vectors, cohort: Cohort, ctx: RoundContext
     ) -> tuple[Array, Vectors]:
-        """Keeps no state."""
         return self.eta * step, state
 
 

@@ -41,18 +41,13 @@ class Noise(Protocol):
 
 @dataclass(frozen=True)
 class GaussianNoise:
-    """Independent in every round and coordinate (the Gaussian mechanism).
-
-    Args:
-        sent: the coordinates that clients send; the others get none.
-    """
+    """Independent in every round and coordinate that clients send (the Gaussian mechanism)."""
 
     sent: tuple[slice, ...]
 
     def __call__(
         self, step: Array, scale: float, state: Vectors, ctx: RoundContext
     ) -> tuple[Array, Vectors]:
-        """Keeps no state."""
         if scale > 0:
             rng = generator(ctx.seed, "dp", ctx.round)
             for block in self.sent:
@@ -73,11 +68,7 @@ class AdaptiveClip:
     1/2, so that sum and count together have the noise multiplier z where that of the sum alone is
     ``(z^-2 - (2 sigma_b)^-2)^(-1/2)``.
 
-    Args:
-        quantile: gamma.
-        lr: eta.
-        count_noise: sigma_b, in clients; 0: none.
-        expected: qN.
+    ``quantile`` is gamma, ``lr`` eta, ``count_noise`` sigma_b in clients, ``expected`` qN.
     """
 
     quantile: float
@@ -96,17 +87,10 @@ class AdaptiveClip:
 
 @dataclass(frozen=True, kw_only=True)
 class PrivateMean:
-    """The mean of clipped updates with noise, see the module.
+    """The mean of clipped updates with noise, see the module; no running statistics are sent.
 
-    The norm is that of all parameters; running statistics must not be among what is sent.
-
-    Args:
-        clip: C of the first round.
-        noise_multiplier: standard deviation of the noise on the sum in units of C.
-        expected: q W.
-        max_samples: w_i is min(n_i / max_samples, 1); None: 1.
-        noise: how it is drawn.
-        adaptive: changes C from round to round; None: C stays.
+    ``clip`` is C of the first round, which ``adaptive`` changes, ``noise_multiplier`` z,
+    ``expected`` q W, and w_i is min(n_i / ``max_samples``, 1), or 1 without.
     """
 
     clip: float
@@ -137,16 +121,8 @@ class PrivateMean:
 
 @dataclass(frozen=True)
 class PrivateSum:
-    """An exchange that reads nothing but the sum of one upload, which is clipped and noised.
-
-    The exchange gets a single update that carries the noised sum.
-
-    Args:
-        exchange: linear in the sum of the uploads.
-        key: of the upload in :attr:`~fedsim.core.types.ClientUpdate.extras`.
-        clip: norm to which a client's upload is clipped.
-        noise_multiplier: standard deviation of the noise on the sum in units of ``clip``.
-    """
+    """An exchange that reads nothing but the sum of one upload, linearly: it gets a single update
+    with the sum of the clipped uploads ``key``, and noise of ``noise_multiplier`` ``clip``."""
 
     exchange: Exchange
     key: str
@@ -154,7 +130,6 @@ class PrivateSum:
     noise_multiplier: float
 
     def __call__(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> Exchanged:
-        """The answer of the exchange."""
         rng = generator(ctx.seed, f"dp_{self.key}", ctx.round)
         total = np.zeros(cohort.layout.num_params)
         for update in cohort.updates:

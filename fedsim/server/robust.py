@@ -31,13 +31,9 @@ Selection = Callable[[F64, int], list[int]]
 
 @dataclass(frozen=True)
 class Faulty:
-    """How many of m clients a rule takes to be faulty; it needs m >= times f + plus.
+    """How many of m clients a rule takes to be faulty; it needs m >= times f + plus where f > 0.
 
-    Args:
-        of: the rule, for messages.
-        f: a number of clients, or below 1 a fraction of the cohort, rounded down.
-        times: of the bound, which does not matter where f is 0.
-        plus: of the bound.
+    ``f`` is a number of clients, or below 1 a fraction of the cohort, rounded down.
     """
 
     of: str
@@ -46,7 +42,6 @@ class Faulty:
     plus: int = 1
 
     def __post_init__(self) -> None:
-        """See the class."""
         if self.f >= 1 and self.f != int(self.f):
             raise ConfigError(
                 f"{self.of}.f: {self.f:g} given; must be a whole number of clients, or a fraction "
@@ -54,12 +49,7 @@ class Faulty:
             )
 
     def count(self, m: int, clients: int | None = None) -> int:
-        """The number of faulty ones among m updates.
-
-        Args:
-            m: updates, of which each may be a combination of those of clients.
-            clients: of the cohort, m by default.
-        """
+        """The number of faulty ones among m updates, of ``clients``, m by default."""
         of = m if clients is None else clients
         f = int(self.f) if self.f >= 1 else math.floor(self.f * of + 1e-9)
         if f and m < self.times * f + self.plus:
@@ -106,7 +96,6 @@ class Span:
         return 1
 
     def __call__(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> Reduced:
-        """Keeps no state."""
         layout, n = cohort.layout, cohort.num_samples
         gram = cohort.gram(slice(0, layout.num_params))
         f = self.faulty.count(len(n), cohort.num_clients)
@@ -126,7 +115,6 @@ class ByCoordinate:
         return 1
 
     def __call__(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> Reduced:
-        """Keeps no state."""
         m = len(cohort.updates)
         f = self.faulty.count(m, cohort.num_clients)
         chosen = list(range(m))

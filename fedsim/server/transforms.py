@@ -57,7 +57,6 @@ class NearestNeighbourMixing:
         return m
 
     def __call__(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> Received:
-        """Keeps no state."""
         distances = squared_distances(cohort.gram(slice(0, cohort.layout.num_params)))
         f = self.faulty.count(len(distances), cohort.num_clients)
         return Received(cohort=cohort.mixed(nearest_means(distances, f)))
@@ -75,7 +74,6 @@ class Bucketing:
         return -(-m // self.size)
 
     def __call__(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> Received:
-        """Keeps no state."""
         drawn = generator(ctx.seed, "bucketing", ctx.round).permutation(len(cohort.updates))
         return Received(cohort=cohort.mixed(bucket_means(drawn.tolist(), self.size)))
 

@@ -178,8 +178,7 @@ def _check(setup: Setup) -> None:
 
 def draw_root(samples: int, dataset: Dataset, seed: int) -> I64:
     """(samples,) indices of validation samples, uniformly without replacement, ascending: the root
-    set, on which the server itself trains.
-    """
+    set, on which the server itself trains."""
     if len(dataset.val) < samples:
         raise ConfigError(
             f"fltrust.samples: {samples} given; the server trains on so many validation samples, "
@@ -260,8 +259,7 @@ def make_executor(setup: Setup, session: Any = None) -> Executor:
 
 def clock_of(config: RunConfig, num_clients: int, algorithm: Algorithm, layout: Layout) -> Clock:
     """The clock that section ``clock`` asks for; the algorithm says how often clients pass over
-    their data, and what of the model stays with them.
-    """
+    their data, and what of the model stays with them."""
     c = config.clock
     shared = [s.stop - s.start for s in layout.slots if not algorithm.personal(s)]
     if algorithm.pools:

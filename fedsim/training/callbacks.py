@@ -20,13 +20,10 @@ class RunInfo:
     """What a run is, before its first round.
 
     Args:
-        out: the run directory.
         num_parameters: P, its trained parameters.
         num_clients: K, without clients that are held out from training.
-        cohort_size: m.
         rounds: of the whole run.
         engine: one line on where the work is done.
-        seed: of training.
         notes: further lines on the data, for people.
         done: rounds that were complete when the run was resumed, 0 for a new one.
     """

@@ -57,8 +57,7 @@ class TrainingLoop:
 
     Args:
         environment: what env.json says beside what the executor says of itself.
-        begun: when the run began, on the clock of ``time.perf_counter``; later by the time in which
-            it lay still.
+        begun: on the clock of ``time.perf_counter``; later by the time in which the run lay still.
         position: where the run stands. Nothing else should hold its state: models may be large.
         before: what env.json said of a run that is resumed; it gets an entry for each time.
         named: operations without a deterministic kernel that the user was told of.

@@ -1,9 +1,8 @@
 """Evaluation: the scores of a round's models, on common parts and on the clients' own data.
 
-Most methods have one global model. In personalised methods every client has its own, and a round's
-test columns are the unweighted mean over them (section ``evaluation``, key ``personal``). Where the
-test samples belong to clients, the models meet their owners' samples alone, and all are pooled;
-clients without test samples are excluded.
+In personalised methods every client has its own model, and a round's test columns are the
+unweighted mean over them (``evaluation.personal``). Where the test samples belong to clients, the
+models meet their owners' samples alone, and all are pooled.
 """
 
 from __future__ import annotations

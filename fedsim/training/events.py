@@ -60,10 +60,8 @@ class RoundEnded:
 
 @dataclass(frozen=True)
 class Logged:
-    """A message of fedsim's log, or a warning of Python's (``once``), in the run's process.
-
-    The level is that of :mod:`logging`; many runs repeat the same warning.
-    """
+    """A message of fedsim's log, or a warning of Python's (``once``), at a level of
+    :mod:`logging`."""
 
     level: int
     text: str
@@ -80,14 +78,9 @@ class Done:
 
 @dataclass(frozen=True)
 class Failed:
-    """The run failed.
+    """The run failed, for a reason of one line; ``lasting``: as it would on any machine.
 
-    Args:
-        reason: one line.
-        traceback: of the error, empty where there is none.
-        exit_status: of a process that fails so; 2: settings or data cannot be used.
-        lasting: whether the run would fail again on any machine: it diverged, or its settings or
-            data cannot be used.
+    ``exit_status`` is that of a process that fails so; 2: settings or data cannot be used.
     """
 
     reason: str

@@ -1,9 +1,8 @@
 """The models that a run leaves: their files, and what these say of the network.
 
-``model.safetensors`` holds the global model, whole, so that ``load_state_dict`` of the network
-takes it as it is. Counters such as ``num_batches_tracked`` have the value that they had in every
-forward pass: the network's initial one, which is 0, since clients do not federate them.
-``clients.safetensors`` is there where clients keep tensors of the model to themselves.
+``model.safetensors`` holds the global model, whole, as ``load_state_dict`` of the network takes it;
+counters such as ``num_batches_tracked`` have the network's initial value. Where clients keep
+tensors of the model to themselves there is ``clients.safetensors``.
 """
 
 from __future__ import annotations

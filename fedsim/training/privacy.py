@@ -38,14 +38,10 @@ OF_COHORT = 1 / 20
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """The epsilon of a run's rounds.
+    """The epsilon of a run's rounds, for ``release``, a round in which a client may take part.
 
-    Args:
-        release: of a round in which a client may take part.
-        delta: for which epsilon is computed.
-        accountant: how.
-        share: of the rounds in which a client may take part: less than 1 where they take turns.
-        deployment: a round of the larger deployment, None without one.
+    ``share`` of the rounds are such, less than 1 where clients take turns; ``deployment`` is a
+    round of the larger deployment.
     """
 
     release: Release
@@ -62,14 +58,12 @@ class Budget:
         return columns
 
     def _epsilon(self, release: Release, rounds: int) -> float | None:
-        (epsilon,) = epsilons(release, [rounds], self.delta, self._accountant(release))
+        accountant = usable(self.accountant, release.effective_noise)
+        (epsilon,) = epsilons(release, [rounds], self.delta, accountant)
         return epsilon if math.isfinite(epsilon) else None
 
-    def _accountant(self, release: Release) -> Accountant:
-        return "rdp" if release.effective_noise < LITTLE_NOISE else self.accountant
-
     def _statement(self, release: Release) -> str:
-        return statement(release, self.delta, self._accountant(release))
+        return statement(release, self.delta, usable(self.accountant, release.effective_noise))
 
     def lines(self, rounds: int) -> list[str]:
         """What the epsilons after so many rounds are and mean, for people."""
@@ -91,6 +85,11 @@ class Budget:
         return lines
 
 
+def usable(accountant: Accountant, noise: float) -> Accountant:
+    """The accountant, but with little noise RDP."""
+    return "rdp" if noise < LITTLE_NOISE else accountant
+
+
 def _shown(epsilon: float | None) -> str:
     return "infinity" if epsilon is None else f"{epsilon:.4g}"
 
@@ -106,8 +105,8 @@ def remedy(config: RunConfig) -> str:
 def epsilon_of_samples(config: RunConfig, samples: int, steps: int) -> float | None:
     """Epsilon of a client with so many samples after so many steps of DP-SGD; None: infinite."""
     dp, batch = config.dp, min(config.train.batch_size, samples)
-    accountant = "rdp" if dp.noise_multiplier < LITTLE_NOISE else dp.accountant
     release = Release(dp.noise_multiplier, samples, batch, "poisson")
+    accountant = usable(dp.accountant, dp.noise_multiplier)
     (epsilon,) = epsilons(release, [steps], dp.delta, accountant)
     return epsilon if math.isfinite(epsilon) else None
 
@@ -115,7 +114,7 @@ def epsilon_of_samples(config: RunConfig, samples: int, steps: int) -> float | N
 def line_of_samples(config: RunConfig) -> str:
     """What the epsilons of clients' samples mean, for people."""
     dp = config.dp
-    accountant = "rdp" if dp.noise_multiplier < LITTLE_NOISE else dp.accountant
+    accountant = usable(dp.accountant, dp.noise_multiplier)
     return (
         "differential privacy of samples: the epsilon of each client stands in clients.csv "
         "(neighbours add or remove one sample of it, Poisson batches with "

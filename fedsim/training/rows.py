@@ -69,16 +69,14 @@ class RoundLog:
 
 @dataclass(frozen=True, kw_only=True)
 class Aggregated:
-    """What the server made of a round's updates.
+    """What the server made of a round's updates, over the parameters.
 
     Args:
         private: what it sends to single clients at the end of the round.
         clients: ids of the m clients that count; without any the rest is empty.
-        norms: (m,) 2-norms of their updates, of the parameters alone, as all that follows.
+        norms: (m,) 2-norms of their updates.
         gram: (m, m) Gram matrix of their updates where ``evaluation.conflicts`` asks for it.
         axes: (m,) spectrum of ``gram``.
-        update_norm: 2-norm of the step of the parameters.
-        metrics: what the server rule reports of its step.
     """
 
     state: ServerState

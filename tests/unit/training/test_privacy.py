@@ -639,7 +639,7 @@ MALICIOUS = {"clients": "0,1"}
         ({"name": "mimic", "warmup": 9}, {}, "attack.warmup: 9 given; the attack has 3 rounds"),
         (
             {"name": "mimic", "warmup": 3, "start_round": 3}, {},
-            "attack.warmup: 3 given; the attack has 1 round,",
+            "attack.warmup: 3 given; the attack has 1 round",
         ),
         ({"name": "alie", "clients": "0,1,2"}, {"train": {"sample_rate": 1}}, None),
         ({"name": "ipm", "fraction": 1.0}, {}, "needs a benign client beside it"),
