@@ -360,7 +360,7 @@ def test_results_of_a_study_in_python(studied: tuple[Path, Result]) -> None:
     assert list(curves) == ["label", "round", "mean", "low", "high", "n"]
     last = curves[(curves["round"] == 2) & (curves["label"] == "Mean, alpha=10")]
     assert last["mean"].tolist() == pytest.approx([one.mean()])
-    with pytest.raises(StoreError, match=r"summary\.csv: cannot be read"):
+    with pytest.raises(StoreError, match=r"summary\.csv does not exist"):
         _ = fedsim.SweepStore(out / "tuning").summary
 
 
