@@ -188,7 +188,7 @@ def drawings(search: Search) -> Iterator[Drawing]:
     yield grid.drawing("search", figure, axis=search.axis)
     with style.look():
         figure, places = _figure(search, valued, search.keys)
-        for axes, key in zip(places, search.keys, strict=True):
+        for axes, key in zip(places, search.keys, strict=False):
             if key in search.logarithmic:
                 axes.set_xscale("log")
                 style.logarithmic(axes.xaxis)
@@ -206,9 +206,16 @@ def _figure(search: Search, valued: pd.DataFrame, keys: Sequence[str]) -> tuple[
 
     The axis of a loss ends where a few huge values would hide all others.
     """
-    figure, spots = grid.grid({(search.axis, key): key for key in keys}, height=2.9)
-    places = list(spots.values())
-    for axes, key in zip(places, keys, strict=True):
+    across = min(3, len(keys))
+    lines = -(-len(keys) // across)
+    figure = Figure(figsize=(grid.WIDTH, 0.5 + 2.9 * lines))
+    every = figure.subplots(lines, across, squeeze=False, sharey=True)
+    places = list(every.ravel())
+    for axes in places[len(keys) :]:
+        axes.set_visible(False)
+    for axes in every[:, 0]:
+        axes.set_ylabel(search.axis)
+    for axes, key in zip(places, keys, strict=False):
         x = _horizontal(axes, valued[key])
         for state, (marker, colour) in LOOKS.items():
             chosen = valued["state"] == state
@@ -216,9 +223,7 @@ def _figure(search: Search, valued: pd.DataFrame, keys: Sequence[str]) -> tuple[
                 x[chosen], valued["value"][chosen], marker=marker, color=colour, s=24, label=state,
                 zorder=2,
             )  # fmt: skip
-        axes.set_title("")
         axes.set_xlabel(key)
-        axes.tick_params(labelbottom=True)
     if search.score.lowest and len(valued):
         low, high = float(valued["value"].min()), float(valued["value"].max())
         usual = float(np.quantile(valued["value"], 0.75))

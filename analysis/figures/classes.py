@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import pandas as pd
@@ -24,8 +23,6 @@ from .grid import Absent, Drawing
 
 PRINTED = 12
 """Numbers are printed in panels of at most this many classes."""
-NAMED = 24
-"""Axes show the names of at most this many classes."""
 MOST = 24
 """A figure has at most this many confusion matrices."""
 KINDS: Mapping[str, tuple[str, int]] = {"recall": ("classes", 0), "auc": ("class_auc", 50)}
@@ -64,7 +61,7 @@ def _heat_map(
         fig, places = grid.method_rows(list(tables), labels, "Class", most)
         for axes, table in zip(places, tables.values(), strict=True):
             image = _cells(axes, table.to_numpy(dtype=np.float64), least)
-            _class_ticks(axes, list(table.columns), 75 // most)
+            grid.name_ticks(axes, list(table.columns), 75 // most)
         places[0].set_ylim(len(labels) - 0.5, -0.5)
         fig.colorbar(image, ax=places, pad=0.015, label=axis).outline.set_visible(False)
     return fig
@@ -79,21 +76,6 @@ def _cells(axes: Axes, values: Matrix, least: int, size: float = 9.5) -> QuadMes
         if values.shape[1] <= PRINTED and math.isfinite(value)
     }
     return grid.heat_cells(axes, values, texts, size, vmin=least, vmax=100, linewidth=0.8)
-
-
-def _class_ticks(axes: Axes, names: Sequence[str], room: int) -> tuple[range, list[str]]:
-    """Names the classes on the horizontal axis, slanted where so many characters do not fit.
-
-    Returns the places and names.
-    """
-    step = -(-len(names) // NAMED)
-    places, texts = range(0, len(names), step), [style.short(name) for name in names[::step]]
-    slanted = sum(len(text) + 1 for text in texts) > room
-    looks: dict[str, Any] = (
-        {"rotation": 40, "ha": "right", "rotation_mode": "anchor"} if slanted else {}
-    )
-    axes.set_xticks(places, texts, **looks)
-    return places, texts
 
 
 def confusion(facets: Facets) -> Drawing | Absent:
@@ -120,7 +102,8 @@ def confusion(facets: Facets) -> Drawing | Absent:
         for place, (matrix, classes) in shown.items():
             axes = places[place]
             image = _cells(axes, matrix, 0, 9.5 if len(matrix) <= 8 else 8)
-            axes.set_yticks(*_class_ticks(axes, classes, 60 // across))
+            grid.name_ticks(axes, classes, 60 // across)
+            axes.set_yticks(*grid.thinned(classes))
             axes.tick_params(labelbottom=True)
             axes.set_ylim(len(matrix) - 0.5, -0.5)
             axes.set_aspect("equal")

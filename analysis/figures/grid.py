@@ -188,6 +188,21 @@ def legend(fig: Figure, handles: Sequence[Artist], labels: Sequence[str], note: 
     below.get_title().set(color=NOTE, fontsize=10)
 
 
+def thinned(names: Sequence[str], longest: int = 12) -> tuple[range, list[str]]:
+    """Places and texts of at most 25 axis labels, which have at most ``longest`` characters."""
+    every = (1, 5, 10, 50, 100, 500, 1000, 5000)
+    step = next((step for step in every if len(names) <= 25 * step), len(names))
+    return range(0, len(names), step), [style.short(name, longest) for name in names[::step]]
+
+
+def name_ticks(axes: Axes, names: Sequence[str], room: int, longest: int = 12) -> None:
+    """Names on the horizontal axis, slanted where so many characters do not fit."""
+    places, texts = thinned(names, longest)
+    slanted = sum(len(text) + 1 for text in texts) > room
+    looks: dict[str, Any] = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"}
+    axes.set_xticks(places, texts, **(looks if slanted else {}))
+
+
 def heat_cells(
     axes: Axes, values: Array, texts: Mapping[tuple[int, ...], tuple[str, bool]],
     size: float = 9.5, **mesh: Any,
@@ -247,15 +262,9 @@ def panel_note(panels: Sequence[Panel]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Drawing:
-    """A figure with its captions.
+    """A figure with its captions: what is shown over how many units, and how to read it.
 
-    Attributes:
-        name: of its files, without suffix.
-        title: the heading.
-        caption: what is shown, over how many seeds or partitions, and the meaning of the band.
-        reading: how to read the figure.
-        figure: the Matplotlib figure.
-        png: its file in base64, in a report.
+    ``name`` is that of its files, without suffix; ``png`` its file in base64, in a report.
     """
 
     name: str

@@ -4,7 +4,6 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -106,9 +105,8 @@ def _cells(axes: Axes, counts: pd.DataFrame, class_names: Sequence[str]) -> None
     edge = 0.8 if num_clients <= 100 else 0
     image = grid.heat_cells(axes, values, texts, norm=norm, linewidth=edge)
     axes.set_ylabel("Class")
-    step = _step(num_classes)
-    names = style.of_labels(counts.index.astype(int).tolist()[::step], class_names)
-    axes.set_yticks(np.arange(0, num_classes, step), [style.short(name, 16) for name in names])
+    names = style.of_labels(counts.index.astype(int).tolist(), class_names)
+    axes.set_yticks(*grid.thinned(names, 16))
     axes.invert_yaxis()
     aspect = min(max(8, 1.7 * num_classes), 40)
     bar = axes.figure.colorbar(image, ax=axes, pad=0.015, aspect=aspect, label="Samples")
@@ -122,20 +120,12 @@ def _fits(counts: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> bool:
 
 def _clients(axes: Axes, frame: pd.DataFrame, counts: pd.DataFrame) -> None:
     """Labels the axis with the clients' names, or with numbers if there are many."""
-    step = _step(counts.shape[1])
-    texts = [str(client) for client in counts.columns[::step]]
-    if counts.shape[1] <= LABELLED and "name" in frame and frame["name"].notna().all():
-        names = frame.drop_duplicates("client_id").set_index("client_id")["name"]
-        texts = [style.short(str(names[client]), LONGEST) for client in counts.columns]
-    looks: dict[str, Any] = {"rotation": 30, "ha": "right"} if sum(map(len, texts)) > 70 else {}
-    axes.set_xticks(np.arange(0, counts.shape[1], step), texts, **looks)
+    names = [str(client) for client in counts.columns]
+    if len(names) <= LABELLED and "name" in frame and frame["name"].notna().all():
+        by_client = frame.drop_duplicates("client_id").set_index("client_id")["name"]
+        names = [str(by_client[client]) for client in counts.columns]
+    grid.name_ticks(axes, names, 80, LONGEST)
     axes.set_xlabel("Client")
-
-
-def _step(count: int) -> int:
-    """The distance between axis labels of ``count`` cells: at most 25 labels."""
-    every = (1, 5, 10, 50, 100, 500, 1000, 5000)
-    return next((step for step in every if count <= 25 * step), count)
 
 
 def drawings(groups: Sequence[Group]) -> Iterator[Drawing | Absent]:

@@ -38,17 +38,11 @@ MOST, FINDINGS = 3, 6
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The values that a report compares.
+    """The values that a report compares: by setting and label one per run of the groups.
 
-    Args:
-        facets: the groups by setting.
-        wanted: the score that was asked for.
-        score: the score of the values, a key of :data:`analysis.scores.ALL`.
-        by_site: whether a value is the mean over the sites, each on its own test samples; else it
-            is that of the common test part.
-        values: by setting and label one value per run.
-        collapsed: by setting and label the number of runs whose final model collapsed.
-        sites: by setting, the scores by site.
+    ``wanted`` is the score that was asked for, ``score`` that of the values. With ``by_site`` a
+    value is the mean over the sites, each on its own test samples; else it is that of the common
+    test part. ``collapsed`` are numbers of runs by setting and label.
     """
 
     facets: Facets

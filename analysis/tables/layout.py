@@ -3,7 +3,7 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pandas as pd
@@ -179,29 +179,27 @@ def interval_heads(cells: Sequence[Cell], heads: Mapping[str, str]) -> dict[str,
 
 def with_variances(made: Iterable[Table], unit: NumberFormat) -> list[Table]:
     """The tables; each over partitions is followed by that of its variances, in their unit."""
-    tables = []
-    for table in made:
-        nested = any(cell.estimate.unit == "partition" for cell in table.cells)
-        tables += [table, *([_variances(table, unit)] if nested else ())]
-    return tables
+    return [each for table in made for each in (table, *_variances(table, unit))]
 
 
-def _variances(table: Table, unit: NumberFormat) -> Table:
+def _variances(table: Table, unit: NumberFormat) -> Iterator[Table]:
     """The variances of both levels behind a table, and those of the differences if it has any."""
     cells = table.cells
+    if unit_of(cells) == "seed":
+        return
     compared = any(cell.comparison for cell in cells)
     rows, truncated, inseparable = [], [], False
     for cell in cells:
-        row, name = first_columns(cell, cells), _name(cell)
+        row, name = first_columns(cell, cells), title_of(cell.row)
+        name += f" ({cell.column})" * bool(cell.column)
         parts: dict[str, Estimate | None] = {"": cell.estimate}
         if compared:
             parts["Difference: "] = cell.comparison.difference if cell.comparison else None
         for prefix, estimate in parts.items():
             row |= _shown(prefix, estimate, unit)
             if estimate is not None and estimate.levels is not None:
-                truncated += [
-                    prefix.lower().replace(": ", " of ") + name
-                ] * estimate.levels.truncated
+                of = "difference of " * bool(prefix)
+                truncated += [of + name] * estimate.levels.truncated
                 inseparable |= math.isnan(estimate.levels.between)
         rows.append(row)
     caption = sentences(
@@ -212,11 +210,7 @@ def _variances(table: Table, unit: NumberFormat) -> Table:
     )
     numbers = table.data[[column for column in VARIANCES if column in table.data]]
     title = say("variance.title", title=table.title)
-    return of_rows(f"{table.name}_variance", title, caption, rows, numbers, cells)
-
-
-def _name(cell: Cell) -> str:
-    return title_of(cell.row) + f" ({cell.column})" * bool(cell.column)
+    yield of_rows(f"{table.name}_variance", title, caption, rows, numbers, cells)
 
 
 def _shown(prefix: str, estimate: Estimate | None, unit: NumberFormat) -> dict[str, str]:
@@ -232,41 +226,32 @@ def _shown(prefix: str, estimate: Estimate | None, unit: NumberFormat) -> dict[s
 
 def with_differences(made: Iterable[Table], unit: NumberFormat) -> list[Table]:
     """The tables; each with comparisons is followed by that of its differences, in their unit."""
-    tables = []
-    for table in made:
-        cells = [cell for cell in table.cells if cell.comparison is not None]
-        tables += [table, *([_differences(table, cells, unit)] if cells else ())]
-    return tables
+    return [each for table in made for each in (table, *_differences(table, unit))]
 
 
-def _differences(table: Table, cells: Sequence[Cell], unit: NumberFormat) -> Table:
+def _differences(table: Table, unit: NumberFormat) -> Iterator[Table]:
     """Difference, interval and p value, or probabilities, of each cell that is compared."""
-    bayes, texts = False, {}
-    for cell in cells:
-        other = cell.comparison
-        if other is None or not other.difference.n:
-            continue
-        told, bayes = p_value(cell.adjusted), other.chances is not None
+    compared = [(cell, cell.comparison) for cell in table.cells if cell.comparison is not None]
+    cells = [cell for cell, _ in compared]
+    if not cells:
+        return
+    texts, bayes = [], False
+    for cell, other in compared:
+        told = p_value(cell.adjusted)
         if other.chances is not None:
-            told = " / ".join(f"{chance:.2f}" for chance in other.chances)
+            told, bayes = " / ".join(f"{chance:.2f}" for chance in other.chances), True
         verdict = f", {cell.verdict}" * bool(cell.verdict)
-        difference = unit.spread(other.difference, "+")
-        texts[cell.row, cell.column] = f"{difference} ({told}){verdict}{cell.mark}"
-    columns = [*dict.fromkeys(cell.column for cell in cells)]
+        text = f"{unit.spread(other.difference, '+')} ({told}){verdict}{cell.mark}"
+        texts.append(text if other.difference.n else EMPTY)
     words = f"Difference{interval_head(cells)} ({'P' if bayes else 'p'})"
-    return Table(
-        name=f"{table.name}_difference", title=say("differences.title", title=table.title),
-        caption=say(
-            f"differences.{'bayes' if bayes else 'caption'}",
-            unit=f" in {unit.of_differences}" * bool(unit.of_differences),
-        ),
-        head=["Method", *(f"{column}: {words}" if column else words for column in columns)],
-        rows=[
-            [title_of(row), *(texts.get((row, column), EMPTY) for column in columns)]
-            for row in sorted({cell.row for cell in cells}, key=order)
-        ],
-        words=1, data=table.data[table.data["pairs"] > 0],
-    )  # fmt: skip
+    heads = {cell.column: f"{cell.column}: {words}" if cell.column else words for cell in cells}
+    caption = say(
+        f"differences.{'bayes' if bayes else 'caption'}",
+        unit=f" in {unit.of_differences}" * bool(unit.of_differences),
+    )
+    title = say("differences.title", title=table.title)
+    made = crossed(f"{table.name}_difference", title, caption, cells, heads, texts=texts)
+    yield replace(made, data=table.data[table.data["pairs"] > 0], cells=())
 
 
 def data(cells: Sequence[Cell]) -> pd.DataFrame:

@@ -43,16 +43,10 @@ DIGESTS = ("data_digest", "code.")
 
 @dataclass(frozen=True, kw_only=True)
 class Details:
-    """A run, read from its files.
+    """A run, read from its files: its settings by dotted key, env.json, and rows of tables.
 
-    Args:
-        settings: all of them by dotted key.
-        environment: env.json.
-        collapsed: whether the final model is no better than chance, None where summary.csv does
-            not say.
-        rounds: the rows of rounds.csv.
-        clients: those of clients.csv where they have epsilons, with dp.level=example.
-        classes: the rows of classes.csv of the newest evaluated round.
+    Of classes.csv those of the newest evaluated round, of clients.csv only with dp.level=example;
+    ``collapsed`` is None where summary.csv does not say.
     """
 
     status: RunStatus
@@ -67,15 +61,14 @@ class Details:
     def conditions(self) -> dict[str, Any]:
         """The settings, and what else can change results: version, kind of device, data, code."""
         kind = kind_of(self.environment) if self.environment else {}
+        provenance = Provenance.read(self.status.path)
         conditions = {
             "fedsim": self.environment.get("fedsim"),
             "device": kind.get("name"),
             "server_device": kind.get("server"),
+            "data_digest": provenance.data and provenance.data.short,
+            **{f"code.{role}": code.short for role, code in provenance.code.items()},
         }
-        provenance = Provenance.read(self.status.path)
-        if provenance.data is not None:
-            conditions["data_digest"] = provenance.data.short
-        conditions |= {f"code.{role}": code.short for role, code in provenance.code.items()}
         return {**self.settings, **{k: v for k, v in conditions.items() if v is not None}}
 
     @property
@@ -117,11 +110,8 @@ class Details:
             m = cohort_size(clients, settings["train.sample_rate"])
             turns = settings["train.selection"] == "round_robin"
             sampling = "full" if turns or m == clients else "fixed"
-        values = {
-            "level": level,
-            "delta": settings["dp.delta"],
-            "neighbours": neighbours(sampling),
-        }
+        delta = settings["dp.delta"]
+        values = {"level": level, "delta": delta, "neighbours": neighbours(sampling)}
         if level == "user":
             last = self.rounds[-1]
             columns = [column for column in EPSILONS if column in last] or EPSILONS[:1]

@@ -59,11 +59,8 @@ class OneByOne:
 
 @dataclass
 class Active:
-    """A run in a slot: its rounds, 0 while their number is not known, and what is known of them.
-
-    ``since`` is when it got the slot; ``took`` are the seconds of the ``seen`` rounds that were
-    reported; ``accuracy`` is the newest value of the metric, as text.
-    """
+    """A run in a slot since then: its rounds (0: not known yet), how many are done, the seconds
+    of those that were seen, and the newest value of the metric, as text."""
 
     name: str
     since: float = field(default_factory=time.monotonic)
@@ -124,6 +121,7 @@ class Board:
 
     def now(self, ended: int, metric: str, lines: bool) -> None:
         """Begins another part of the work, when so many runs have ended."""
+        self.before += ended - self.ended
         self.ended, self.metric, self.lines = ended, metric, lines
 
     def stopping(self) -> None:

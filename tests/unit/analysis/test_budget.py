@@ -323,12 +323,6 @@ def test_files_that_cannot_be_read(tmp_path: Path, table: str, by: str, wanted: 
     assert wanted in str(error.value)
 
 
-def test_options_of_runs_are_refused(tmp_path: Path) -> None:
-    done = report(write_search(tmp_path), "--out", tmp_path / "page", "--baseline", "fedavg")
-    assert done.exit_code == 2
-    assert "--by, --baseline, --unit and --metric are for runs" in done.output
-
-
 def test_trials_are_no_runs_to_compare_unless_they_are_named(tmp_path: Path) -> None:
     search = write_search(tmp_path / "all/search")
     trial = write_run(search / "trial-0003/seed=0", "fedavg", 0)

@@ -16,7 +16,7 @@ from fedsim_analysis.labels import with_labels
 
 from analysis import AnalysisError
 from analysis.cli import main
-from analysis.figures import curves, grid, style
+from analysis.figures import curves, style
 from analysis.files import read_partition, read_table
 from analysis.labels import title_of
 from analysis.runs import conditions, default_by, differing, find, group, settings, summaries
@@ -350,18 +350,6 @@ def test_a_run_that_is_repeated_counts_once(tmp_path: Path) -> None:
     assert shown.stderr == f"left out {first}: a later run is the same\n"
     (last / "summary.csv").write_text((last / "summary.csv").read_text().replace("0.6", "0.7"))
     assert "two runs with seed 0" in invoke("table", tmp_path).stderr
-
-
-def test_a_method_has_its_line_whatever_it_is_called(tmp_path: Path) -> None:
-    for label, algorithm in (("plain", "fedavg"), ("FedAvg", "fedprox"), (None, "fedgh")):
-        run_of(tmp_path, algorithm, 0, [0.5], label=label)
-    groups = groups_of(tmp_path, "label")
-    got = grid.facet_lines({"": groups})
-    assert got == {"plain": style.LINES["fedavg"], "FedAvg": style.LINES["fedprox"],
-                   "fedgh": style.LINES["fedgh"]}  # fmt: skip
-    assert style.lines(["FedAvg", "fedprox, fedprox.mu=1"]) == {
-        "FedAvg": style.LINES["fedavg"], "fedprox, fedprox.mu=1": style.LINES["fedprox"],
-    }  # fmt: skip
 
 
 NAN = float("nan")

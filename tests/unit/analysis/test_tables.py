@@ -201,6 +201,15 @@ def test_files(runs: Path, tmp_path: Path) -> None:
         (("--metric", "groups"), "in no run evaluations.csv has rows of groups"),
         (("--metric", "epsilon"), "in no run rounds.csv has epsilon"),
         (("--metric", "decomposition"), "evaluation.decompose_every above 0"),
+        (("--metric", "target"), "in no run summary.csv has target_accuracy; evaluation.target_"),
+        (
+            ("--metric", "pairs", "--baseline", "fedavg"),
+            "--baseline fedavg: the table pairs compares each",
+        ),
+        (("--rope", "0.01"), "--rope: verdicts are of comparisons; name what to compare with"),
+        (("--test", "bayes"), "--test bayes: needs --rope R"),
+        (("--rope", "0.01", "--metric", "sites"), "--rope: the table sites has no verdicts"),
+        (("--rope", "0"), "--rope 0: has to be a number above 0"),
     ],
 )
 def test_refusals(runs: Path, arguments: tuple[str, ...], message: str) -> None:
@@ -387,22 +396,6 @@ def test_rounds_to_target_say_how_many_seeds_reached_it(tmp_path: Path) -> None:
     data = got.data[got.data["column"] == "60 %: rounds"].set_index("label")
     assert data.loc[["fedavg", "fedprox", "fedld"], "n"].tolist() == [3, 2, 0]
     assert data["seeds"].tolist() == [3, 3, 3, 3]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("pairs", "--baseline", "fedavg"), "--baseline fedavg: the table pairs compares each"),
-        (("pairs", "--columns", "colour"), "no column colour"),
-        (("target",), "in no run summary.csv has target_accuracy; evaluation.target_accuracy"),
-    ],
-)
-def test_what_pairs_refuse(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
-    sweep_of(tmp_path)
-    result = invoke("table", tmp_path, "--metric", *arguments)
-    assert result.exit_code == 2
-    assert message in result.stderr
-    assert result.stderr.count("\n") == 1
 
 
 def make_clients(root: Path, **options: object) -> list[tables.Table]:

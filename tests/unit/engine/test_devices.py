@@ -46,9 +46,9 @@ from fedsim.engine.devices import (
 from fedsim.engine.ray import pool
 from fedsim.testing.rounds import config
 from fedsim.training.assemble import prepare
+from tests import seams
 from tests.algorithms.training import worker
 from tests.commands import clean_environment
-from tests.seams import reverse
 from tests.tasks import models, tasks
 
 OLD = RoundContext(round=1, num_rounds=5, num_clients=8, lr=0.1, seed=0)
@@ -139,8 +139,8 @@ def test_an_executor_checks_settings_before_anything_starts(tmp_path, monkeypatc
     def check_settings(engine):
         raise ConfigError(f"engine.max_retries {engine.max_retries}: at most 2 here")
 
-    monkeypatch.setattr(reverse, "check_settings", check_settings, raising=False)
-    kind = "tests.seams.reverse:make_executor"
+    monkeypatch.setattr(seams, "check_settings", check_settings, raising=False)
+    kind = "tests.seams:make_executor"
     config = RunConfig(data={"name": "mnist"}, engine={"kind": kind})
     with pytest.raises(ConfigError, match=r"^engine\.max_retries 3: at most 2 here$"):
         fedsim.run(config, tmp_path / "run")
