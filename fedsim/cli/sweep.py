@@ -270,7 +270,7 @@ def _list(plan: Plan) -> None:
     echo(f"tuning: {counted(trials, 'trial')}, {counted(plan.tuning_runs, 'run')}")
     if plan.file.methods:
         seeds = ", ".join(map(str, plan.seeds))
-        runs, rows = len(plan.compared_names), counted(len(plan.cells), "row")
+        runs, rows = len(plan.cells) * len(plan.seeds), counted(len(plan.cells), "row")
         echo(f"comparison: {counted(runs, 'run')}, {rows} with training seeds {seeds}")
 
 

@@ -129,21 +129,10 @@ class Plan:
         (tuning,) = tunings
         return tuning.confirmations(self.file.confirm, self.seeds)
 
-    def names(self, tunings: Sequence[Tuning], out: Path) -> list[str]:
-        """The runs that are left after the searches; those of trials do not have a name yet."""
-        if self.file.methods:
-            names = self.compared_names
-        elif tunings and tunings[0].left:
-            names = [f"confirm {n}" for n in range(self._confirmed * len(self.seeds))]
-        else:
-            names = [run.name for run in self.runs(tunings, out)]
-        return [name for name in names if not (self.folder(out) / name / "summary.csv").exists()]
-
-    @property
-    def compared_names(self) -> list[str]:
-        """The names of the runs of the comparison of a study."""
-        names = [f"method={sweep.plain(cell.name)}" for cell in self.cells]
-        return [f"{name},seed={seed}" for name in names for seed in self.seeds]
+    def later(self, out: Path) -> int:
+        """The number of runs after the searches that are left, as far as it is known."""
+        others = len(self.configs) - self.tuning_runs - len(self.grid)
+        return max(0, others - len([*self.folder(out).glob("*/summary.csv")]))
 
 
 def make(

@@ -134,11 +134,6 @@ class Tuning:
         return [(number, seed) for number in numbers for seed in self.plan.seeds]
 
     @property
-    def names(self) -> list[str]:
-        """The names of the runs that are left."""
-        return [self._name(number, seed) for number, seed in self.left]
-
-    @property
     def ended(self) -> list[Trial]:
         """The trials that have ended, by number."""
         return [self.trials[number] for number in sorted(self.trials)]
