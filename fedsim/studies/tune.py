@@ -234,11 +234,8 @@ class Tuning:
                 running.take(seed, row, by)
         if isinstance(event, RoundEnded):
             running.take(seed, event.row, by)
-        if isinstance(event, Lost):
-            running.slots[seed] = None
-        if isinstance(event, Stopped):
-            running.slots.pop(seed)
-            return
+        if isinstance(event, Lost | Stopped):
+            running.slots[seed] = None  # it has not ended
         if isinstance(event, Failed):
             self._failed(running, job, event)
         if isinstance(event, Done | Failed):
