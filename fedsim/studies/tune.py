@@ -122,9 +122,13 @@ class Tuning:
 
     def check_runs(self) -> None:
         """Refuses finished runs of other code, unless that is accepted, or of other data."""
-        numbers = range(max([self.plan.count, *(n + 1 for n in self.trials)]))
-        folders = [self._folder(number, seed) for number in numbers for seed in self.plan.seeds]
-        runs = [(resume.configuration(run), run) for run in folders if RunStore(run).finished]
+        runs = []
+        for number in {*range(self.plan.count), *self.params}:
+            for run, seed in ((self._folder(number, s), s) for s in self.plan.seeds):
+                if RunStore(run).finished and number in self.params:
+                    runs.append((self.plan.config(self.params[number], seed), run))
+                elif RunStore(run).finished:
+                    runs.append((resume.configuration(run), run))
         check_finished(runs, self.accept)
 
     @property
