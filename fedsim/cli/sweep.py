@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -271,32 +270,25 @@ def _list(plan: Plan) -> None:
     echo(f"tuning: {counted(trials, 'trial')}, {counted(plan.tuning_runs, 'run')}")
     if plan.file.methods:
         seeds = ", ".join(map(str, plan.seeds))
-        runs, rows = len(plan.compared_names), counted(len(plan.cells), "row")
+        runs, rows = len(plan.cells) * len(plan.seeds), counted(len(plan.cells), "row")
         echo(f"comparison: {counted(runs, 'run')}, {rows} with training seeds {seeds}")
 
 
 def _show_search(outcome: Outcome, folder: Path, *, confirm: bool) -> None:
-    """Prints the best trial, and how the others ended; fails where none is confirmed."""
+    """Prints the search; fails where no trial is confirmed, if any was to be."""
+    from fedsim.storage.directories import search_in
+
     (tuning,) = outcome.tunings
-    best, by, seeds = tuning.leaders[0], tuning.plan.proposer.by, tuning.plan.seeds
-    states = Counter(trial.state for trial in tuning.ended)
-    counts = ", ".join(f"{states[s]} {s}" for s in ("complete", "pruned", "failed") if states[s])
-    echo(f"{counted(len(tuning.ended), 'trial')}: {counts}")
-    over = f" (mean over {len(seeds)} training seeds)" if len(seeds) > 1 else ""
-    searches.show_best(by, best.number, best.value or 0.0, best.params, over)
-    if outcome.failed:
-        echo(f"failed on fresh seeds: {' '.join(outcome.failed)}", err=True)
-    written, unconfirmed = ["trials.csv", "best.yaml"], confirm
-    if outcome.confirmed is not None:
-        rows = outcome.confirmed.to_dict("records")
-        searches.show_confirmed(by, rows)
-        unconfirmed = bool(rows[0]["failed"])
-        echo(f"best.yaml has trial {best.number if unconfirmed else rows[0]['trial']}")
-        written.append("confirm.csv")
+    best = tuning.leaders[0]
+    search = search_in(folder)
+    if search is not None:
+        searches.show(search)
+    rows = [] if outcome.confirmed is None else outcome.confirmed.to_dict("records")
+    written = ["trials.csv", "best.yaml", *(["confirm.csv"] if rows else [])]
     echo("files: " + ", ".join(f"{folder}/{name}" for name in written))
-    if unconfirmed:
+    if confirm and (not rows or rows[0]["failed"]):
         raise FedsimError(
-            f"{folder}: none of the best trials finished on all fresh seeds with a finite {by}; "
+            f"{folder}: none of the best trials finished on all fresh seeds with a finite metric; "
             f"best.yaml has trial {best.number}, the best of the search, which is not "
             "confirmed: search a narrower space, or confirm more trials with a larger --confirm"
         )

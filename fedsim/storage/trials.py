@@ -6,8 +6,6 @@ has ended, which alone the search goes on from, and ``trials.csv`` the same tria
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -19,7 +17,7 @@ from fedsim.core import files
 from fedsim.core.errors import DataError, one_line
 from fedsim.core.reading import parse_json
 from fedsim.core.rows import METRICS
-from fedsim.storage.run_dir import cell
+from fedsim.storage.tables import cell, rows_text
 
 if TYPE_CHECKING:
     from fedsim.core.settings import Scalar
@@ -70,14 +68,13 @@ def write(folder: Path, keys: Sequence[str], trials: Sequence[Trial]) -> None:
     """Writes trials.jsonl, then trials.csv with a column per searched key."""
     lines = "".join(json.dumps(asdict(trial)) + "\n" for trial in trials)
     files.write(folder / TRIALS, lines.encode())
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["trial", "state", "value", *keys, "run"])
-    for trial in trials:
-        values = [cell_of(trial.params[key]) for key in keys]
-        head = [cell(value) for value in (trial.number, trial.state, trial.value)]
-        writer.writerow([*head, *values, trial.folder])
-    files.write(folder / TABLE, text.getvalue().encode())
+    rows = [
+        {"trial": trial.number, "state": trial.state, "value": trial.value, "run": trial.folder}
+        | {key: cell_of(trial.params[key]) for key in keys}
+        for trial in trials
+    ]
+    text = rows_text(["trial", "state", "value", *keys, "run"], rows, header=True)
+    files.write(folder / TABLE, text.encode())
 
 
 def read(folder: Path) -> list[Trial]:

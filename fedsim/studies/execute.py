@@ -101,13 +101,13 @@ def run(plan: Plan, out: Path, options: RunOptions) -> Outcome:
         for each in tunings:
             each.check_runs()
         left = sweeps.missing(plan.grid, out, accept)
-        later = [run.name for run in left] if plan.grid else plan.names(tunings, out)
-        trials = [name for each in tunings for name in each.names]
+        later = len(left) if plan.grid else plan.later(out)
         examples = [run.config for run in left] or plan.configs
-        configs = list(islice(cycle(examples), len(trials) + len(later)))
+        waiting = later + sum(len(each.left) for each in tunings)
+        configs = list(islice(cycle(examples), waiting))
         drivers = capacity.make_drivers(configs, plan.parallel, stack, options.displays)
-        _introduce(plan, drivers, configs, len(later))
-        shown = _display(stack, plan, drivers, options, len(trials) + len(later))
+        _introduce(plan, drivers, configs, later)
+        shown = _display(stack, plan, drivers, options, waiting)
         if tunings:
             tune(tunings, drivers, shown)
         runs, folder = plan.runs(tunings, out), plan.folder(out)

@@ -7,8 +7,6 @@ sweep, in OUT/comparison.yaml. A search is a study of one cell, and a sweep has 
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +22,7 @@ from fedsim.config.run import RunConfig
 from fedsim.core import files
 from fedsim.core.errors import ConfigError
 from fedsim.core.settings import Scalar
+from fedsim.storage.tables import rows_text
 from fedsim.storage.trials import Trial, cell_of
 from fedsim.studies import search, sweep, tune
 from fedsim.studies.capacity import Parallel, with_engine
@@ -130,21 +129,10 @@ class Plan:
         (tuning,) = tunings
         return tuning.confirmations(self.file.confirm, self.seeds)
 
-    def names(self, tunings: Sequence[Tuning], out: Path) -> list[str]:
-        """The runs that are left after the searches; those of trials do not have a name yet."""
-        if self.file.methods:
-            names = self.compared_names
-        elif tunings and tunings[0].left:
-            names = [f"confirm {n}" for n in range(self._confirmed * len(self.seeds))]
-        else:
-            names = [run.name for run in self.runs(tunings, out)]
-        return [name for name in names if not (self.folder(out) / name / "summary.csv").exists()]
-
-    @property
-    def compared_names(self) -> list[str]:
-        """The names of the runs of the comparison of a study."""
-        names = [f"method={sweep.plain(cell.name)}" for cell in self.cells]
-        return [f"{name},seed={seed}" for name in names for seed in self.seeds]
+    def later(self, out: Path) -> int:
+        """The number of runs after the searches that are left, as far as it is known."""
+        others = len(self.configs) - self.tuning_runs - len(self.grid)
+        return max(0, others - len([*self.folder(out).glob("*/summary.csv")]))
 
 
 def make(
@@ -273,15 +261,11 @@ def chosen_rows(plan: Plan, trials: Mapping[str, Trial]) -> list[dict[str, Scala
 
 def write_chosen(plan: Plan, trials: Mapping[str, Trial], out: Path) -> None:
     """Writes chosen.csv and comparison.yaml, in which settings of all rows stand at the top."""
-    table = chosen_rows(plan, trials)
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, list(table[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(
+    table = [
         {key: "" if value is None else cell_of(value) for key, value in row.items()}
-        for row in table
-    )
-    files.write(out / CHOSEN, text.getvalue().encode())
+        for row in chosen_rows(plan, trials)
+    ]
+    files.write(out / CHOSEN, rows_text(list(table[0]), table, header=True).encode())
     rows = {
         cell.name: {
             **{key: setting.value for key, setting in cell.settings.items()},

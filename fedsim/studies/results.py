@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from fedsim.core.analysis import analysis
-from fedsim.core.errors import StoreError, one_line
+from fedsim.core.errors import StoreError
 from fedsim.core.text import counted
 from fedsim.storage import directories
 from fedsim.storage.run_dir import RunStore, html_table
+from fedsim.storage.tables import frame
 from fedsim.studies import plan
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class SweepStore:
     @property
     def summary(self) -> pd.DataFrame:
         """summary.csv: a row per finished run; a StoreError where it is not there yet."""
-        return self._read(self.folder / "summary.csv")
+        return frame(self.folder / "summary.csv")
 
     def table(
         self,
@@ -144,14 +145,6 @@ class SweepStore:
         finished, _ = analysis("runs").find([self.folder])
         return analysis("runs").summaries(finished)
 
-    def _read(self, path: Path) -> pd.DataFrame:
-        import pandas as pd
-
-        try:
-            return pd.read_csv(path, keep_default_na=False, na_values=[""], low_memory=False)
-        except (ValueError, OSError) as error:  # pandas' own errors are ValueErrors
-            raise StoreError(f"{path}: cannot be read as a table ({one_line(error)})") from error
-
 
 class StudyStore(SweepStore):
     """The results of a study: those of its comparison, and what was chosen before."""
@@ -165,7 +158,7 @@ class StudyStore(SweepStore):
     def chosen(self) -> pd.DataFrame:
         """chosen.csv: for each method and partition the settings with the best validation metric;
         a StoreError where it is not there yet."""
-        return self._read(self.path / plan.CHOSEN)
+        return frame(self.path / plan.CHOSEN)
 
     @property
     def report(self) -> Path:

@@ -122,9 +122,13 @@ class Tuning:
 
     def check_runs(self) -> None:
         """Refuses finished runs of other code, unless that is accepted, or of other data."""
-        numbers = range(max([self.plan.count, *(n + 1 for n in self.trials)]))
-        folders = [self._folder(number, seed) for number in numbers for seed in self.plan.seeds]
-        runs = [(resume.configuration(run), run) for run in folders if RunStore(run).finished]
+        runs = []
+        for number in {*range(self.plan.count), *self.params}:
+            for run, seed in ((self._folder(number, s), s) for s in self.plan.seeds):
+                if RunStore(run).finished and number in self.params:
+                    runs.append((self.plan.config(self.params[number], seed), run))
+                elif RunStore(run).finished:
+                    runs.append((resume.configuration(run), run))
         check_finished(runs, self.accept)
 
     @property
@@ -132,11 +136,6 @@ class Tuning:
         """Trial and seed of the runs left; those of a pruned or failed trial may be skipped."""
         numbers = [number for number in range(self.plan.count) if number not in self.trials]
         return [(number, seed) for number in numbers for seed in self.plan.seeds]
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the runs that are left."""
-        return [self._name(number, seed) for number, seed in self.left]
 
     @property
     def ended(self) -> list[Trial]:
@@ -239,11 +238,8 @@ class Tuning:
                 running.take(seed, row, by)
         if isinstance(event, RoundEnded):
             running.take(seed, event.row, by)
-        if isinstance(event, Lost):
-            running.slots[seed] = None
-        if isinstance(event, Stopped):
-            running.slots.pop(seed)
-            return
+        if isinstance(event, Lost | Stopped):
+            running.slots[seed] = None  # it has not ended
         if isinstance(event, Failed):
             self._failed(running, job, event)
         if isinstance(event, Done | Failed):

@@ -76,7 +76,7 @@ class Follower:
         return [(name, event) for _, name, event in self.seen if isinstance(event, kind)]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def two_cores(orders):
     """A Ray with two CPUs, which is joined as any other that is there."""
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)

@@ -29,7 +29,7 @@ from fedsim.storage import status, trials
 from fedsim.storage.trials import Trial, best
 from fedsim.studies import capacity, execute, sweep, tune
 from fedsim.studies import search as searches
-from fedsim.training.events import Event, Failed, Job
+from fedsim.training.events import Done, Event, Failed, Job, RoundEnded, Stopped
 from tests.planted import Killed, Planted, Work, planted
 
 FILE = """
@@ -199,6 +199,18 @@ def test_the_best_on_fresh_seeds_stays_until_there_are_more_trials(tmp_path: Pat
     searched(tmp_path, plan_of(), Planted(), 4)
     assert (tmp_path / searches.BEST).read_text().startswith("# trial ")
     assert load_config(file=tmp_path / "best.yaml").train.rounds == 8
+
+
+def test_a_trial_of_which_a_run_was_stopped_has_not_ended(tmp_path: Path) -> None:
+    """Whatever its other runs do while the search is told to end."""
+    tuning = tune.Tuning(replace(plan_of(SEEDS), count=1), tmp_path)
+    tuning.begin(Planted(count=2))
+    jobs = [tuning.next_job(), tuning.next_job()]
+    row = {"round": 1, "val_accuracy": 0.5}
+    for event, slots in ((RoundEnded(row, 1.0), (0, 1)), (Stopped(), (0,)), (Done({}), (1,))):
+        for slot in slots:
+            tuning.happened(slot, jobs[slot], event)
+    assert (tuning.trials, tuning.next_job()) == ({}, None)
 
 
 def test_values_that_do_not_go_together_are_a_failed_trial(tmp_path: Path) -> None:
