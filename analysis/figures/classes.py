@@ -121,9 +121,12 @@ def _matrix(counts: pd.Series[float], size: int) -> Matrix:
 
     ``counts`` are indexed by (unit, label, prediction).
     """
-    table = counts.unstack("prediction", fill_value=0.0).rename(columns=int)
+    table = counts.unstack("prediction", fill_value=0)
     shares = 100 * table.div(table.sum(axis="columns").replace(0, math.nan), axis="index")
-    by_class = shares.groupby(level="label").mean().rename(index=int)
-    size = max(size, by_class.index.max() + 1, by_class.columns.max() + 1)
-    by_class = by_class.reindex(columns=range(size), fill_value=0.0)
-    return by_class.reindex(range(size)).to_numpy(np.float64)
+    by_class = shares.groupby(level="label").mean()
+    labels, predictions = (axis.to_numpy(int) for axis in (by_class.index, by_class.columns))
+    size = max(size, int(labels.max()) + 1, int(predictions.max()) + 1)
+    matrix = np.full((size, size), math.nan)
+    matrix[labels] = 0.0
+    matrix[np.ix_(labels, predictions)] = by_class.to_numpy()
+    return matrix
