@@ -37,22 +37,15 @@ SHOWN = (1, 2, 3, 5, 10, 20, 50, 100, 200, 500)
 
 @dataclass(frozen=True, kw_only=True)
 class Candidates:
-    """The trials of one method's search under one setting.
+    """The trials of one method's search under one setting."""
 
-    Args:
-        validation: (n,) what they were chosen by, larger is better; -inf for those that failed or
-            were pruned.
-        test: (n,) test scores; NaN for the same, and for candidates whose test score is not finite.
-        failed: number of trials that failed, or whose test score is not finite.
-        pruned: number of trials that were stopped early.
-        sampler: how they were proposed.
-    """
-
+    # (n,) what they were chosen by, larger is better; -inf for those that failed or were pruned
     validation: Floats
+    # (n,) test scores; NaN for the same, and for candidates whose test score is not finite
     test: Floats
-    failed: int
-    pruned: int
-    sampler: str
+    failed: int  # number of trials that failed, or whose test score is not finite
+    pruned: int  # number of trials that were stopped early
+    sampler: str  # how they were proposed
 
     def curve(self, score: Score) -> Floats:
         """The expected test score (n,) of the best of k = 1 .. n candidates."""
@@ -73,15 +66,11 @@ class Budgets:
 
 
 def expected_best(validation: Floats, test: Floats, *, lowest: bool = False) -> Floats:
-    """The mean over all subsets of k of n candidates of the test score of the one chosen.
+    """The mean over all subsets of k of n candidates of the chosen one's test score, k = 1 .. n.
 
-    Chosen is the largest ``validation`` (n,). With t_(i) the test score of the i-th smallest,
-    ``E_k = sum_i C(i - 1, k - 1) / C(n, k) t_(i)``. Among equal ones each is chosen alike. A
-    candidate without a test score (NaN) counts as 0, the worst score; with ``lowest``, where there
-    is no worst, E_k is NaN while a subset may have no other.
-
-    Returns:
-        (n,) E_1 .. E_n.
+    Chosen is the largest ``validation`` (n,), equal ones alike. With t_(i) the test score of the
+    i-th smallest, ``E_k = sum_i C(i - 1, k - 1) / C(n, k) t_(i)``. A candidate without a test score
+    (NaN) counts as 0; with ``lowest`` E_k is NaN while a subset may have no other.
     """
     n = len(validation)
     order = np.argsort(validation, kind="stable")
@@ -108,74 +97,61 @@ def gather(places: Sequence[str], metric: str | None = None) -> Budgets:
     """The searches at or below the places, each a folder, or ``NAME=DIR`` for one search.
 
     A search is called NAME, else as its study calls it, else by its folder: what stands behind the
-    last + of it is the setting. ``metric`` is the test score; None for that of the validation
-    metric by which all searches chose.
-
-    Raises:
-        AnalysisError: no search, one that has not ended, two of the same name, or scores that
-            cannot be read or compared.
+    last + is the setting. ``metric`` is the test score; None for that by which all searches chose.
     """
     found: dict[str, dict[str, Candidates]] = {}
-    folders: dict[tuple[str, str], Path] = {}
     wanted = metric
     for method, setting, folder in _named(places):
         search = read_search(folder)
-        own = VALIDATION[search.by]
-        wanted = wanted or own
-        if metric is None and own != wanted:
+        wanted = wanted or VALIDATION[search.by]
+        if metric is None and VALIDATION[search.by] != wanted:
             raise AnalysisError(
                 f"{folder}: was chosen by {search.by}, other searches by val_{wanted}; say which "
                 "test score to compare with --metric"
             )
-        if (setting, method) in folders:
+        if method in found.setdefault(setting, {}):
             raise AnalysisError(
-                f"{folder}: is called {method}, as {folders[setting, method]} is; name them with "
-                "NAME=DIR"
+                f"{folder}: is called {method}, as another search is; name them with NAME=DIR"
             )
-        folders[setting, method] = folder
-        found.setdefault(setting, {})[method] = _candidates(folder, search, wanted)
+        found[setting][method] = _candidates(folder, search, wanted)
     return Budgets(searches=found, score=SCORES[wanted or "accuracy"])
 
 
 def _named(places: Sequence[str]) -> Iterator[tuple[str, str, Path]]:
     """Method, setting and folder of each search."""
     for place in places:
-        name, given, path = place.partition("=")
-        folder = Path(path) if given and not Path(place).exists() else Path(place)
+        name, _, path = place.partition("=")
+        named = bool(path) and not Path(place).exists()
+        folder = Path(path if named else place)
         if not folder.exists():
             raise AnalysisError(f"{place}: there is no such folder")
         below = [folder] if is_search(folder) else sorted(f.parent for f in folder.rglob(FILE))
-        if not below or (folder != Path(place) and below != [folder]):
+        if not below or (named and below != [folder]):
             raise AnalysisError(
                 f"{place}: is no search by fedsim tune (a folder with {FILE})"
                 + ", and there is none below it" * (not below)
             )
         for one in below:
-            if folder != Path(place):
-                method, _, setting = name.partition("+")
-            else:
-                method, setting = _of_study(one)
-            yield method, setting, one
+            method, _, setting = name.partition("+")
+            yield *((method, setting) if named else _of_study(one)), one
 
 
 def _of_study(folder: Path) -> tuple[str, str]:
     """Method and partition of a search, by chosen.csv of its study, else by its folder's name."""
-    file = folder.resolve().parent.parent / "chosen.csv"
-    if folder.resolve().parent.name == "tuning" and file.is_file():
-        for row in read_table(file, (), ("method", "partition")).fillna("").to_dict("records"):
-            name = f"{row['method']}+{row['partition']}" if row["partition"] else row["method"]
+    folder = folder.resolve()
+    file = folder.parent.parent / "chosen.csv"
+    if folder.parent.name == "tuning" and file.is_file():
+        rows = read_table(file, (), ("method", "partition")).fillna("")
+        for method, partition in zip(rows["method"], rows["partition"], strict=True):
+            name = method + f"+{partition}" * bool(partition)
             if "".join(c if c.isalnum() or c in "._-+" else "_" for c in name) == folder.name:
-                return str(row["method"]), str(row["partition"])
-    method, plus, setting = folder.resolve().name.rpartition("+")
+                return method, partition
+    method, plus, setting = folder.name.rpartition("+")
     return (method, setting) if plus else (setting, "")
 
 
 def _candidates(folder: Path, search: Search, metric: str) -> Candidates:
-    """The trials of a search with their test scores.
-
-    Raises:
-        AnalysisError: it has not ended, or a run of a complete trial is not there.
-    """
+    """The trials of a search with their test scores."""
     table = search.table
     if search.planned is not None and len(table) < search.planned:
         raise AnalysisError(
@@ -195,20 +171,15 @@ def _candidates(folder: Path, search: Search, metric: str) -> Candidates:
 
 
 def _tested(folder: Path, search: Search, names: pd.Series[str], metric: str) -> dict[str, float]:
-    """The test score of each trial, the mean over its training seeds; NaN where one is not finite.
-
-    Raises:
-        AnalysisError: a run is not there or has not ended, or none has the score.
-    """
+    """The test score of each trial, the mean over its seeds; NaN where one is not finite."""
     if names.empty:
         return {}
-    for name in names:
-        for run in [folder / name / f"seed={seed}" for seed in search.seeds] or [folder / name]:
-            if not run.is_dir() or (search.seeds and not (run / "summary.csv").is_file()):
-                raise AnalysisError(
-                    f"{run}: is gone, or has no summary.csv; the test scores of complete trials "
-                    "are in their runs"
-                )
+    for run in (folder / name / f"seed={seed}" for name in names for seed in search.seeds):
+        if not (run / "summary.csv").is_file():
+            raise AnalysisError(
+                f"{run}: is gone, or has no summary.csv; the test scores of complete trials "
+                "are in their runs"
+            )
     runs = completed(summaries(find([folder / name for name in names])[0]), [metric])
     values = finite(runs[column(metric, "final")])
     if values.isna().all():
@@ -220,31 +191,30 @@ def _tested(folder: Path, search: Search, names: pd.Series[str], metric: str) ->
 def curves(budgets: Budgets, unit: ExperimentalUnit = "seed") -> dict[str, dict[str, pd.DataFrame]]:
     """Mean, low, high and n of the expected test score by setting, method and k.
 
-    With the partition as the unit the settings are averaged, each a partition; low and high are
-    the ends of a 95 % t interval then, else NaN.
-
-    Raises:
-        AnalysisError: partitions are the unit, and a method was not tuned on all of them.
+    With the partition as the unit the settings are averaged, with 95 % t intervals; else low is
+    NaN.
     """
-    by_setting = {
-        setting: {method: own.curve(budgets.score) for method, own in of.items()}
-        for setting, of in budgets.searches.items()
-    }
+    made: dict[str, dict[str, pd.DataFrame]] = {}
+    for (setting, method), group in _grouped(budgets, unit).items():
+        band = _band([one.curve(budgets.score) for one in group])
+        made.setdefault(setting, {})[method] = band
+    return made
+
+
+def _grouped(budgets: Budgets, unit: ExperimentalUnit) -> dict[tuple[str, str], list[Candidates]]:
+    """The searches behind each curve, by setting and method: one, or those of all partitions."""
     if unit == "seed":
-        return {
-            setting: {method: _band([curve]) for method, curve in of.items()}
-            for setting, of in by_setting.items()
-        }
+        every = budgets.searches.items()
+        return {(setting, method): [one] for setting, of in every for method, one in of.items()}
     for method in budgets.labels:
-        lacking = [setting for setting, of in by_setting.items() if method not in of]
-        if lacking:
-            raise AnalysisError(
-                f"--unit partition: {method} has no search on {lacking[0]}, others have; a mean "
-                "over other partitions does not compare"
-            )
-    return {
-        "": {method: _band([of[method] for of in by_setting.values()]) for method in budgets.labels}
-    }
+        for setting, of in budgets.searches.items():
+            if method not in of:
+                raise AnalysisError(
+                    f"--unit partition: {method} has no search on {setting}, others have; a mean "
+                    "over other partitions does not compare"
+                )
+    searches = budgets.searches.values()
+    return {("", method): [of[method] for of in searches] for method in budgets.labels}
 
 
 def _band(many: Sequence[Floats]) -> pd.DataFrame:
@@ -261,74 +231,49 @@ def _band(many: Sequence[Floats]) -> pd.DataFrame:
 
 def table(budgets: Budgets, unit: ExperimentalUnit = "seed") -> Table:
     """The expected test score by method and number of candidates."""
-    made = curves(budgets, unit)
-    score, most = budgets.score, max(len(c) for of in made.values() for c in of.values())
-    shown = sorted({k for k in SHOWN if k <= most} | {most})
-    counts = _counts(budgets, unit)
+    groups, made, score = _grouped(budgets, unit), curves(budgets, unit), budgets.score
+    lengths = {len(made[setting][method]) for setting, method in groups}
+    shown = sorted({k for k in SHOWN if k <= max(lengths)} | {max(lengths)})
     settings = any(made)
-    rows, lines = [], []
-    for setting, of in made.items():
-        for method, curve in of.items():
-            failed, pruned = counts[setting, method]
-            known = curve["mean"].reindex(shown)
-            cells = [EMPTY if math.isnan(v) else score.unit.number(v) for v in known]
-            rows.append(
-                [title_of(method), *[setting] * settings, str(len(curve)), str(failed), *cells]
-            )
-            lines += [
-                {"label": method, "setting": setting, "candidates": k, **row, "trials": len(curve),
-                 "failed": failed, "pruned": pruned}
-                for k, row in curve.to_dict("index").items()
-            ]  # fmt: skip
+    rows, frames = [], []
+    spoken: dict[str, list[str]] = {"failed": [], "pruned": []}
+    for (setting, method), group in groups.items():
+        curve = made[setting][method]
+        counts = {name: sum(getattr(one, name) for one in group) for name in spoken}
+        for state, count in counts.items():
+            name = title_of(method) + f" on {setting}" * bool(setting)
+            spoken[state] += [f"{name} ({count} {state})"] * bool(count)
+        means = curve["mean"].reindex(shown)
+        cells = [EMPTY if math.isnan(mean) else score.unit.number(mean) for mean in means]
+        first = [title_of(method), *[setting] * settings]
+        rows.append([*first, str(len(curve)), str(counts["failed"]), *cells])
+        frame = curve.rename_axis("candidates").reset_index()
+        frame.insert(0, "label", method)
+        frame.insert(1, "setting", setting)
+        frames.append(frame.assign(trials=len(curve), **counts))
     head = ["Method", *["Setting"] * settings, "Trials", "Failed", *(f"k = {k}" for k in shown)]
+    samplers = {one.sampler for group in groups.values() for one in group} - {"random", ""}
+    over = max(map(len, groups.values()))
+    words = {
+        "unbounded" if score.lowest else "zero": "; ".join(spoken["failed"]),
+        "pruned": "; ".join(spoken["pruned"]), "unequal": "different" * (len(lengths) > 1),
+        "proposed": ", ".join(sorted(samplers)),
+    }  # fmt: skip
+    caption = sentences(
+        say("budget.caption", score=score.title),
+        say("budget.partitions", count=over) if over > 1 else "",
+        *(say(f"budget.{key}", names=names) for key, names in words.items() if names),
+    )
     return Table(
         name="budget", title=score.unit.head(say("budget.title", score=score.title)),
-        caption=_caption(budgets, made, unit), head=head, rows=rows, words=1 + settings,
-        data=pd.DataFrame(lines),
+        caption=caption, head=head, rows=rows, words=1 + settings,
+        data=pd.concat(frames, ignore_index=True),
     )  # fmt: skip
-
-
-def _counts(budgets: Budgets, unit: ExperimentalUnit) -> dict[tuple[str, str], tuple[int, int]]:
-    """Failed and pruned trials by setting and method, summed over partitions as the unit."""
-    found: dict[tuple[str, str], tuple[int, int]] = {}
-    for setting, of in budgets.searches.items():
-        for method, own in of.items():
-            key = ("" if unit == "partition" else setting, method)
-            failed, pruned = found.get(key, (0, 0))
-            found[key] = failed + own.failed, pruned + own.pruned
-    return found
-
-
-def _caption(
-    budgets: Budgets, made: Mapping[str, Mapping[str, pd.DataFrame]], unit: ExperimentalUnit
-) -> str:
-    counts = _counts(budgets, unit)
-    failed = [_name(key, f"{n} failed") for key, (n, _) in counts.items() if n]
-    pruned = [_name(key, f"{n} pruned") for key, (_, n) in counts.items() if n]
-    lengths = {len(curve) for of in made.values() for curve in of.values()}
-    every = [own for of in budgets.searches.values() for own in of.values()]
-    samplers = sorted({own.sampler for own in every} - {"random", ""})
-    worst = "unbounded" if budgets.score.lowest else "zero"
-    over = len(budgets.searches) if unit == "partition" else 0
-    return sentences(
-        say("budget.caption", score=budgets.score.title),
-        say("budget.partitions", count=over) if over > 1 else "",
-        say(f"budget.{worst}", names="; ".join(failed)) if failed else "",
-        say("budget.pruned", names="; ".join(pruned)) if pruned else "",
-        say("budget.unequal") if len(lengths) > 1 else "",
-        say("budget.proposed", names=", ".join(samplers)) if samplers else "",
-    )
-
-
-def _name(key: tuple[str, str], told: str) -> str:
-    setting, method = key
-    return f"{title_of(method)}{f' on {setting}' * bool(setting)} ({told})"
 
 
 def figure(budgets: Budgets, unit: ExperimentalUnit = "seed") -> Figure:
     """Expected test score against the number of candidates, a panel per setting."""
     factor = budgets.score.unit.factor
-    bounds = (0.0, factor) if not budgets.score.lowest else (0.0, math.inf)
     shown = [
         Panel(
             label=budgets.score.unit.head(f"Test {budgets.score.title}"), title=setting,
@@ -338,7 +283,7 @@ def figure(budgets: Budgets, unit: ExperimentalUnit = "seed") -> Figure:
                 )
                 for method, curve in of.items()
             },
-            possible=bounds, x="Candidates", unit=unit,
+            possible=(0.0, math.inf if budgets.score.lowest else factor), x="Candidates", unit=unit,
         )
         for setting, of in curves(budgets, unit).items()
     ]  # fmt: skip

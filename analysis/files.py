@@ -21,9 +21,6 @@ def read_table(
     """Reads a CSV file that must have these columns, of numbers and text; an empty field is NaN.
 
     ``optional`` columns are numbers, ``optional_texts`` text where the file has them.
-
-    Raises:
-        AnalysisError: the file or a column is missing, or a field is no number (its line is named).
     """
     if not path.is_file():
         raise AnalysisError(f"{path}: there is no such file")
@@ -42,17 +39,14 @@ def read_table(
         raise AnalysisError(
             f"{path}: no column {', '.join(missing)}; it has {', '.join(map(str, frame.columns))}"
         )
-    numeric = [*numbers, *(column for column in optional if column in frame.columns)]
-    kinds = frame.dtypes
-    for column in (c for c in numeric if not pd.api.types.is_numeric_dtype(kinds[c])):
-        values = pd.to_numeric(frame[column], errors="coerce")
-        bad = values.isna() & frame[column].notna()
-        if bad.any():
-            row = int(bad.to_numpy().argmax())
-            raise AnalysisError(
-                f"{path}, line {row + 2}: {column} is {frame[column].iloc[row]!r}, not a number"
-            )
-        frame[column] = values
+    for column in (*numbers, *frame.columns.intersection(list(optional))):
+        if not pd.api.types.is_numeric_dtype(frame[column]):
+            values = pd.to_numeric(frame[column], errors="coerce")
+            for row in frame.index[values.isna() & frame[column].notna()]:
+                raise AnalysisError(
+                    f"{path}, line {row + 2}: {column} is {frame[column][row]!r}, not a number"
+                )
+            frame[column] = values
     return frame
 
 
@@ -70,47 +64,33 @@ def has_rows(file: Path, columns: Sequence[str]) -> bool:
         return bool(lines.readline().strip()) and set(columns) <= set(header)
 
 
-def read_json(file: Path) -> Any:
-    """What a JSON file holds.
-
-    Raises:
-        AnalysisError: it cannot be read, or is no JSON.
-    """
+def read_env(run: Path) -> Mapping[str, Any]:
+    """What env.json of a run says; nothing where there is none."""
+    file = run / "env.json"
     try:
-        return parse_json(file.read_bytes())
-    except (OSError, ValueError) as error:
+        return dict(parse_json(file.read_bytes())) if file.is_file() else {}
+    except (OSError, ValueError, TypeError) as error:
         raise AnalysisError(f"{file}: cannot be read as JSON ({error})") from error
 
 
 def class_names(run: Path) -> list[str] | None:
-    """The names of a run's classes, by label; None where env.json does not have them.
-
-    Raises:
-        AnalysisError: env.json is no JSON.
-    """
-    file = run / "env.json"
-    env = read_json(file) if file.is_file() else None
-    names = env.get("classes") if isinstance(env, dict) else None
-    return [str(name) for name in names] if isinstance(names, list) and names else None
+    """The names of a run's classes, by label; None where env.json does not have them."""
+    return [str(name) for name in read_env(run).get("classes") or ()] or None
 
 
 def client_names(run: Path) -> Mapping[int, str]:
     """The names of a run's clients by id; empty where partition.csv does not name all of them."""
     file = run / "partition.csv"
-    if not file.is_file():
+    if not has_rows(file, ("name",)):
         return {}
-    frame = read_table(file, ("client_id",), optional_texts=("name",)).drop_duplicates("client_id")
-    if "name" not in frame or not frame["name"].notna().all():
+    frame = read_table(file, ("client_id",), ("name",)).drop_duplicates("client_id")
+    if not frame["name"].notna().all():
         return {}
     return dict(zip(frame["client_id"].astype(int), frame["name"], strict=True))
 
 
 def read_partition(path: Path) -> pd.DataFrame:
-    """Reads a partition.csv, given as the file or as its run directory.
-
-    Raises:
-        AnalysisError: the file or a column is missing, or there are no rows.
-    """
+    """Reads a partition.csv, given as the file or as its run directory."""
     file = path / "partition.csv" if path.is_dir() else path
     frame = read_table(file, ("client_id", "label", "train_samples"), optional_texts=("name",))
     if frame.empty:

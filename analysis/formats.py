@@ -5,49 +5,34 @@ from dataclasses import dataclass
 
 from .stats import FEWEST, Estimate
 
-NONE = "n/a"
-"""Shown if a number is not available."""
+NONE = "n/a"  # shown if a number is not available
 
 
 @dataclass(frozen=True, kw_only=True)
 class NumberFormat:
-    """Number format of a table.
+    """Number format of a table."""
 
-    Args:
-        factor: from the stored to the shown number.
-        digits: after the decimal point.
-        name: the unit, such as ``%``, or empty.
-        of_differences: the unit of differences.
-        largest: the largest difference, as stored, that a test can be meant to detect.
-    """
-
-    factor: float = 1.0
-    digits: int = 4
-    name: str = ""
-    of_differences: str = ""
+    factor: float = 1.0  # from the stored to the shown number
+    digits: int = 4  # after the decimal point
+    name: str = ""  # the unit, such as ``%``, or empty
+    of_differences: str = ""  # the unit of differences
+    # the largest difference, as stored, that a test can be meant to detect: half of the range of a
+    # score, or what lies between a perfect model and guessing among 1000 classes
     largest: float = math.inf
 
     def too_few(self, units: float, detectable: float) -> bool:
-        """Whether so few units tell nothing of the differences that would be detected.
-
-        Two differences do not tell how much they vary, and half of the range of a score (or what
-        lies between a perfect model and guessing among 1000 classes, in nats) is more than methods
-        differ by.
-        """
+        """Whether so few units tell nothing of the differences that would be detected."""
         return units < FEWEST or detectable > self.largest
 
     def number(self, value: float, sign: str = "") -> str:
         """The formatted value; ``sign="+"`` also marks positive ones."""
+        if math.isnan(value):
+            return NONE
         shown = round(self.factor * value, self.digits) + 0.0
-        if value == math.inf:
-            return "infinity"
-        return NONE if math.isnan(value) else f"{shown:{sign}.{self.digits}f}"
+        return "infinity" if value == math.inf else f"{shown:{sign}.{self.digits}f}"
 
     def spread(self, estimate: Estimate, sign: str = "") -> str:
-        """``84.00 ± 9.94``, mean and half-width of its 95 % interval; only the mean for one value.
-
-        ``sign="+"`` also marks positive means.
-        """
+        """``84.00 ± 9.94``, mean and half-width of its interval; only the mean for one value."""
         mean = self.number(estimate.mean, sign)
         return mean if math.isnan(estimate.half) else f"{mean} ± {self.number(estimate.half)}"
 
@@ -65,13 +50,10 @@ class NumberFormat:
 
 PERCENT = NumberFormat(factor=100, digits=2, name="%", of_differences="points", largest=0.5)
 PLAIN = NumberFormat()
-BUDGET = NumberFormat(digits=2)
-"""Of epsilon."""
+BUDGET = NumberFormat(digits=2)  # of epsilon
 NATS = NumberFormat(name="nats", of_differences="nats", largest=math.log(1000))
 
 
 def p_value(p: float) -> str:
     """``0.0123``, ``<0.0001`` or ``n/a``."""
-    if math.isnan(p):
-        return NONE
-    return "<0.0001" if p < 1e-4 else f"{p:.4f}"
+    return NONE if math.isnan(p) else "<0.0001" if p < 1e-4 else f"{p:.4f}"

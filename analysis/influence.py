@@ -1,4 +1,4 @@
-"""Who helped and who hurt: the clients' influence by client and round, from an influence.csv."""
+"""Who helped and who hurt: the clients' influence by client and round."""
 
 from __future__ import annotations
 
@@ -13,121 +13,79 @@ from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from . import AnalysisError
 from .figures import style
-from .files import read_table
-from .words import say, sentences
+from .words import say
 
 HELPED, HURT = style.BLUE, style.RED
 ABSENT = "#E6E6E6"
 DIVERGING = LinearSegmentedColormap.from_list("influence", (HURT, "#FFFFFF", HELPED)).with_extremes(
     bad=ABSENT
 )
-MOST = 40
-"""Of more clients the first and the last ones are drawn."""
 LONG = 24
 """Longer names are shortened."""
-NUMBERS = ("round", "client_id", "total", "leave_one_out")
 UNITS: Mapping[str, str] = {"step": "way along the rounds' steps"}
 """What is summed, by metric; of a score of the model it is the gain in it."""
 
 
-def read(path: Path) -> pd.DataFrame:
-    """The rows of an influence.csv.
+def summed(frame: pd.DataFrame) -> pd.DataFrame:
+    """Over the rounds of :func:`fedsim.influence`, a row per client, who helped most first.
 
-    Raises:
-        AnalysisError: the file or a column is missing, there are no rows, or several metrics.
+    Columns ``client_id``, ``name``, ``rounds`` (in which its update counted), ``leave_one_out`` and
+    ``shapley``, the sums, and ``shapley_error``, the root of the sum of squares.
     """
-    frame = read_table(
-        path, numbers=NUMBERS, texts=("metric",), optional=("shapley", "shapley_error", "attacker"),
-        optional_texts=("name",),
-    )  # fmt: skip
-    if frame.empty:
-        raise AnalysisError(f"{path}: no rows; an influence has one per round and client")
-    if frame["metric"].nunique() > 1:
-        raise AnalysisError(f"{path}: several metrics: {', '.join(frame['metric'].unique())}")
-    return frame
-
-
-def draw(source: Path, out: Path) -> None:
-    """Draws an influence.csv to a file; see :func:`figure`.
-
-    Raises:
-        AnalysisError: as :func:`read`, or the figure cannot be written.
-    """
-    style.save(figure(read(source)), out)
-
-
-def clients(frame: pd.DataFrame) -> pd.DataFrame:
-    """Sums over the rounds by client, who helped most first.
-
-    Columns: ``label``, ``value`` (Shapley, or leave-one-out where there are no Shapley values),
-    ``error`` (the root of the sum of squares, 0 where exact), ``leave_one_out`` and ``attacker``.
-    """
-    optional = {"shapley_error": 0.0, "attacker": 0, "name": None}
-    filled = frame.assign(**{key: frame.get(key, value) for key, value in optional.items()})
-    filled["error"] = filled["shapley_error"].fillna(0.0).pow(2)
-    grouped = filled.groupby("client_id")
-    sums = (
-        grouped[[_column(frame), "leave_one_out", "error"]]
-        .sum()
-        .set_axis(["value", "leave_one_out", "error"], axis="columns")
+    grouped = frame.assign(shapley_error=frame["shapley_error"].pow(2)).groupby(
+        ["client_id", "name"], sort=True
     )
-    sums["error"] = sums["error"].pow(0.5)
-    sums["attacker"] = grouped["attacker"].max().fillna(0)
-    names = grouped["name"].first()
-    sums["label"] = [
-        style.short(f"client {client}" if pd.isna(name) else str(name), LONG)
-        + (" (attacker)" if attacker else "")
-        for client, name, attacker in zip(sums.index, names, sums["attacker"], strict=True)
-    ]
-    return sums.sort_values("value", ascending=False, kind="stable")
+    sums = grouped[["leave_one_out", "shapley", "shapley_error"]].sum(min_count=1)
+    sums["shapley_error"] = sums["shapley_error"].pow(0.5)
+    sums.insert(0, "rounds", grouped.size())
+    return sums.reset_index().sort_values(
+        _column(frame), ascending=False, kind="stable", ignore_index=True
+    )
 
 
 def _column(frame: pd.DataFrame) -> str:
-    """The column that is drawn: Shapley values where there are any."""
-    there = "shapley" in frame.columns and frame["shapley"].notna().any()
-    return "shapley" if there else "leave_one_out"
+    """The column that is shown: Shapley values where there are any."""
+    return "shapley" if frame["shapley"].notna().any() else "leave_one_out"
+
+
+def draw(frame: pd.DataFrame, out: Path) -> None:
+    """Draws the rows of :func:`fedsim.influence` to a file; see :func:`figure`."""
+    style.save(figure(frame), out)
 
 
 def figure(frame: pd.DataFrame) -> Figure:
-    """Bars of the clients' sums, and beside them their values round by round.
-
-    Args:
-        frame: as :func:`read` gives it.
-    """
-    sums, column = clients(frame), _column(frame)
-    left_out = max(0, len(sums) - MOST)
-    if left_out:
-        sums = pd.concat([sums.iloc[: MOST // 2], sums.iloc[-(MOST // 2) :]])
+    """Bars of the clients' sums, and beside them their values round by round."""
+    sums, column = summed(frame), _column(frame)
+    attackers = set(frame["client_id"][frame["attacker"] == 1]) if "attacker" in frame else set()
+    labels = [
+        style.short(name or f"client {client}", LONG) + " (attacker)" * (client in attackers)
+        for client, name in zip(sums["client_id"], sums["name"], strict=True)
+    ]
     several = frame["round"].nunique() > 1
-    height = 1.75 + 0.27 * len(sums)
     with style.look():
-        fig = Figure(figsize=(8.0, height))
+        fig = Figure(figsize=(8.0, 1.75 + 0.27 * len(sums)))
         if several:
             bars, by_round = fig.subplots(1, 2, sharey=True, width_ratios=(1, 1.15))
             _by_round(fig, by_round, frame, sums, column)
         else:
             bars = fig.subplots()
-        _bars(bars, sums, column)
+        _bars(bars, sums, column, labels)
         metric = str(frame["metric"].iloc[0])
         bars.set_xlabel(say("influence.sum", unit=UNITS.get(metric, f"gain in {metric}")))
-        title = sentences(
-            say("influence.title", rounds=frame["round"].nunique()),
-            say("influence.more", count=left_out) if left_out else "",
-        )
+        title = say("influence.title", rounds=frame["round"].nunique())
         fig.suptitle(title, x=0.01, ha="left", fontsize=12)
-        known = list(zip(*bars.get_legend_handles_labels(), strict=True))
-        known.sort(key=lambda pair: not isinstance(pair[0], BarContainer))
-        handles, labels = zip(*known, strict=True)
-        fig.legend(handles, labels, loc="outside lower left", ncols=len(labels))
+        entries = list(zip(*bars.get_legend_handles_labels(), strict=True))
+        entries.sort(key=lambda entry: not isinstance(entry[0], BarContainer))
+        handles, texts = zip(*entries, strict=True)
+        fig.legend(handles, texts, loc="outside lower left", ncols=len(texts))
     return fig
 
 
-def _bars(axes: Axes, sums: pd.DataFrame, column: str) -> None:
+def _bars(axes: Axes, sums: pd.DataFrame, column: str, labels: list[str]) -> None:
     """A bar per client, the first on top; dots are leave-one-out where the bars are Shapley."""
     places = np.arange(len(sums))
-    value, error = sums["value"].to_numpy(), sums["error"].to_numpy()
+    value, error = sums[column].to_numpy(), sums["shapley_error"].fillna(0).to_numpy()
     kind = say(f"influence.{column}")
     for helped, colour in ((True, HELPED), (False, HURT)):
         some = (value >= 0) == helped
@@ -145,7 +103,7 @@ def _bars(axes: Axes, sums: pd.DataFrame, column: str) -> None:
             label=say("influence.leave_one_out"),
         )  # fmt: skip
     axes.axvline(0, color=style.BLACK, linewidth=0.8)
-    axes.set_yticks(places, list(sums["label"]))
+    axes.set_yticks(places, labels)
     axes.set_ylim(len(sums) - 0.4, -0.6)
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)
@@ -157,7 +115,7 @@ def _by_round(
     """The values of each client and round as colours, grey where it took no part."""
     numbers = np.arange(int(frame["round"].min()), int(frame["round"].max()) + 1)
     values = frame.pivot_table(index="client_id", columns="round", values=column, aggfunc="sum")
-    values = values.reindex(index=sums.index, columns=numbers)
+    values = values.reindex(index=sums["client_id"], columns=numbers)
     most = float(np.nanmax(np.abs(values.to_numpy()), initial=0.0)) or 1.0
     mesh = axes.pcolormesh(
         np.append(numbers, numbers[-1] + 1) - 0.5, np.arange(len(sums) + 1) - 0.5,

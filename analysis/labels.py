@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -11,15 +12,12 @@ from fedsim.core.terminal import printable
 
 METHOD = ("algorithm", "server", "margin")
 """Columns that define a method: its clients, and what replaces its server rule or margin."""
-LABEL = "label"
-"""The column with the names of runs."""
+LABEL = "label"  # the column with the names of runs
 NAMES = {
     "alpha": "\N{GREEK SMALL LETTER ALPHA}", "num_clients": "clients",
     "sample_rate": "sampling rate", "dataset": "data", "data.partition": "partition",
 }  # fmt: skip
 """How figures call columns."""
-
-
 TITLES: Mapping[str, str] = {
     "fedavg": "FedAvg", "fedprox": "FedProx", "fedbn": "FedBN", "fedpac": "FedPAC",
     "fedgh": "FedGH", "fedld": "FedLD", "fednova": "FedNova", "feddecorr": "FedDecorr",
@@ -60,49 +58,36 @@ def computed(table: pd.DataFrame) -> pd.Series[str]:
 
 
 def labels(table: pd.DataFrame, by: Sequence[str]) -> pd.Series[str]:
-    """The label of each run, grouped by columns; see :func:`label_of`."""
-    names = short_names(table)
-    return table[list(by)].apply(label_of, axis=1, names=names)
+    """``fedld, margin=none`` of each run, grouped by columns, without settings that it lacks."""
+    return table[list(by)].apply(_label, axis=1, names=_short_names(table))
 
 
-def label_of(row: pd.Series[Any], names: Mapping[str, str] | None = None) -> str:
-    """``fedld, margin=none``, without settings that the run does not have.
-
-    ``names`` are those of :func:`short_names`.
-    """
-    shorter = names or {}
+def _label(row: pd.Series[Any], names: Mapping[str, str]) -> str:
     parts = []
     for column, value in row.dropna().items():
         shown = text(value)
         if column in METHOD:
-            shown = ",".join(shorter.get(name, name) for name in shown.split(","))
+            shown = ",".join(names.get(name, name) for name in shown.split(","))
         section, dot, leaf = str(column).rpartition(".")
-        name = f"{shorter.get(section, section)}{dot}{leaf}"
+        name = f"{names.get(section, section)}{dot}{leaf}"
         parts.append(shown if column in ("algorithm", LABEL) else f"{name}={shown}")
     return ", ".join(parts) or f"no {row.index[0]}"
 
 
-def short_names(table: pd.DataFrame) -> dict[str, str]:
+def _short_names(table: pd.DataFrame) -> dict[str, str]:
     """By ``module:function`` the function's name, or the module's where it is called ``build``.
 
     Functions whose short name is also that of another method of the table are left out.
     """
     columns = (table[column] for column in METHOD[:2] if column in table.columns)
     cells = {str(cell) for column in columns for cell in column.dropna().unique()}
-    short = {name: _short(name) for cell in cells for name in cell.split(",")}
-    taken = [*short.values()]
-    return {
-        name: shorter
-        for name, shorter in short.items()
-        if shorter != name and taken.count(shorter) == 1
-    }
-
-
-def _short(name: str) -> str:
-    module, _, function = name.rpartition(":")
-    if not module or function != "build":
-        return function
-    return module.replace("\\", "/").rpartition("/")[2].removesuffix(".py").rpartition(".")[2]
+    short = {}
+    for name in (name for cell in cells for name in cell.split(",")):
+        module, _, function = name.rpartition(":")
+        file = module.replace("\\", "/").rpartition("/")[2].removesuffix(".py")
+        short[name] = file.rpartition(".")[2] if file and function == "build" else function
+    often = Counter(short.values())
+    return {name: shorter for name, shorter in short.items() if often[shorter] == 1}
 
 
 def text(value: object) -> str:
@@ -113,11 +98,7 @@ def text(value: object) -> str:
 
 
 def title_of(label: str) -> str:
-    """The title of a group's label.
-
-    ``"fedld, alpha=0.1"`` becomes ``"FedLD, alpha=0.1"``, and ``"fedprox, server=fedgh"``
-    ``"FedProx + FedGH"``.
-    """
+    """``FedLD, alpha=0.1`` of ``fedld, alpha=0.1``, ``FedProx + FedGH`` with a server rule."""
     titles = {**TITLES, **{half: name for half, (name, _) in HALVES.items()}}
     matches = [name for name in titles if f"{label}, ".startswith(f"{name}, ")]
     name = max(matches, key=len, default="")
@@ -131,17 +112,15 @@ def title_of(label: str) -> str:
 def meant(name: str, labels: Iterable[str]) -> str:
     """The label, or the part of labels, that a name stands for; itself without one.
 
-    A name is meant as it is, as it is printed (:func:`title_of`), or in another case, such as
-    ``FedAvg`` of ``fedavg, alpha=0.1``, or ``fedprox + fedgh`` of ``fedprox, server=fedgh``.
+    A name is meant as it is, as it is printed (:func:`title_of`), or in another case.
     """
-    exact: dict[str, str] = {}
-    alike: dict[str, str] = {}
+    possible: list[str] = []
     for label in labels:
         parts = label.split(", ")
-        wholes = (", ".join(parts[:end]) for end in range(len(parts), 0, -1))
-        for part in (*wholes, *parts):
-            exact |= {part: part}
-            for shown in (title_of(part), part):
-                exact.setdefault(shown, part)
-                alike.setdefault(shown.casefold(), part)
-    return exact.get(name, alike.get(name.casefold(), name))
+        possible += [", ".join(parts[:end]) for end in range(len(parts), 0, -1)] + parts
+    for form in (str, title_of, lambda part: title_of(part).casefold(), str.casefold):
+        names = {form(part): part for part in reversed(possible)}
+        for wanted in (name, name.casefold()):
+            if wanted in names:
+                return names[wanted]
+    return name

@@ -8,15 +8,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 from scipy import stats
 
 from . import AnalysisError
+from .files import read_env, read_table
+from .labels import text
+from .units import PARTITION, ExperimentalUnit
 
-SIGNIFICANT = 0.05
-"""Adjusted p values below this get a star."""
+SIGNIFICANT = 0.05  # adjusted p values below this get a star
 Kind = Literal["t", "corrected", "wilcoxon", "bayes"]
 TESTS: Mapping[Kind, str] = {
     "t": "paired t test", "corrected": "corrected resampled t test",
@@ -25,10 +29,8 @@ TESTS: Mapping[Kind, str] = {
 """Names of the paired tests in text."""
 PRIOR = 0.5
 """Strength of the prior of the Bayesian test, a difference of zero (that of its authors' code)."""
-DRAWS, SEED = 50_000, 2017
-"""Draws from the posterior of the Bayesian test, and their seed."""
-CERTAIN = 0.95
-"""Posterior probability above which the Bayesian test decides."""
+DRAWS, SEED = 50_000, 2017  # draws from the posterior of the Bayesian test, and their seed
+CERTAIN = 0.95  # posterior probability above which the Bayesian test decides
 FEWEST_BAYES = 5
 """The Bayesian test decides nothing over fewer units: n differences have the same sign by chance,
 one or the other, with probability 2 / 2^n."""
@@ -38,6 +40,8 @@ a hundred samples, fewer are alike by chance."""
 Verdict = Literal["", "lower", "practically equal", "higher", "not decidable", "incomplete"]
 WORDS: tuple[Verdict, Verdict, Verdict] = ("lower", "practically equal", "higher")
 
+_DATA = ("dataset", "alpha", "num_clients")
+"""Columns of summary.csv, beside those of section data, on which the parts depend."""
 Floats = np.ndarray[tuple[Any, ...], np.dtype[np.float64]]
 Chances = tuple[float, float, float]
 """Posterior probabilities that a difference is below -rope, within +-rope, and above rope."""
@@ -45,21 +49,13 @@ Chances = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class Test:
-    """How methods are compared.
+    """How methods are compared."""
 
-    Args:
-        kind: a key of :data:`TESTS`.
-        rope: half-width of the region of practical equivalence around zero, in the unit of the
-            stored values (accuracy: 0..1); None for no verdicts.
-        ratio: test over training samples, for the corrected test; else 0.
-
-    Raises:
-        AnalysisError: no region that the Bayesian test needs, or one that is not above 0.
-    """
-
-    kind: Kind = "t"
+    kind: Kind = "t"  # a key of `TESTS`
+    # half-width of the region of practical equivalence around zero, in the unit of the stored
+    # values (accuracy: 0..1); None for no verdicts
     rope: float | None = None
-    ratio: float = 0.0
+    ratio: float = 0.0  # test over training samples, for the corrected test; else 0
 
     def __post_init__(self) -> None:
         if self.rope is not None and not 0 < self.rope < math.inf:
@@ -81,26 +77,21 @@ class Test:
         return self.kind == "bayes"
 
 
-T = Test()
-"""The paired t test, without verdicts."""
+T = Test()  # the paired t test, without verdicts
 
 
 def p_value(differences: Floats, levels: Floats, test: Test) -> float:
-    """The two-sided p value of differences (n,) that vary, n >= 2; NaN for the Bayesian test.
+    """The two-sided p value of differences (n,) that vary, with their :func:`signed_levels`.
 
-    ``levels`` are the :func:`signed_levels`, not all 0. With mean d and standard deviation s
-    (ddof 1) the statistic of both t tests is d / (s sqrt(1 / n + ratio)), with n - 1 degrees of
-    freedom; the ratio is 0 but for the corrected test (Nadeau and Bengio, Inference for the
-    Generalization Error, Machine Learning 52, 2003, section 3).
+    The statistic of both t tests is the mean over :func:`error` (Nadeau and Bengio, Inference for
+    the Generalization Error, Machine Learning 52, 2003, section 3).
     """
-    if test.bayes:
-        return math.nan
     if test.kind == "wilcoxon":
         return float(stats.wilcoxon(levels).pvalue)
     if not test.ratio:
         return float(stats.ttest_1samp(differences, 0.0).pvalue)
-    n = len(differences)
-    return float(2 * stats.t.sf(abs(differences.mean()) / error(differences, test.ratio), n - 1))
+    t = abs(differences.mean()) / error(differences, test.ratio)
+    return float(2 * stats.t.sf(t, len(differences) - 1))
 
 
 def error(differences: Floats, ratio: float) -> float:
@@ -111,23 +102,17 @@ def error(differences: Floats, ratio: float) -> float:
 def equivalence(differences: Floats, rounding: float, test: Test) -> float:
     """The p value of two one-sided tests (TOST) that the true difference is within +-rope.
 
-    It is the larger of the p values of "below -rope" and "above rope" (Schuirmann, 1987). Of the
-    t tests it is below 0.05 where the 90 % interval lies inside +-rope; the signed-rank test is
-    made of the differences shifted by rope. Of differences that are equal up to ``rounding`` a t
-    test does not exist: from :data:`FEWEST_EQUAL` units on they are inside, or not; over fewer p is
-    1. NaN for the Bayesian test, or without a rope.
+    The larger of those of "below -rope" and "above rope" (Schuirmann, 1987), for signed ranks of
+    shifted differences; NaN for the Bayesian test, or without a rope.
     """
     if test.rope is None or test.bayes:
         return math.nan
     if test.kind == "wilcoxon":
-        sides: list[tuple[float, Literal["greater", "less"]]] = [
-            (test.rope, "greater"), (-test.rope, "less"),
-        ]  # fmt: skip
-        ranked = [(signed_levels(differences + shift, rounding), side) for shift, side in sides]
-        return max(
-            float(stats.wilcoxon(levels, alternative=side).pvalue) if levels.any() else 1.0
-            for levels, side in ranked
-        )
+        above, below = (signed_levels(differences + r, rounding) for r in (test.rope, -test.rope))
+        if not (above.any() and below.any()):
+            return 1.0
+        greater = stats.wilcoxon(above, alternative="greater").pvalue
+        return float(max(greater, stats.wilcoxon(below, alternative="less").pvalue))
     mean, scale = float(differences.mean()), error(differences, test.ratio)
     if np.ptp(differences) <= rounding:
         scale = 0.0
@@ -136,10 +121,10 @@ def equivalence(differences: Floats, rounding: float, test: Test) -> float:
 
 
 def tost(mean: float, scale: float, freedom: float, rope: float) -> float:
-    """The p value of two one-sided t tests that a true mean is within +-rope.
+    """The p value of two one-sided t tests that a true mean is within +-rope, on so much freedom.
 
-    ``scale`` is the standard error of ``mean``, on so many degrees of ``freedom``; where it is 0
-    the mean of :data:`FEWEST_EQUAL` values or more is inside (0), or else not (1), without a test.
+    Where ``scale``, its standard error, is 0, the mean of :data:`FEWEST_EQUAL` values or more is
+    inside (0), or else not (1), without a test.
     """
     margin = rope - abs(mean)
     if scale == 0:
@@ -155,8 +140,7 @@ def chances(differences: Floats, rounding: float, rope: float) -> Chances:
     ``sum_ij w_i w_j [z_i + z_j > 2 rope]``, that below alike, and the rest to what is between;
     half of a pair at a border counts on either side. The probability of a region is the share of
     draws in which its mass is the largest (Benavoli, Corani, Demsar and Zaffalon, Time for a
-    Change, JMLR 18(77), 2017, section 4.2). A share p has the Monte-Carlo error
-    sqrt(p (1 - p) / 50,000), at most 0.0023.
+    Change, JMLR 18(77), 2017, section 4.2), up to a Monte-Carlo error of at most 0.0023.
     """
     z = np.concatenate([[0.0], differences])
     sums = z[:, None] + z
@@ -171,20 +155,16 @@ def chances(differences: Floats, rounding: float, rope: float) -> Chances:
     return float(lower), float(equal), float(higher)
 
 
-def verdict(
-    n: int, sign: int, adjusted: float, equal: float, chances: Chances | None
-) -> Verdict:  # fmt: skip
+def verdict(n: int, sign: int, adjusted: float, equal: float, chances: Chances | None) -> Verdict:
     """What a comparison over n units says, for a test with a rope.
 
-    By probabilities it is the region above :data:`CERTAIN`; else practically equal where the test
-    of equivalence rejects (p value ``equal``), then the ``sign`` of a difference whose ``adjusted``
-    p value is significant.
+    By probabilities the region above :data:`CERTAIN`; else practically equal where ``equal``, the p
+    value of equivalence, is significant; then the ``sign`` where the ``adjusted`` p value is.
     """
     if chances is not None:
-        if n < FEWEST_BAYES:
-            return "not decidable"
-        sure = (word for word, chance in zip(WORDS, chances, strict=True) if chance > CERTAIN)
-        return next(sure, "not decidable")
+        likely = int(np.argmax(chances))
+        certain = n >= FEWEST_BAYES and chances[likely] > CERTAIN
+        return WORDS[likely] if certain else "not decidable"
     if equal < SIGNIFICANT:
         return "practically equal"
     return WORDS[sign + 1] if sign and adjusted < SIGNIFICANT else "not decidable"
@@ -193,15 +173,57 @@ def verdict(
 def signed_levels(differences: Floats, rounding: float) -> Floats:
     """The signed position (n,) of each difference (n,) among the distinct absolute values.
 
-    Absolute values are one where neighbours in their order are at most ``rounding`` apart; 0 is
-    the position of those next to zero. Rank tests see nothing but order and ties, and accuracies
-    such as 254/359 - 253/359 and 284/359 - 283/359 tie, though their floats differ in the last
-    bits (1e-16). ``rounding`` is 1e-12 of the largest value: above what sums of a million terms
-    round off, and far below 1e-7, the step of an accuracy over ten million samples. Grouping by
-    distance rather than rounding to a grid leaves no boundary that could part two equal values.
+    Absolute values are one where neighbours in their order are at most ``rounding`` apart, and 0
+    next to zero: 254/359 - 253/359 and 284/359 - 283/359 tie, though their floats differ.
     """
     size = np.abs(differences)
     ascending = np.sort(size)
     levels = np.cumsum(np.diff(ascending, prepend=0.0) > rounding)
     positions = levels[np.searchsorted(ascending, size)]
     return np.asarray(np.sign(differences) * positions, dtype=float)
+
+
+def ratio(runs: pd.DataFrame, unit: ExperimentalUnit) -> float:
+    """The number of test samples over that of training samples; the largest among the runs.
+
+    ``runs`` are of :func:`analysis.runs.summaries`. One run of each partition is read.
+    """
+    if unit != "partition":
+        raise _refused("needs --unit partition and runs on several partitions (data.seed)")
+    columns = [c for c in runs.columns if c in _DATA or str(c).startswith("data.")]
+    others = [column for column in columns if column != PARTITION]
+    ratios: list[float] = []
+    seen: dict[tuple[object, ...], str] = {}
+    for run in runs[~runs[columns].map(text).duplicated()].to_dict("records"):
+        path = str(run["path"])
+        of_run, test = _sizes(Path(path))
+        ratios.append(of_run)
+        twin = seen.setdefault((*(text(run[column]) for column in others), test), path)
+        if twin != path:
+            raise _refused(
+                f"{twin} and {path} have the same test samples, so that the runs say nothing about "
+                "others"
+            )
+    return max(ratios)
+
+
+def _refused(reason: str) -> AnalysisError:
+    return AnalysisError(f"--test corrected: {reason}; --test t is about the same samples")
+
+
+def _sizes(run: Path) -> tuple[float, frozenset[int]]:
+    """Test over training samples of a run, and its test samples.
+
+    Clients that are held out of training have no training samples.
+    """
+    file = run / "split.csv"
+    if not file.is_file():
+        raise _refused(f"{file}: there is no such file, with the numbers of samples")
+    frame = read_table(file, numbers=("sample", "client_id"), texts=("part",))
+    held_out = read_env(run).get("heldout_clients", [])
+    train = frame[(frame["part"] == "train") & ~frame["client_id"].isin(held_out)]
+    common, owned = (frame[frame["part"] == part] for part in ("test", "own_test"))
+    test = common if len(common) else owned
+    if train.empty or test.empty:
+        raise _refused(f"{file}: no {'training' if train.empty else 'test'} samples")
+    return len(test) / len(train), frozenset(test["sample"].astype(int))

@@ -14,9 +14,9 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from . import AnalysisError, units
+from . import AnalysisError
 from .facets import facets, labels_in, settings_by
-from .formats import NONE, NumberFormat, p_value
+from .formats import p_value
 from .labels import LABEL, title_of
 from .paired import SIGNIFICANT, Floats
 from .runs import group, unit_among
@@ -29,24 +29,18 @@ from .words import say, sentences
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
-    """Methods ranked within each of N blocks; rank 1 is the best of k.
+    """Methods ranked within each of N blocks; rank 1 is the best of k."""
 
-    Args:
-        values: by block and label (N, k), the best mean rank first; NaN where the method lacks a
-            run of the block that another method has.
-        ranks: of the same shape; equal values share the mean of their ranks, methods without a
-            value that of the last ones.
-        score: what is ranked.
-        title: of the score and the rounds that it is from.
-        unit: partitions are blocks of their own, seeds are averaged.
-        collapsed: by label the number of runs whose final model has collapsed, of those with any.
-    """
-
+    # by block and label (N, k), the best mean rank first; NaN where the method lacks a run of the
+    # block that another method has
     values: pd.DataFrame
+    # of the same shape; equal values share the mean of their ranks, methods without a value that of
+    # the last ones
     ranks: pd.DataFrame
-    score: Score
-    title: str
-    unit: ExperimentalUnit = "seed"
+    score: Score  # what is ranked
+    title: str  # of the score and the rounds that it is from
+    unit: ExperimentalUnit = "seed"  # partitions are blocks of their own, seeds are averaged
+    # by label the number of runs whose final model has collapsed, of those with any
     collapsed: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -94,9 +88,6 @@ def gather(
 
     A block is a value of the settings, or one partition under it; a method's value there is the
     mean over its training seeds. Blocks in which no method has a value are left out.
-
-    Raises:
-        AnalysisError: fewer than two blocks or methods, or see :func:`analysis.runs.group`.
     """
     runs = completed(runs, [metric])
     unit = unit_among(runs, by, unit)
@@ -115,11 +106,10 @@ def gather(
         every = {label: scores.get(label, empty) for label in labels}
         for title, values in _blocks(setting, every, unit):
             lost = missing(values)
-            means = {
-                label: (series if units.infinite(series) else units.finite(series)).mean()
+            rows[title] = {
+                label: math.nan if lost[label] else series.mean()
                 for label, series in values.items()
             }
-            rows[title] = {label: math.nan if lost[label] else means[label] for label in labels}
     table = pd.DataFrame.from_dict(rows, orient="index", columns=labels, dtype=float)
     table = table[table.notna().any(axis=1)]
     if len(labels) < 2:
@@ -130,35 +120,32 @@ def gather(
             "differ with --by, such as --by label --by alpha, or take partitions of the data as "
             "blocks with --unit partition"
         )
-    ranks = pd.DataFrame(
-        ranked(table.to_numpy(float), lowest=ALL[metric].lowest), table.index, table.columns
-    )
+    array = ranked(table.to_numpy(float), lowest=ALL[metric].lowest)
+    ranks = pd.DataFrame(array, table.index, table.columns)
     best = sorted(labels, key=lambda label: ranks[label].mean())
     title = heading(metric, take)
-    fallen = Counter[str]()
-    for inside in split.values():
-        fallen.update(counts(inside))
+    fallen = sum((Counter(counts(inside)) for inside in split.values()), Counter[str]())
     return Ranks(
         values=table[best], ranks=ranks[best], score=ALL[metric], unit=unit,
-        title=title[0].lower() + title[1:], collapsed=+fallen,
+        title=title[0].lower() + title[1:], collapsed=fallen,
     )  # fmt: skip
 
 
 def _blocks(
     setting: str, values: Mapping[str, pd.Series[float]], unit: ExperimentalUnit
-) -> Iterator[tuple[str, dict[str, pd.Series[float]]]]:
+) -> Iterator[tuple[str, Mapping[str, pd.Series[float]]]]:
     """Title and values by label of each block of a setting."""
     if unit == "seed":
-        yield setting, dict(values)
+        yield setting, values
         return
-    for one in sorted(
-        {part for series in values.values() for part in series.index.unique(PARTITION)}
-    ):
-        inside = {
-            label: series[series.index.get_level_values(PARTITION) == one]
-            for label, series in values.items()
-        }
-        yield f"{setting}{', ' * bool(setting)}partition {one}", inside
+    for part in sorted({p for series in values.values() for p in series.index.unique(PARTITION)}):
+        yield (
+            f"{setting}{', ' * bool(setting)}partition {part}",
+            {
+                label: series[series.index.get_level_values(PARTITION) == part]
+                for label, series in values.items()
+            },
+        )
 
 
 def ranked(values: Floats, *, lowest: bool = False) -> Floats:
@@ -166,17 +153,15 @@ def ranked(values: Floats, *, lowest: bool = False) -> Floats:
 
     Values that are equal up to rounding share the mean of their ranks; NaN share that of the last.
     """
-    ranks = np.empty(values.shape)
-    for row, row_values in zip(ranks, values, strict=True):
-        finite = np.isfinite(row_values)
-        finite_values, levels = row_values[finite], np.full(len(row_values), np.inf)
-        if len(finite_values):
-            order = np.sort(finite_values)
+    levels = np.full(values.shape, np.inf)
+    for row, scores in zip(levels, values, strict=True):
+        finite = np.isfinite(scores)
+        if finite.any():
+            order = np.sort(scores[finite])
             steps = np.cumsum(np.diff(order, prepend=order[0]) > EQUAL * np.abs(order).max())
-            position = steps[np.searchsorted(order, finite_values)]
-            levels[finite] = position if lowest else -position
-        row[:] = stats.rankdata(levels)
-    return ranks
+            position = steps[np.searchsorted(order, scores[finite])]
+            row[finite] = position if lowest else -position
+    return np.asarray(stats.rankdata(levels, axis=1), dtype=float)
 
 
 def friedman(ranks: Floats) -> tuple[float, float]:
@@ -211,8 +196,7 @@ def iman_davenport(ranks: Floats) -> tuple[float, float]:
 def critical_difference(k: int, n: int, level: float = SIGNIFICANT) -> float:
     """Nemenyi's: mean ranks of k methods over n blocks that differ by more differ significantly.
 
-    ``q sqrt(k (k + 1) / (6 n))`` with q the studentized range's quantile for k groups and infinite
-    degrees of freedom, over sqrt(2) (Demšar, table 5).
+    ``q sqrt(k (k + 1) / (6 n))`` with q the studentized range's quantile over sqrt(2).
     """
     q = float(stats.studentized_range.ppf(1 - level, k, np.inf)) / math.sqrt(2)
     return q * math.sqrt(k * (k + 1) / (6 * n))
@@ -246,11 +230,6 @@ def letters(ranks: Ranks) -> list[str]:
     ]
 
 
-def tables(ranks: Ranks) -> list[Table]:
-    """Mean ranks with what does not differ, and the ranks by block."""
-    return [_means(ranks), _by_block(ranks)]
-
-
 def lacking_words(ranks: Ranks) -> str:
     """A sentence on the methods that are ranked last for want of runs; empty if none is."""
     names = [
@@ -262,70 +241,71 @@ def lacking_words(ranks: Ranks) -> str:
     return say("ranks.lacking", names="; ".join(names)) if names else ""
 
 
-def _means(ranks: Ranks) -> Table:
-    array = ranks.ranks.to_numpy(float)
+def tables(ranks: Ranks) -> list[Table]:
+    """Mean ranks with what does not differ, and the ranks by block."""
+    array, labels = ranks.ranks.to_numpy(float), ranks.labels
     n, k = array.shape
     chi2, p_chi2 = friedman(array)
     f, p_f = iman_davenport(array)
-    lacking, signs = ranks.lacking, letters(ranks)
-    columns = {
-        "label": ranks.labels, "method": [*map(title_of, ranks.labels)],
-        "mean_rank": ranks.means.tolist(), "blocks": n,
-        "first": ranks.ranks.eq(ranks.ranks.min(axis=1), axis=0).sum().tolist(),
-        "lacking": [len(lacking.get(label, ())) for label in ranks.labels],
-        "group": signs, "chi2": chi2, "p_chi2": p_chi2, "f": f, "p_f": p_f,
-        "critical_difference": ranks.difference,
+    data = pd.DataFrame(
+        {
+            "label": labels, "method": [*map(title_of, labels)],
+            "mean_rank": ranks.means.tolist(), "blocks": n,
+            "first": ranks.ranks.eq(ranks.ranks.min(axis=1), axis=0).sum().tolist(),
+            "lacking": [len(ranks.lacking.get(label, ())) for label in labels],
+            "group": letters(ranks), "chi2": chi2, "p_chi2": p_chi2, "f": f, "p_f": p_f,
+            "critical_difference": ranks.difference,
+        }
+    )  # fmt: skip
+    texts = {
+        "Method": data["method"], "Mean rank": data["mean_rank"].map("{:.2f}".format),
+        "First in": data["first"], "Lacking in": data["lacking"], "Group": data["group"],
     }  # fmt: skip
-    data = pd.DataFrame(columns)
-    any_lacking = bool(lacking)
-    rows = [
-        [row["method"], f"{row['mean_rank']:.2f}", str(row["first"]),
-         *[str(row["lacking"])] * any_lacking, row["group"]]
-        for row in data.to_dict("records")
-    ]  # fmt: skip
-    tested = (
+    if not ranks.lacking:
+        del texts["Lacking in"]
+    collapsed = [f"{title_of(label)} ({count})" for label, count in ranks.collapsed.items()]
+    caption = sentences(
+        say(f"ranks.{ranks.unit}", blocks=n, score=ranks.title),
         say("ranks.all_tie") if math.isnan(p_f)
         else say(
             "ranks.tests", f=f"{f:.2f}", p_f=_equals(p_f), chi2=f"{chi2:.2f}",
             p_chi2=_equals(p_chi2), one=k - 1, two=(k - 1) * (n - 1),
-        )
-    )  # fmt: skip
-    collapsed = [f"{title_of(label)} ({count})" for label, count in ranks.collapsed.items()]
-    key = "found" if p_f < SIGNIFICANT else "none"
-    caption = sentences(
-        say(f"ranks.{ranks.unit}", blocks=n, score=ranks.title),
-        tested,
-        say(f"ranks.{key}", difference=f"{ranks.difference:.2f}", level=SIGNIFICANT),
+        ),
+        say(
+            "ranks.found" if p_f < SIGNIFICANT else "ranks.none",
+            difference=f"{ranks.difference:.2f}", level=SIGNIFICANT,
+        ),
         lacking_words(ranks),
         say("ranks.collapsed", names="; ".join(collapsed)) if collapsed else "",
-    )
-    head = ["Method", "Mean rank", "First in", *["Lacking in"] * any_lacking, "Group"]
-    return Table(
-        name="ranks", title=say("ranks.title", score=ranks.title), caption=caption, head=head,
-        rows=rows, words=1, data=data,
     )  # fmt: skip
+    means = Table(
+        name="ranks", title=say("ranks.title", score=ranks.title), caption=caption,
+        head=list(texts), rows=pd.DataFrame(texts).astype(str).to_numpy().tolist(), words=1,
+        data=data,
+    )  # fmt: skip
+    return [means, _by_block(ranks)]
 
 
 def _by_block(ranks: Ranks) -> Table:
-    unit: NumberFormat = ranks.score.unit
-    rows, lines = [], []
-    values, every = ranks.values.to_numpy(float), ranks.ranks.to_numpy(float)
-    for block, scores, row_ranks in zip(ranks.values.index, values, every, strict=True):
-        cells = []
-        for label, value, rank in zip(ranks.labels, scores, row_ranks, strict=True):
-            shown = EMPTY if math.isnan(value) else unit.number(value)
-            cells.append(f"{shown} ({rank:g})")
-            lines.append({"label": label, "method": title_of(label), "block": block,
-                          "value": value, "rank": rank})  # fmt: skip
-        rows.append([str(block), *cells])
+    values = ranks.values.rename_axis("block").reset_index().melt("block", var_name="label")
+    order = np.arange(len(values)).reshape(len(ranks.labels), -1).T.ravel()
+    data = values.iloc[order].assign(
+        rank=ranks.ranks.to_numpy(float).ravel(), method=lambda f: f["label"].map(title_of)
+    )
+    unit = ranks.score.unit
+    shown = [
+        f"{EMPTY if math.isnan(value) else unit.number(value)} ({rank:g})"
+        for value, rank in zip(data["value"], data["rank"], strict=True)
+    ]
+    k = len(ranks.labels)
     return Table(
         name="ranks_by_block", title=unit.head(say("ranks.by_block", score=ranks.title)),
-        caption=say("ranks.block_caption"), head=["Block", *map(title_of, ranks.labels)],
-        rows=rows, words=1, data=pd.DataFrame(lines),
+        caption=say("ranks.block_caption"), head=["Block", *map(title_of, ranks.labels)], words=1,
+        rows=[[str(b), *shown[k * i : k * i + k]] for i, b in enumerate(ranks.values.index)],
+        data=data[["label", "method", "block", "value", "rank"]].reset_index(drop=True),
     )  # fmt: skip
 
 
 def _equals(p: float) -> str:
     """``= 0.0123`` or ``< 0.0001``."""
-    shown = p_value(p)
-    return f"= {shown}" if shown[0] in "0123456789" or shown == NONE else f"< {shown[1:]}"
+    return f"< {p_value(p)[1:]}" if p < 1e-4 else f"= {p_value(p)}"

@@ -22,17 +22,11 @@ from .runs import Group
 
 @dataclass(frozen=True)
 class Score:
-    """A score, or another number of a round.
+    """A score, or another number of a round."""
 
-    Args:
-        title: in a heading, such as ``balanced accuracy``.
-        unit: how it is shown.
-        lowest: whether small values are better.
-    """
-
-    title: str
-    unit: NumberFormat = PERCENT
-    lowest: bool = False
+    title: str  # in a heading, such as ``balanced accuracy``
+    unit: NumberFormat = PERCENT  # how it is shown
+    lowest: bool = False  # whether small values are better
 
     @property
     def axis(self) -> str:
@@ -40,12 +34,10 @@ class Score:
         return self.unit.head(self.title[0].upper() + self.title[1:])
 
 
-_UNITS = {"%": PERCENT, "nats": NATS, "": BUDGET}
-
-
 def _score(metric: tables.Metric) -> Score:
     """A score as its column declares it."""
-    return Score(metric.title, _UNITS[metric.unit], metric.lowest)
+    units = {"%": PERCENT, "nats": NATS, "": BUDGET}
+    return Score(metric.title, units[metric.unit], metric.lowest)
 
 
 SCORES: Mapping[str, Score] = {name: _score(metric) for name, metric in tables.SCORES.items()}
@@ -56,8 +48,7 @@ OTHERS: Mapping[str, Score] = {
     if column in tables.RoundRow.optional()
 }
 """Of runs with an attack or with privacy, by their column of rounds.csv."""
-EPSILONS = tables.EPSILONS
-"""Those that are infinite without noise."""
+EPSILONS = tables.EPSILONS  # those that are infinite without noise
 VALIDATION: Mapping[str, str] = {f"val_{name}": name for name in SCORES}
 """Columns of rounds.csv that searches choose by, and the score that each is on the test part."""
 ALL = {**SCORES, **OTHERS}
@@ -79,8 +70,7 @@ TAKES: Mapping[str, str] = {
 COLLAPSED = "collapsed"
 """Column of summary.csv: whether the final model predicts one class only, or its balanced accuracy
 is at most that of chance."""
-TOLERANCE = 1e-9
-"""A balanced accuracy above chance by less than this differs by rounding alone."""
+TOLERANCE = 1e-9  # a balanced accuracy above chance by less than this differs by rounding alone
 
 
 def of_rounds(score: str) -> str:
@@ -101,50 +91,34 @@ def heading(score: str, take: str) -> str:
 
 
 def completed(runs: pd.DataFrame, names: Collection[str]) -> pd.DataFrame:
-    """The runs with columns for these scores, and :data:`COLLAPSED`, wherever they come from.
+    """The runs of :func:`analysis.runs.summaries` with these scores and :data:`COLLAPSED`.
 
-    Args:
-        runs: from :func:`analysis.runs.summaries`.
-        names: keys of :data:`ALL`.
-
-    Raises:
-        AnalysisError: a rounds.csv or classes.csv is unreadable.
+    ``names`` are keys of :data:`ALL`. What summary.csv lacks is computed from the run's other
+    files.
     """
     wanted = {column(name, take): (name, take) for name in names for take in TAKES}
     rows = []
     for run in runs.to_dict("records"):
         row = {key: run.get(key) for key in (COLLAPSED, *wanted)}
         path = Path(run["path"])
-        if _empty(row[COLLAPSED]):
+        if pd.isna(row[COLLAPSED]):
             row[COLLAPSED] = collapsed(path)
-        lacking = {of for key, of in wanted.items() if _empty(row[key])}
-        taken = {name: takes(path, name, run.get("best_round")) for name, _ in lacking}
-        rows.append(row | {column(*of): taken[of[0]][of[1]] for of in lacking})
+        lacking = {key: of for key, of in wanted.items() if pd.isna(row[key])}
+        taken = {name: takes(path, name, run.get("best_round")) for name, _ in lacking.values()}
+        rows.append(row | {key: taken[name][take] for key, (name, take) in lacking.items()})
     more = pd.DataFrame(rows, index=runs.index, columns=[COLLAPSED, *wanted])
     more = more.astype(dict.fromkeys(wanted, float))
     return runs.drop(columns=more.columns, errors="ignore").join(more)
 
 
-def _empty(value: object) -> bool:
-    return value is None or (isinstance(value, float) and math.isnan(value))
-
-
 def takes(run: Path, name: str, best: float | None) -> dict[str, float]:
-    """A score of a run by take, from its rounds.csv; NaN if not available.
-
-    The last evaluated round, the round ``best``, and the mean over the evaluated rounds among the
-    last ten.
-    """
+    """A score of a run by take, from its rounds.csv; NaN if not available."""
     columns = (of_rounds("accuracy"), of_rounds(name))
     rounds = read_table(run / "rounds.csv", ("round",), optional=columns).set_index("round")
-    if name in EPSILONS:
-        values = epsilons(run, name)
-    elif of_rounds(name) in rounds:
-        values = rounds[of_rounds(name)].astype(float)
-    else:
+    if name not in EPSILONS and of_rounds(name) not in rounds:
         return dict.fromkeys(TAKES, math.nan)
-    tested = rounds["test_accuracy"].notna() if "test_accuracy" in rounds else values.notna()
-    final = values[tested]
+    values = epsilons(run, name) if name in EPSILONS else rounds[of_rounds(name)].astype(float)
+    final = values[rounds.get("test_accuracy", values).notna()]
     return {
         "final": float(final.iloc[-1]) if len(final) else math.nan,
         "best": math.nan if best is None else float(values.get(best, math.nan)),
@@ -156,15 +130,10 @@ def epsilons(run: Path, name: str) -> pd.Series[float]:
     """Epsilon by round, infinite without noise; NaN: the run stands for no deployment.
 
     That of samples is the largest of all clients so far. ``name`` is one of :data:`EPSILONS`.
-
-    Raises:
-        AnalysisError: a table is unreadable.
     """
     rounds = read_table(run / "rounds.csv", ("round",), optional=EPSILONS).set_index("round")
-    spent = pd.Series(math.inf, rounds.index)
-    if "epsilon" in rounds:
-        spent = rounds["epsilon"].fillna(math.inf)
-    elif has_rows(run / "clients.csv", ("epsilon",)):
+    spent = rounds.get("epsilon", pd.Series(math.inf, rounds.index)).fillna(math.inf)
+    if "epsilon" not in rounds and has_rows(run / "clients.csv", ("epsilon",)):
         rows = read_table(run / "clients.csv", ("round", "epsilon"), ("status",))
         rows = rows[rows["status"] == "ok"].fillna({"epsilon": math.inf})
         spent = rows.groupby("round")["epsilon"].max().reindex(rounds.index, fill_value=0).cummax()
@@ -192,16 +161,16 @@ def collapsed(run: Path) -> bool | None:
 def counts(groups: Sequence[Group]) -> dict[str, int]:
     """The number of collapsed runs of each group, by label."""
     return {
-        one.label: sum(not _empty(value) and bool(value) for value in one.runs[COLLAPSED])
+        one.label: int(one.runs[COLLAPSED].dropna().astype(bool).sum())
         for one in groups
         if COLLAPSED in one.runs
     }
 
 
 def by_run(groups: Sequence[Group], score: str, take: str) -> dict[str, pd.Series[float]]:
-    """A score's value per run, by label, NaN where it is not finite, but for an infinite epsilon.
+    """A score's value per run of :func:`completed` groups, by label.
 
-    ``groups`` are of :func:`completed` runs.
+    It is NaN where it is not finite, but for an infinite epsilon.
     """
     values = {one.label: one.by_run(column(score, take)) for one in groups}
     if score in EPSILONS:

@@ -16,59 +16,45 @@ from .stats import over_units
 
 TEXTS = frozenset({"split", "scope", "phase", "group", "name", "status", "model", "node", "error"})
 """Text columns of run tables; all others are numbers."""
-WHOLE = "all"
-"""Name of the index level if there is no key."""
-UNIT = "unit"
-"""Name of the first index level of values per unit: a seed or a partition."""
+WHOLE = "all"  # name of the index level if there is no key
+UNIT = "unit"  # name of the first index level of values per unit: a seed or a partition
 Take = Literal["all", "last"]
 Key = str | Sequence[str]
 Where = Mapping[str, str | float] | None
 
 
 class Part(NamedTuple):
-    """The rows of one run's table.
+    """The rows of one run's table."""
 
-    Args:
-        label: of the group.
-        run: the columns of :data:`analysis.units.COLUMNS` that identify the run in its group.
-        path: of the run.
-        frame: never empty.
-    """
-
-    label: str
+    label: str  # of the group
+    # the columns of `analysis.units.COLUMNS` that identify the run in its group
     run: Mapping[str, int]
-    path: Path
-    frame: pd.DataFrame
+    path: Path  # of the run
+    frame: pd.DataFrame  # never empty
 
 
 def each(
     groups: Sequence[Group], table: str, columns: Sequence[str], where: Where = None
 ) -> Iterator[Part]:
-    """Yields the named columns of a table, run by run, without the runs in :func:`absent`.
+    """Yields the named columns of a table (a file's name without ``.csv``), run by run.
 
-    Args:
-        groups: from :func:`analysis.runs.group`.
-        table: the file's name without ``.csv``.
-        columns: of the table, numbers unless in :data:`TEXTS`.
-        where: column and value of the rows to keep.
-
-    Raises:
-        AnalysisError: a file is no CSV, or a field is no number (file, line and column named).
+    Runs in :func:`absent` are left out, and rows whose columns have other values than ``where``.
     """
     fields = list(dict.fromkeys((*columns, *(where or ()))))
-    numbers = [field for field in fields if field not in TEXTS]
     texts = [field for field in fields if field in TEXTS]
+    numbers = [field for field in fields if field not in TEXTS]
     skipped = set(absent(groups, table, fields))
     for group in groups:
-        columns = list(units.COLUMNS[group.unit])
-        for row in group.runs[[*columns, "path"]].to_dict("records"):
+        names = list(units.COLUMNS[group.unit])
+        for row in group.runs[[*names, "path"]].to_dict("records"):
             path = Path(row["path"])
             if path in skipped:
                 continue
             frame = read_table(path / f"{table}.csv", numbers, texts)[fields]
-            frame = _kept(frame, where)
+            for column, value in (where or {}).items():
+                frame = frame[frame[column] == value]
             if len(frame):
-                yield Part(group.label, {str(c): int(row[c]) for c in columns}, path, frame)
+                yield Part(group.label, {name: int(row[name]) for name in names}, path, frame)
 
 
 def absent(groups: Sequence[Group], table: str, columns: Sequence[str] = ()) -> list[Path]:
@@ -81,38 +67,25 @@ def by_run(
     groups: Sequence[Group], table: str, columns: Sequence[str], key: Key = "round",
     where: Where = None, take: Take = "all", reduced: str = "mean",
 ) -> dict[str, pd.DataFrame]:  # fmt: skip
-    """Each run's values by key: the input of paired tests.
+    """Each run's values by key, by label, indexed by (*:data:`analysis.units.COLUMNS`, *key).
 
     Rows with the same key are averaged within the run (or ``reduced`` by another method of pandas'
-    groups), so ``key="phase"`` is a mean over rounds and
-    ``key="round"`` on cosines.csv a mean over pairs; rows with an empty key are left out, so
-    ``key="group"`` takes the group rows of evaluations.csv and ``key="client_id"`` the others.
-
-    ``key`` names the column or columns that identify a value within a run, () for one value per
-    run; ``take="last"`` keeps the rows of a run's last round in which any column has a value. The
-    other arguments are those of :func:`each`; the columns are numeric.
-
-    Returns:
-        By label, indexed by (*:data:`analysis.units.COLUMNS`, *key); groups without any such value
-        are not in it.
-
-    Raises:
-        AnalysisError: see :func:`each`.
+    groups); rows with an empty key are left out, so ``key="group"`` takes the group rows of
+    evaluations.csv and ``key="client_id"`` the others. () gives one value per run; ``take="last"``
+    keeps the rows of a run's last round in which any column has a value. Groups without values are
+    left out.
     """
-    keys = [name for name in _names(key) if name != WHOLE]
+    keys, columns = [*([key] if isinstance(key, str) else key)], list(columns)
     clock = ["round"] if take == "last" else []
-    fields = [*keys, *columns, *clock, *(where or ())]
     parts: dict[str, list[pd.DataFrame]] = {}
-    run = list(units.COLUMNS[groups[0].unit]) if groups else []
-    for part in each(groups, table, fields):
-        frame = _kept(part.frame, where).dropna(subset=keys).dropna(subset=list(columns), how="all")
+    for part in each(groups, table, [*keys, *columns, *clock], where):
+        frame = part.frame.dropna(subset=keys).dropna(subset=columns, how="all")
         if take == "last":
             frame = frame[frame["round"] == frame["round"].max()]
-        if frame.empty:
-            continue
-        frame = frame.assign(**part.run, **({} if keys else {WHOLE: 0}))
-        by_key = frame.groupby([*run, *_names(key)], sort=False)[list(columns)]
-        parts.setdefault(part.label, []).append(by_key.agg(reduced))
+        if len(frame):
+            frame = frame.assign(**part.run, **({} if keys else {WHOLE: 0}))
+            values = frame.groupby([*part.run, *_names(key)], sort=False)[columns].agg(reduced)
+            parts.setdefault(part.label, []).append(values)
     return {label: pd.concat(frames) for label, frames in parts.items()}
 
 
@@ -120,13 +93,9 @@ def values(
     groups: Sequence[Group], table: str, columns: Sequence[str], key: Key = "round",
     where: Where = None, take: Take = "all",
 ) -> dict[str, pd.DataFrame]:  # fmt: skip
-    """The values of each seed or partition by key: the input of aggregates.
+    """The values of each seed or partition by label, indexed by (unit, *key); see :func:`by_run`.
 
-    Arguments are those of :func:`by_run`. The value of a partition is the mean over its training
-    seeds that have one.
-
-    Returns:
-        By label, indexed by (unit, *key).
+    The value of a partition is the mean over its training seeds that have one.
     """
     runs = by_run(groups, table, columns, key, where, take)
     return {label: per_unit(frame) for label, frame in runs.items()}
@@ -144,18 +113,12 @@ def aggregated(
     groups: Sequence[Group], table: str, columns: Sequence[str], key: Key = "round",
     where: Where = None, take: Take = "all",
 ) -> dict[str, pd.DataFrame]:  # fmt: skip
-    """Mean, std, n and half-width of the 95 % interval over seeds or partitions, by group and key.
+    """By label :func:`analysis.stats.over_units` of :func:`values`.
 
-    Arguments are those of :func:`values`; with ``take="last"`` columns that are evaluated in
-    different rounds need one call each.
-
-    Returns:
-        By label, indexed by the key in order; columns (column, mean | std | n | half). std and half
-        are NaN for n below 2. A mean is over the n units that have a value at that key; where n
-        changes along a curve use :func:`complete`.
+    A mean is over the n units that have a value at that key; for curves use :func:`complete`.
     """
-    units = values(groups, table, columns, key, where, take)
-    return {label: over_units(frame, _names(key)) for label, frame in units.items()}
+    found = values(groups, table, columns, key, where, take)
+    return {label: over_units(frame, _names(key)) for label, frame in found.items()}
 
 
 def complete(aggregate: pd.DataFrame, column: str) -> pd.DataFrame:
@@ -165,12 +128,6 @@ def complete(aggregate: pd.DataFrame, column: str) -> pd.DataFrame:
     """
     part = aggregate[column]
     return part[part["n"] == max(part["n"].max(), 1)]
-
-
-def _kept(frame: pd.DataFrame, where: Where) -> pd.DataFrame:
-    for column, value in (where or {}).items():
-        frame = frame[frame[column] == value]
-    return frame
 
 
 def _names(key: Key) -> list[str]:

@@ -20,35 +20,27 @@ from .paired import SIGNIFICANT, Chances, Floats, T, Test, Verdict, signed_level
 from .runs import conditions
 from .units import ExperimentalUnit, Levels
 
-LEVEL = 0.95
-"""Coverage of every interval."""
+LEVEL = 0.95  # coverage of every interval
 FEWEST = 3
 """With fewer common units too little is known of how differences vary to say what is detected, or
 whom a method helps."""
-EQUAL = 1e-12
-"""Relative tolerance: differences closer than this differ by rounding alone."""
+EQUAL = 1e-12  # relative tolerance: differences closer than this differ by rounding alone
+Values = Mapping[str, Mapping[str, "pd.Series[float]"]]
+"""By column of the table and label: one value per run, indexed by seed, or partition and seed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A mean over seeds or partitions.
+    """A mean over seeds or partitions."""
 
-    Args:
-        mean: NaN without a value.
-        std: sample standard deviation (ddof 1), NaN below two values.
-        n: number of values.
-        half: half-width of the 95 % t interval of the mean, NaN below two values; in tables with
-            the corrected test by its variance.
-        unit: what the values are of.
-        levels: the variance between and within partitions, if they are the unit.
-    """
-
-    mean: float
-    std: float
-    n: int
+    mean: float  # NaN without a value
+    std: float  # sample standard deviation (ddof 1), NaN below two values
+    n: int  # number of values
+    # half-width of the 95 % t interval of the mean, NaN below two values; in tables with the
+    # corrected test by its variance
     half: float
-    unit: ExperimentalUnit = "seed"
-    levels: Levels | None = None
+    unit: ExperimentalUnit = "seed"  # what the values are of
+    levels: Levels | None = None  # the variance between and within partitions, if they are the unit
 
     @property
     def runs(self) -> int:
@@ -68,25 +60,17 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A method compared with the baseline, over common seeds or partitions.
+    """A method compared with the baseline, over common seeds or partitions."""
 
-    Args:
-        difference: method minus baseline, over the common units.
-        p: two-sided p value; NaN if not available.
-        reason: why p is not available, else empty.
-        sign: 1 if the method is above the baseline, by the mean difference and by the statistic of
-            the test, -1 if it is below by both, else 0.
-        equal: p value of the test that they are practically equal (:func:`paired.equivalence`);
-            NaN if not available.
-        chances: of the Bayesian test (:func:`paired.chances`).
-    """
-
-    difference: Estimate
-    p: float
-    reason: str = ""
+    difference: Estimate  # method minus baseline, over the common units
+    p: float  # two-sided p value; NaN if not available
+    reason: str = ""  # why p is not available, else empty
+    # 1 if the method is above the baseline, by the mean difference and by the statistic of the
+    # test, -1 if it is below by both, else 0
     sign: int = 0
+    # p value of the test that they are practically equal (`paired.equivalence`)
     equal: float = math.nan
-    chances: Chances | None = None
+    chances: Chances | None = None  # of the Bayesian test (`paired.chances`)
 
     @property
     def doubt(self) -> float:
@@ -96,43 +80,30 @@ class Comparison:
         """
         if self.chances is None:
             return self.p
-        if self.difference.n < by_test.FEWEST_BAYES:
-            return math.nan
-        lower, _, higher = self.chances
-        return 1 - (higher if self.sign > 0 else lower)
+        few = self.difference.n < by_test.FEWEST_BAYES
+        return math.nan if few else 1 - self.chances[2 if self.sign > 0 else 0]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """The statistics of one method in one column of a table.
+    """The statistics of one method in one column of a table."""
 
-    Args:
-        row: the method's label.
-        column: a setting's value or a group of images; empty in tables without columns.
-        estimate: over the seeds or partitions.
-        comparison: with the baseline; None for the baseline itself.
-        adjusted: the p value after Holm's correction over the table; NaN if not available.
-        detectable: the smallest true difference from the baseline that a t test at :attr:`level`
-            finds with probability 0.8 (:func:`analysis.units.detectable`); NaN if not available.
-        level: 0.05 over the number of comparisons of the table, at which Holm's correction
-            rejects whatever the other p values are.
-        leads: whether the mean is the best of its column, and significantly so (:func:`ranked`).
-        collapsed: number of runs whose final model has collapsed (:mod:`analysis.scores`).
-        missing: number of runs without a value (:func:`missing`).
-        verdict: of the comparison, of tests with a rope; ``incomplete`` where the method or the
-            baseline lacks runs.
-    """
-
-    row: str
-    column: str
-    estimate: Estimate
-    comparison: Comparison | None = None
+    row: str  # the method's label
+    column: str  # a setting's value or a group of images; empty in tables without columns
+    estimate: Estimate  # over the seeds or partitions
+    comparison: Comparison | None = None  # with the baseline; None for the baseline itself
+    # the p value after Holm's correction over the table; NaN if not available
     adjusted: float = math.nan
+    # the smallest true difference from the baseline that a t test at `level` finds with probability
+    # 0.8 (`analysis.units.detectable`); NaN if not available
     detectable: float = math.nan
-    level: float = math.nan
+    level: float = math.nan  # 0.05 over the number of comparisons of the table
+    # whether the mean is the best of its column, and significantly so (`ranked`)
     leads: bool = False
-    collapsed: int = 0
-    missing: int = 0
+    collapsed: int = 0  # number of runs whose final model has collapsed (`analysis.scores`)
+    missing: int = 0  # number of runs without a value (`missing`)
+    # of the comparison, of tests with a rope; ``incomplete`` where the method or the baseline lacks
+    # runs
     verdict: Verdict = ""
 
     @property
@@ -144,25 +115,21 @@ class Cell:
 
 
 def half_width(std: Floats, n: Floats, ratio: float = 0.0) -> Floats:
-    """Half-widths of 95 % t intervals, t(0.975, n - 1) s / sqrt(n); NaN for n below 2.
+    """Half-widths t(0.975, n - 1) s sqrt(1 / n + ratio) of 95 % t intervals; NaN for n below 2.
 
-    ``std`` is the sample standard deviation (ddof 1), of any shape, ``n`` of the same shape. With a
-    ``ratio`` of test to training samples they are t(0.975, n - 1) s sqrt(1 / n + ratio).
+    ``std`` (ddof 1) and ``n`` have the same shape; the ratio is that of the corrected test.
     """
     factor = np.full(n.shape, math.nan)
     for count in np.unique(n[n > 1]):
-        root = math.sqrt(count / (1 + count * ratio))  # 1 / sqrt(1 / n + ratio)
+        root = math.sqrt(count / (1 + count * ratio))
         factor[n == count] = stats.t.ppf(0.5 + LEVEL / 2, count - 1) / root
     return std * factor
 
 
 def over_units(values: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
-    """Mean, std, n and half-width of the 95 % interval by key; NaN values are excluded.
+    """Mean, std, n and half-width of the 95 % interval by key, of values indexed by (unit, *keys).
 
-    ``values`` has one row per unit and key, indexed by (unit, *keys).
-
-    Returns:
-        Indexed by the keys in order, columns (name of the value, mean | std | n | half).
+    NaN are excluded. The columns are (name of the value, mean | std | n | half).
     """
     by = values.groupby(level=list(keys), sort=True)
     mean, std, n = by.mean(), by.std(ddof=1), by.count()
@@ -185,8 +152,7 @@ def estimate(values: Sequence[float], ratio: float = 0.0) -> Estimate:
 def of_runs(values: pd.Series[float], ratio: float = 0.0) -> Estimate:
     """Mean, std and interval over the units, from one value per run, by seed or by partition.
 
-    See :func:`analysis.units.means`; values that are not finite are excluded, unless all are
-    infinite, as their mean then is.
+    Values that are not finite are excluded, unless all are infinite, as their mean then is.
     """
     if units.infinite(values):
         alike = of_runs(pd.Series(0.0, values.index), ratio)
@@ -201,40 +167,35 @@ def of_runs(values: pd.Series[float], ratio: float = 0.0) -> Estimate:
 def paired(values: pd.Series[float], baseline: pd.Series[float], test: Test = T) -> Comparison:
     """Compares two methods over their common runs; the values are indexed by run.
 
-    Runs are common with the same seed, and the same partition where that is the unit; its value is
-    then the mean difference of its common runs. A test needs :data:`FEWEST` common units and
-    differences that vary; else p is not available, so that nothing is marked significant. The
-    interval of the difference is the t interval for all tests, by the variance of the corrected
-    test for that one. The Wilcoxon test drops differences of zero;
-    over n units its p value cannot be below 2 / 2^n. Differences that are equal up to rounding
-    share a rank, see :func:`analysis.paired.signed_levels`.
+    The value of a partition is the mean difference of its common runs. A test needs :data:`FEWEST`
+    common units and differences that vary. The interval is the t interval for all tests, by the
+    variance of the corrected test for that one.
     """
-    ours, theirs = (units.finite(own).dropna() for own in (values, baseline))
+    ours, theirs = (units.finite(series).dropna() for series in (values, baseline))
     ours, theirs = ours.align(theirs, join="inner")
-    found = Comparison(of_runs(ours - theirs, test.ratio), math.nan)
-    n, unit = found.difference.n, found.difference.unit
+    result = Comparison(of_runs(ours - theirs, test.ratio), math.nan)
+    n, unit = result.difference.n, result.difference.unit
     if n < 2:
-        return replace(found, reason=f"{'no' if n == 0 else 'only one'} common {unit}")
+        return replace(result, reason=f"{'no' if n == 0 else 'only one'} common {unit}")
     ours, theirs = units.means(ours), units.means(theirs)
     differences = np.asarray(ours - theirs, dtype=float)
     rounding = EQUAL * max(ours.abs().max(), theirs.abs().max())
-    found = replace(found, equal=by_test.equivalence(differences, rounding, test))
+    result = replace(result, equal=by_test.equivalence(differences, rounding, test))
     if test.bayes and test.rope is not None:
         chances = by_test.chances(differences, rounding, test.rope)
-        sign = int(np.sign(chances[2] - chances[0]))
-        return replace(found, chances=chances, sign=sign)
+        return replace(result, chances=chances, sign=int(np.sign(chances[2] - chances[0])))
     levels = signed_levels(differences, rounding)
     if np.ptp(differences) <= rounding or not levels.any():
-        return replace(found, reason=f"the same difference for every {unit}")
-    sign = int(np.sign(found.difference.mean))
+        return replace(result, reason=f"the same difference for every {unit}")
+    sign = int(np.sign(result.difference.mean))
     if test.kind == "wilcoxon":
         others = levels[levels != 0]
         ranks = float((np.sign(others) * stats.rankdata(np.abs(others))).sum())
         sign = sign if sign * ranks > 0 else 0
-    found = replace(found, sign=sign)
     if n < FEWEST:
-        return replace(found, reason=f"only {n} common {unit}s, a test takes {FEWEST}")
-    return replace(found, p=by_test.p_value(differences, levels, test))
+        reason = f"only {n} common {unit}s, a test takes {FEWEST}"
+        return replace(result, sign=sign, reason=reason)
+    return replace(result, sign=sign, p=by_test.p_value(differences, levels, test))
 
 
 def holm(p: Sequence[float]) -> list[float]:
@@ -243,28 +204,16 @@ def holm(p: Sequence[float]) -> list[float]:
     The k-th smallest of m is multiplied by m - k + 1, then results are clipped to 1 and made
     non-decreasing. NaN (no comparison) stays NaN and does not count in m.
     """
-    raw = np.asarray(p, dtype=float)
-    order = [index for index in np.argsort(raw) if not math.isnan(raw[index])]
-    adjusted, highest = raw.copy(), 0.0
-    for rank, index in enumerate(order):
-        highest = max(highest, min(1.0, float(raw[index]) * (len(order) - rank)))
-        adjusted[index] = highest
+    adjusted = np.array(p, dtype=float)
+    m = int((~np.isnan(adjusted)).sum())
+    order = np.argsort(adjusted)[:m]
+    scaled = np.minimum(1.0, adjusted[order] * np.arange(m, 0, -1))
+    adjusted[order] = np.maximum.accumulate(scaled)
     return adjusted.tolist()
 
 
-Values = Mapping[str, Mapping[str, "pd.Series[float]"]]
-"""By column of the table and label: one value per run, indexed by seed, or partition and seed."""
-
-
 def cells(values: Values, baseline: str | None = None, test: Test = T) -> list[Cell]:
-    """The statistics of a table, with p values corrected over all its comparisons.
-
-    ``baseline`` is the label to compare with, see :func:`reference`; None for no comparison. The
-    other arguments are those of :func:`compared`.
-
-    Raises:
-        AnalysisError: there is nothing to compare with the baseline.
-    """
+    """:func:`compared` with a baseline's label, see :func:`reference`; None for no comparison."""
     made = compared(values, lambda label, labels: reference(label, labels, baseline), test)
     if baseline is not None and not any(cell.comparison for cell in made):
         labels = dict.fromkeys(cell.row for cell in made)
@@ -278,7 +227,7 @@ def cells(values: Values, baseline: str | None = None, test: Test = T) -> list[C
 def compared(
     values: Values, other: Callable[[str, Collection[str]], str | None], test: Test = T
 ) -> list[Cell]:
-    """The statistics of a table whose labels are compared with other labels of their column.
+    """The statistics of a table, with p values corrected over all its comparisons.
 
     ``other`` maps a label and all labels of its column to the one it is compared with; itself or
     None for no comparison. The paired test is over the seeds or partitions that both have.
@@ -288,58 +237,43 @@ def compared(
         for (column, _), group in rivals(values).items()
         for label, count in missing(group).items()
     }
-    made, incomplete = [], []
+    made = []
     for column, series in values.items():
-        for label, own in series.items():
+        for label, runs in series.items():
             theirs = other(label, series)
             comparison = None
-            if theirs not in (None, label) and not any(map(units.infinite, (own, series[theirs]))):
-                comparison = paired(own, series[theirs], test)
-            estimate = of_runs(own, test.ratio)
-            cell = Cell(row=label, column=column, estimate=estimate, comparison=comparison)
-            made.append(replace(cell, missing=lacking[column, label]))
-            incomplete.append(any(lacking[column, of] for of in (label, theirs) if of is not None))
-    adjusted = holm([cell.comparison.p if cell.comparison else float("nan") for cell in made])
+            if theirs not in (None, label) and not any(map(units.infinite, (runs, series[theirs]))):
+                comparison = paired(runs, series[theirs], test)
+            fewer = lacking[column, label] or (theirs and lacking[column, theirs])
+            cell = Cell(
+                row=label, column=column, estimate=of_runs(runs, test.ratio), comparison=comparison,
+                missing=lacking[column, label],
+                verdict="incomplete" if comparison and fewer and test.rope is not None else "",
+            )  # fmt: skip
+            made.append(cell)
+    adjusted = holm([cell.comparison.p if cell.comparison else math.nan for cell in made])
     level = SIGNIFICANT / max(1, sum(not math.isnan(p) for p in adjusted))
-    return [
-        replace(
-            cell, adjusted=p, level=level, detectable=_detectable(one, level, test),
-            verdict=_verdict(one, p, test, fewer),
-        )
-        if (one := cell.comparison)
-        else cell
-        for cell, p, fewer in zip(made, adjusted, incomplete, strict=True)
-    ]  # fmt: skip
+    return [_judged(cell, p, level, test) for cell, p in zip(made, adjusted, strict=True)]
 
 
-def _verdict(one: Comparison, adjusted: float, test: Test, incomplete: bool) -> Verdict:
-    """See :attr:`Cell.verdict`."""
-    if test.rope is None:
-        return ""
-    if incomplete:
-        return "incomplete"
-    return by_test.verdict(one.difference.n, one.sign, adjusted, one.equal, one.chances)
-
-
-def _detectable(comparison: Comparison, level: float, test: Test) -> float:
-    """See :attr:`Cell.detectable`.
-
-    It is that of the t tests; for the Wilcoxon test there is none: its asymptotic efficiency says
-    little about few units, where its p value may be unable to reach the level at all.
-    """
-    difference = comparison.difference
-    untested = math.isnan(comparison.p) and difference.n >= FEWEST
-    if untested or test.kind in ("wilcoxon", "bayes"):
-        return math.nan
-    return units.detectable(difference.std, difference.n, level, test.ratio)
+def _judged(cell: Cell, adjusted: float, level: float, test: Test) -> Cell:
+    """The cell with what follows from all comparisons of its table."""
+    if (other := cell.comparison) is None:
+        return cell
+    difference, verdict, detectable = other.difference, cell.verdict, math.nan
+    if test.rope is not None and not verdict:
+        verdict = by_test.verdict(difference.n, other.sign, adjusted, other.equal, other.chances)
+    untested = math.isnan(other.p) and difference.n >= FEWEST
+    if not untested and test.kind in ("t", "corrected"):
+        detectable = units.detectable(difference.std, difference.n, level, test.ratio)
+    return replace(cell, adjusted=adjusted, level=level, detectable=detectable, verdict=verdict)
 
 
 def missing(values: Mapping[str, pd.Series[float]]) -> dict[str, int]:
     """How many runs each method lacks: its own without a finite value, and those of others.
 
-    ``values`` are by label, indexed by run. A run that no method has a value of, though all have
-    the run, is not missing: the score does not exist there, such as an AUC without one of the
-    classes.
+    A run that all methods have, and none a value of, is not missing: the score does not exist
+    there.
     """
     runs = {label: set(series.index) for label, series in values.items()}
     valued = {
@@ -355,29 +289,23 @@ def missing(values: Mapping[str, pd.Series[float]]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Ranking:
-    """The best of several methods, and its paired tests against each of the others.
+    """The best of several methods, and its paired tests against each of the others."""
 
-    Args:
-        leader: the label with the best mean among the methods that lack no run; None if all do.
-        adjusted: by label of the others: the p value after Holm's correction over them, or
-            :attr:`Comparison.doubt` of the Bayesian test; NaN if not available.
-        signs: by label of the others: 1 where the leader is better over the common units, -1 where
-            it is worse (:attr:`Comparison.sign`).
-        missing: by label the number of runs that it lacks, without those that lack none.
-    """
-
+    # the label with the best mean among the methods that lack no run; None if all do
     leader: str | None
+    # by label of the others: the p value after Holm's correction over them, or `Comparison.doubt`
+    # of the Bayesian test; NaN if not available
     adjusted: Mapping[str, float]
+    # by label of the others: 1 where the leader is better over the common units, -1 where it is
+    # worse (`Comparison.sign`)
     signs: Mapping[str, int]
+    # by label the number of runs that it lacks, without those that lack none
     missing: Mapping[str, int]
 
     def differing(self, sign: int) -> list[str]:
         """The others than which the leader is significantly better (1), or worse (-1)."""
-        return [
-            label
-            for label, p in self.adjusted.items()
-            if p < SIGNIFICANT and self.signs[label] == sign
-        ]
+        significant = [label for label, p in self.adjusted.items() if p < SIGNIFICANT]
+        return [label for label in significant if self.signs[label] == sign]
 
     @property
     def leads(self) -> bool:
@@ -390,19 +318,12 @@ def ranking(
 ) -> Ranking | None:
     """Ranks methods by their mean over seeds or partitions; None without any value.
 
-    A method that lacks runs (:func:`missing`) cannot be the leader: its mean is over other units
-    than those of the rest. The leader is tested against it over the units that both have.
-
-    ``values`` are by label, indexed by run. With ``lowest`` small values are better. Of equal
-    means the first leads. Methods without any value are left out.
+    A method that lacks runs (:func:`missing`) cannot lead: its mean is over other units than the
+    rest.
     """
     lacking = {label: count for label, count in missing(values).items() if count}
-    finite = {label: units.finite(series) for label, series in values.items()}
-    means = {
-        label: units.means(series).mean()
-        for label, series in finite.items()
-        if series.notna().any()
-    }
+    means = {label: units.means(units.finite(series)).mean() for label, series in values.items()}
+    means = {label: mean for label, mean in means.items() if not math.isnan(mean)}
     if not means:
         return None
     whole = [label for label in means if label not in lacking]
@@ -411,39 +332,30 @@ def ranking(
     leader = (min if lowest else max)(whole, key=lambda label: means[label])
     tests = {k: paired(values[leader], values[k], test) for k in means if k != leader}
     doubts = [one.doubt for one in tests.values()]
-    adjusted = doubts if test.bayes else holm(doubts)
     return Ranking(
         leader,
-        dict(zip(tests, adjusted, strict=True)),
+        dict(zip(tests, doubts if test.bayes else holm(doubts), strict=True)),
         {label: -one.sign if lowest else one.sign for label, one in tests.items()},
         lacking,
     )
 
 
 def ranked(
-    shown: Sequence[Cell],
-    values: Values,
-    test: Test = T,
-    *,
-    lowest: bool = False,
+    shown: Sequence[Cell], values: Values, test: Test = T, *, lowest: bool = False,
     collapsed: Mapping[tuple[str, str], int] | None = None,
-) -> list[Cell]:
-    """The cells, with what :attr:`Cell.leads` and :attr:`Cell.collapsed` say.
+) -> list[Cell]:  # fmt: skip
+    """The cells with :attr:`Cell.leads` and :attr:`Cell.collapsed`, a count by column and label.
 
-    The methods of a column are ranked among those with the same settings of data and schedule. A
-    method with a collapsed or missing run never leads. ``collapsed`` counts the former by column
-    and label.
+    The methods of a column are ranked among those with the same settings of data and schedule. One
+    with a collapsed or missing run never leads.
     """
     places = {key: ranking(series, test, lowest=lowest) for key, series in rivals(values).items()}
     leading = {(key[0], r.leader) for key, r in places.items() if r is not None and r.leads}
-    fallen = {key: count for key, count in (collapsed or {}).items() if count}
+    counts = {(cell.column, cell.row): 0 for cell in shown} | dict(collapsed or {})
     return [
-        replace(
-            cell,
-            leads=(cell.column, cell.row) in leading - fallen.keys(),
-            collapsed=fallen.get((cell.column, cell.row), 0),
-        )
+        replace(cell, leads=key in leading and not counts[key], collapsed=counts[key])
         for cell in shown
+        for key in [(cell.column, cell.row)]
     ]
 
 
@@ -451,26 +363,26 @@ def rivals(values: Values) -> dict[tuple[str, str], dict[str, pd.Series[float]]]
     """The methods that are ranked among each other, by column and settings of data and schedule."""
     by_column: dict[tuple[str, str], dict[str, pd.Series[float]]] = {}
     for column, series in values.items():
-        for label, own in series.items():
-            by_column.setdefault((column, conditions(label)), {})[label] = own
+        for label, runs in series.items():
+            by_column.setdefault((column, conditions(label)), {})[label] = runs
     return by_column
 
 
 def reference(label: str, labels: Collection[str], baseline: str | None) -> str | None:
     """The label of the baseline under the settings of ``label``; None if there is none.
 
-    With baseline ``fedavg``, ``fedld, alpha=0.1`` is compared with ``fedavg, alpha=0.1``, and
-    ``fedld, fedld.keep=0.5`` with ``fedavg``, which has no such setting.
+    With ``fedavg``, ``fedld, alpha=0.1`` is compared with ``fedavg, alpha=0.1``, and ``fedld,
+    fedld.keep=0.5`` with ``fedavg``, which has no such setting.
     """
     if baseline is None:
         return None
-    method, given = _split(baseline)
-    _, own = _split(label)
+    method, wanted = _split(baseline)
+    possible = _split(label)[1] | wanted
     split = {candidate: _split(candidate) for candidate in labels}
     fitting = [
         candidate
         for candidate, (name, settings) in split.items()
-        if name == method and given <= settings <= own | given
+        if name == method and wanted <= settings <= possible
     ]
     return max(fitting, key=lambda candidate: len(split[candidate][1]), default=None)
 

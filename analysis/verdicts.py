@@ -9,11 +9,8 @@ standard error e of m - c on f degrees of freedom:
 - not decidable: neither; with the number of values at which one of both would be found with
   probability 0.8, if difference and standard deviation are the observed ones.
 
-What e and f are depends on what is known of the published number, see :func:`standard_error`.
-
 That method A is above B is confirmed where a paired t test over common seeds or partitions finds
-it, contradicted where it finds the opposite, at level 0.05 with Holm's correction over all orders
-of a table.
+it, contradicted where it finds the opposite, at level 0.05 with Holm's correction over the table.
 """
 
 from __future__ import annotations
@@ -35,62 +32,40 @@ K = TypeVar("K")
 CONFIRMED, EXACTLY = "confirmed", "confirmed exactly"
 CONTRADICTED, UNDECIDED = "contradicted", "not decidable"
 UNTESTABLE = "not testable here"
-WORDS = (EXACTLY, CONFIRMED, CONTRADICTED, UNDECIDED, UNTESTABLE)
-"""All verdicts."""
-EQUAL = 1e-9
-"""Values closer than this are equal."""
-MOST = 10_000
-"""Larger numbers of values are not looked for."""
-FAR = 30.0
-"""From this noncentrality on the normal distribution stands for the noncentral t."""
+WORDS = (EXACTLY, CONFIRMED, CONTRADICTED, UNDECIDED, UNTESTABLE)  # all verdicts
+EQUAL = 1e-9  # values closer than this are equal
+MOST = 10_000  # larger numbers of values are not looked for
+FAR = 30.0  # from this noncentrality on the normal distribution stands for the noncentral t
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
     """What our values say about a published result.
 
-    Args:
-        word: one of :data:`WORDS`.
-        reason: what else is to be known, or why there is no verdict.
-        ours: the mean of our values, of an order the mean of the method that is claimed above.
-        n: number of our seeds or partitions.
-        unit: what they are, ``seed`` or ``partition``.
-        difference: our mean minus the published number, or the first method minus the second.
-        half90: half-width of the 90 % t interval of the difference.
-        half95: of its 95 % interval.
-        p: of an order, with Holm's correction.
-        needed: of an undecided one the number of seeds or partitions that would decide it with
-            probability 0.8; None where none up to :data:`MOST` would, or where it is not known.
-
     Numbers that do not exist are NaN.
     """
 
-    word: str
-    reason: str = ""
+    word: str  # one of `WORDS`
+    reason: str = ""  # what else is to be known, or why there is no verdict
+    # the mean of our values, of an order the mean of the method that is claimed above
     ours: float = math.nan
-    n: int = 0
-    unit: str = "seed"
+    n: int = 0  # number of our seeds or partitions
+    unit: str = "seed"  # what they are, ``seed`` or ``partition``
+    # our mean minus the published number, or the first method minus the second
     difference: float = math.nan
-    half90: float = math.nan
-    half95: float = math.nan
-    p: float = math.nan
+    half90: float = math.nan  # half-width of the 90 % t interval of the difference
+    half95: float = math.nan  # of its 95 % interval
+    p: float = math.nan  # of an order, with Holm's correction
+    # of an undecided one the number of seeds or partitions that would decide it with probability
+    # 0.8; None where none up to `MOST` would, or where it is not known
     needed: int | None = None
 
 
 def standard_error(std: float, k: int, sd: float, n: int | None) -> tuple[float, float]:
     """Standard error and degrees of freedom of our mean minus a published number.
 
-    - Its ``sd`` over ``n`` runs is known: Welch, sqrt(std^2 / k + sd^2 / n), with his degrees of
-      freedom.
-    - ``n`` alone is known: its runs are taken to vary as ours do, std sqrt(1 / k + 1 / n) on k - 1
-      degrees of freedom.
-    - Nothing is known: it is taken as exact, std / sqrt(k) on k - 1 degrees of freedom.
-
-    Args:
-        std: standard deviation (ddof 1) of our values.
-        k: number of our values, at least 2.
-        sd: standard deviation (ddof 1) of the published runs; NaN: not known.
-        n: number of the published runs, with an sd at least 2; None: not known.
+    ``std`` (ddof 1) is that of our k >= 2 values, ``sd`` that of the n published runs. With both it
+    is Welch's; with ``n`` alone these runs are taken to vary as ours do; else the number is exact.
     """
     if n is None:
         return std / math.sqrt(k), k - 1.0
@@ -103,78 +78,56 @@ def standard_error(std: float, k: int, sd: float, n: int | None) -> tuple[float,
 
 
 def number(
-    values: pd.Series[float],
-    published: float,
-    margin: float,
-    *,
-    sd: float = math.nan,
-    n: int | None = None,
-    widest: float = math.inf,
-) -> Verdict:
+    values: pd.Series[float], published: float, margin: float, *, sd: float = math.nan,
+    n: int | None = None, widest: float = math.inf,
+) -> Verdict:  # fmt: skip
     """The verdict on a published number.
 
-    Args:
-        values: ours, one per run, indexed as in :data:`analysis.units.COLUMNS`; NaN where a run
-            has failed, which leaves the number undecided.
-        published: the number.
-        margin: of equivalence, above 0.
-        sd: of the published runs, NaN where it is not known.
-        n: number of the published runs, None where it is not known.
-        widest: a 95 % interval that is wider than this tests nothing.
+    Ours, one per run (:data:`analysis.units.COLUMNS`), are NaN where a run has failed, which leaves
+    the number undecided. ``margin`` is that of equivalence, ``sd`` and ``n`` are of the published
+    runs, NaN and None where they are not known. A 95 % interval beyond ``widest`` tests nothing.
     """
-    lacking, there = _lacking(values), units.means(units.finite(values).dropna())
-    each = there.to_numpy(float)
+    each = units.means(units.finite(values).dropna()).to_numpy(float)
     k, unit = len(each), units.unit_of(values.index)
-    if lacking or k < 2:
-        mean = float(each.mean()) if k else math.nan
-        reason = lacking or f"one {unit} alone: how values vary is not known"
-        return Verdict(word=UNDECIDED, reason=reason, ours=mean, n=k, unit=unit)
-    std, difference = float(each.std(ddof=1)), float(each.mean()) - published
-    std = std if np.ptp(each) > EQUAL else 0.0
+    mean = float(each.mean()) if k else math.nan
+    verdict = Verdict(word=UNDECIDED, reason=_lacking(values), ours=mean, n=k, unit=unit)
+    if verdict.reason or k < 2:
+        alone = f"one {unit} alone: how values vary is not known"
+        return replace(verdict, reason=verdict.reason or alone)
+    std, difference = float(each.std(ddof=1)) * (np.ptp(each) > EQUAL), mean - published
     error, freedom = standard_error(std, k, sd, n)
     half90, half95 = (float(distributions.t.ppf(q, freedom)) * error for q in (0.95, 0.975))
-    reason, needed = "", None
+    verdict = replace(verdict, difference=difference, half90=half90, half95=half95)
     if error == 0 and k < FEWEST_EQUAL:
-        word, needed = UNDECIDED, FEWEST_EQUAL
         reason = f"{k} equal values do not tell how much they vary"
-    elif 2 * half95 > widest:
-        word, reason = UNTESTABLE, f"too wide: the 95 % interval is wider than {widest:g}"
-    elif tost(difference, error, freedom, margin) < SIGNIFICANT:
-        word = CONFIRMED
-    elif abs(difference) - half95 > margin:
-        word = CONTRADICTED
-    else:
-        word = UNDECIDED
-        needed = fewest(lambda count: power(difference, std, count, margin, sd, n))
-    return Verdict(
-        word=word, reason=reason, ours=float(each.mean()), n=k, unit=unit, difference=difference,
-        half90=half90, half95=half95, needed=needed,
-    )  # fmt: skip
+        return replace(verdict, reason=reason, needed=FEWEST_EQUAL)
+    if 2 * half95 > widest:
+        reason = f"too wide: the 95 % interval is wider than {widest:g}"
+        return replace(verdict, word=UNTESTABLE, reason=reason)
+    if tost(difference, error, freedom, margin) < SIGNIFICANT:
+        return replace(verdict, word=CONFIRMED)
+    if abs(difference) - half95 > margin:
+        return replace(verdict, word=CONTRADICTED)
+    needed = fewest(lambda count: power(difference, std, count, margin, sd, n))
+    return replace(verdict, needed=needed)
 
 
 def seeds(
-    values: pd.Series[float],
-    published: Mapping[int, float],
-    margin: float,
-    *,
+    values: pd.Series[float], published: Mapping[int, float], margin: float, *,
     widest: float = math.inf,
-) -> Verdict:
+) -> Verdict:  # fmt: skip
     """The verdict on a number that is published seed by seed; ``values`` are indexed by seed.
 
-    It is confirmed exactly where every seed's value is ours to :data:`EQUAL`; otherwise the verdict
-    is that of :func:`number` on mean and standard deviation of the published values.
+    Confirmed exactly where every value is ours to :data:`EQUAL`; else that of :func:`number`.
     """
-    ours = {int(str(seed)): float(value) for seed, value in values.items()}
-    equal = sum(
-        seed in ours and abs(ours[seed] - value) <= EQUAL for seed, value in published.items()
-    )
-    theirs = np.array(list(published.values()))
-    sd = float(theirs.std(ddof=1)) if len(theirs) > 1 else math.nan
-    found = number(values, float(theirs.mean()), margin, sd=sd, n=len(theirs), widest=widest)
-    reason = f"{equal} of {len(published)} values equal to {EQUAL:g}"
-    if equal == len(published) == len(ours):
-        return replace(found, word=EXACTLY, reason=reason, needed=None)
-    return replace(found, reason="; ".join(filter(None, (found.reason, reason))))
+    theirs = pd.Series(published)
+    equal = int(((values.astype(float) - theirs).abs() <= EQUAL).sum())
+    mean, sd = float(np.mean(theirs)), float(theirs.std(ddof=1))
+    result = number(values, mean, margin, sd=sd, n=len(theirs), widest=widest)
+    reason = f"{equal} of {len(theirs)} values equal to {EQUAL:g}"
+    if equal == len(theirs) == len(values):
+        return replace(result, word=EXACTLY, reason=reason, needed=None)
+    return replace(result, reason="; ".join(filter(None, (result.reason, reason))))
 
 
 def orders(
@@ -182,10 +135,8 @@ def orders(
 ) -> dict[K, Verdict]:
     """The verdicts on orders, corrected over all of them.
 
-    Args:
-        pairs: the values of the method that is claimed above, and those of the other one, indexed
-            by run; a pair that lacks a run's value is undecided.
-        margin: of equivalence, about which the reason tells; NaN: none.
+    ``pairs`` have the values of the method that is claimed above, and those of the other one, by
+    run; a pair that lacks one is undecided. Of equivalence within ``margin`` the reason tells.
     """
     test = Test(rope=None if math.isnan(margin) else margin)
     compared = {key: stats.paired(above, below, test) for key, (above, below) in pairs.items()}
@@ -195,21 +146,23 @@ def orders(
     level = SIGNIFICANT / max(1, sum(not math.isnan(each) for each in p))
     made = {}
     for key, one in compared.items():
-        found, half90 = one.difference, math.nan
-        if found.n > 1:
-            half90 = float(distributions.t.ppf(0.95, found.n - 1)) * found.std / math.sqrt(found.n)
+        difference, half90 = one.difference, math.nan
+        if difference.n > 1:
+            t = float(distributions.t.ppf(0.95, difference.n - 1))
+            half90 = t * difference.std / math.sqrt(difference.n)
         word, reason, needed = UNDECIDED, lacking[key] or one.reason, None
         if adjusted[key] < SIGNIFICANT:
             word = CONFIRMED if one.sign > 0 else CONTRADICTED
         elif not reason:
-            effect = abs(found.mean) / found.std
-            needed = fewest(partial(units.power, effect, level=level))
+            needed = fewest(
+                partial(units.power, abs(difference.mean) / difference.std, level=level)
+            )
         if one.equal < SIGNIFICANT and not lacking[key]:
             reason = "; ".join(filter(None, (reason, f"practically equal, within +-{margin:g}")))
         made[key] = Verdict(
-            word=word, reason=reason, ours=float(units.means(pairs[key][0]).mean()), n=found.n,
-            unit=found.unit, difference=found.mean, half90=half90, half95=found.half,
-            p=adjusted[key], needed=needed,
+            word=word, reason=reason, ours=float(units.means(pairs[key][0]).mean()),
+            n=difference.n, unit=difference.unit, difference=difference.mean, half90=half90,
+            half95=difference.half, p=adjusted[key], needed=needed,
         )  # fmt: skip
     return made
 
@@ -217,27 +170,23 @@ def orders(
 def power(difference: float, std: float, k: int, margin: float, sd: float, n: int | None) -> float:
     """Probability that k values of ours decide about a published number.
 
-    It is that of confirming it where the true ``difference`` is inside the margin, by the bound of
-    Bonferroni P(A and B) >= P(A) + P(B) - 1 on the two tests, and that of contradicting it outside.
+    Inside the margin by the bound of Bonferroni P(A and B) >= P(A) + P(B) - 1 on the two tests.
     """
     error, freedom = standard_error(std, k, sd, n)
-    if error == 0:
-        return float(abs(difference) != margin and k >= FEWEST_EQUAL)
     distance = abs(difference)
-    if distance < margin:
-        limit = float(distributions.t.ppf(0.95, freedom))
-        below = _exceeds(limit, freedom, (margin - distance) / error)
-        above = _exceeds(limit, freedom, (margin + distance) / error)
-        return max(0.0, below + above - 1)
-    limit = float(distributions.t.ppf(0.975, freedom))
-    return _exceeds(limit, freedom, (distance - margin) / error)
+    if error == 0:
+        return float(distance != margin and k >= FEWEST_EQUAL)
+    if distance >= margin:
+        return _exceeds(0.975, freedom, (distance - margin) / error)
+    ends = (margin - distance, margin + distance)
+    return max(0.0, sum(_exceeds(0.95, freedom, end / error) for end in ends) - 1)
 
 
 def fewest(chance: Callable[[int], float]) -> int | None:
     """The smallest number from 2 to :data:`MOST` with a chance of 0.8; None where there is none.
 
-    The chance rises with the number, or falls again beyond a peak, as where Welch's degrees of
-    freedom come near those of two published runs; steps of a tenth do not leap over it.
+    The chance rises with the number, or falls again beyond a peak, which steps of a tenth do not
+    miss.
     """
     low, high = 1, 2
     while chance(high) < units.POWER:
@@ -250,8 +199,9 @@ def fewest(chance: Callable[[int], float]) -> int | None:
     return high
 
 
-def _exceeds(limit: float, freedom: float, shift: float) -> float:
-    """P(T > limit) of the noncentral t distribution."""
+def _exceeds(quantile: float, freedom: float, shift: float) -> float:
+    """P(T > that quantile of t) of the noncentral t distribution."""
+    limit = float(distributions.t.ppf(quantile, freedom))
     if shift > FAR:  # scipy's noncentral t loses its digits there
         return float(distributions.norm.sf(limit - shift))
     return float(distributions.nct.sf(limit, freedom, shift))
@@ -259,7 +209,7 @@ def _exceeds(limit: float, freedom: float, shift: float) -> float:
 
 def _lacking(*values: pd.Series[float]) -> str:
     """Why there is no verdict: how many runs have no value; empty where all have one."""
-    runs = pd.concat([units.finite(own) for own in values], axis=1)
+    runs = pd.concat([units.finite(series) for series in values], axis=1)
     missing = int(runs.isna().any(axis=1).sum())
     if len(runs) == 0:
         return "no run has a value"

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template, select_autoescape
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
 TEXTS = ("tables.j2", "figures.j2", "report.j2")
 """The templates with sentences; a text's block is called as its table or figure, then itself."""
@@ -22,16 +22,11 @@ def environment() -> Environment:
     return made
 
 
-@cache
-def _blocks() -> dict[str, Template]:
-    templates = map(environment().get_template, TEXTS)
-    return {name: template for template in templates for name in template.blocks}
-
-
 def say(name: str, **values: object) -> str:
     """The text of a block, such as ``caption.bold``, on one line and with the values filled in."""
     block = name.replace(".", "_")
-    template = _blocks()[block]
+    templates = map(environment().get_template, TEXTS)
+    template = next(template for template in templates if block in template.blocks)
     text = "".join(template.blocks[block](template.new_context(values)))
     return re.sub(r"[ \n]+", " ", text).strip()
 
@@ -48,10 +43,10 @@ def count(number: int, noun: str) -> str:
 
 def sentences(*parts: str) -> str:
     """The parts that are not empty, side by side."""
-    return " ".join(part for part in parts if part)
+    return " ".join(filter(None, parts))
 
 
 def listed(names: Sequence[str], most: int = 6) -> str:
     """``a, b and c``, of at most ``most`` names: ``a, b and 2 more``."""
     shown = [*names[:most], *([f"{len(names) - most} more"] if len(names) > most else ())]
-    return "".join(shown) if len(shown) < 2 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+    return " and ".join(filter(None, (", ".join(shown[:-1]), *shown[-1:])))

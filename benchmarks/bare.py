@@ -6,7 +6,7 @@ one shared (m, D) matrix, the FedAvg mean as one matrix-vector product, and FedL
 eigenvectors of G G^T in float64.
 
 Seeds are derived as fedsim derives them, so cohorts and orders of batches are the same, and so is
-the result (tests/unit/benchmarks/test_harness.py).
+the result (tests/unit/test_benchmarks.py).
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ GROUPS = {
     ),
     "Robust rules": (
         "steps that a number of faulty clients, or attackers, cannot move far; "
-        "see [robust rules](how-to/robust.md)",
+        "see [robust rules](how-to/attacks.md#robust-rules)",
         (
             *("bucketing", "bulyan", "centered_clipping", "coordinate_median", "fltrust"),
             *(

@@ -107,7 +107,7 @@ def parts() -> dict[str, dict[str, Settings]]:
 def mixes(name: str) -> bool:
     """Whether a method is a pre-aggregation, which is followed by the mean or another rule."""
     server = algorithms.load(name).server
-    received = any(not part.needs_own_clients for part in server.receive)
+    received = any(not getattr(part, "needs_own_clients", False) for part in server.receive)
     return received and type(server.reduction) is Average and not server.optimizers
 
 

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from fedsim import algorithms
 from fedsim.core.errors import ConfigError, ContractError
-from fedsim.core.reading import ON_DISK, URL
+from fedsim.core.reading import check_on_disk
 from fedsim.core.types import Array, ClientUpdate, Layout, RoundContext, Slot
 from fedsim.server.base import HistoryGram, RuleState, Server
 from fedsim.server.cohort import Cohort
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from fedsim.studies.plan import Plan
     from fedsim.studies.results import StudyStore, SweepStore
     from fedsim.training.callbacks import Callback
-
-SMALLEST, LARGEST = 1e-150, 1e150
-"""Of the largest entry of updates: their squares are neither 0 nor infinite in float64."""
 
 
 def run(
@@ -49,14 +46,12 @@ def run(
         progress: whether the progress is shown; None: in terminals and notebooks.
 
     Raises:
-        ConfigError, DataError: the run cannot start.
-        DivergedError, WorkerError, StoreError: it failed.
-        Interrupted: the process was told to end.
+        FedsimError: the run cannot start (ConfigError, DataError), or it failed.
     """
     from fedsim.display.progress import displays
     from fedsim.training import driver
 
-    _check_on_disk(out)
+    check_on_disk("out", out)
     return driver.run(config, out, [*displays(progress), *callbacks], session)
 
 
@@ -70,19 +65,20 @@ def resume(
 ) -> RunStore:
     """Resumes a run that was interrupted; its files are then those of an undisturbed run.
 
-    Tables are truncated to the newest checkpoint that is whole. Without any checkpoint the run
-    starts again in its directory. A finished run is returned as it is. The ``overrides`` are
-    settings that say where the work is done, such as ``{"engine.kind": "serial"}``; ``callbacks``,
-    ``session`` and ``progress`` are those of :func:`run`. The run's trackers go on. With
-    ``accept_changed_code`` the user's own functions may have changed, which env.json then says.
+    A finished run is returned as it is. The run's trackers go on.
+
+    Args:
+        path: the run directory.
+        overrides: settings that say where the work is done, such as ``{"engine.kind": "serial"}``.
+        callbacks: as in :func:`run`.
+        session: as in :func:`run`.
+        progress: as in :func:`run`.
+        accept_changed_code: whether the source of the user's own functions may have changed, which
+            env.json then says.
 
     Raises:
-        ConfigError: no run is there, another process has it, its configuration or the code of a
-            user's function was changed, or config.yaml or env.json is damaged.
-        DataError: the data cannot be read, or have changed, or a row of a table has.
-        DivergedError, WorkerError, StoreError: the run failed; if all its checkpoints are
-            damaged, nothing has been changed.
-        Interrupted: the process was told to end.
+        FedsimError: no run is there, another process has it, its configuration, code or data were
+            changed, or it failed.
     """
     from fedsim.display.progress import displays
     from fedsim.display.trackers import resumed
@@ -110,17 +106,14 @@ def sweep(
 
     Args:
         experiment: a preset, a YAML file, or the content of one: settings and ``grid``.
-        out: the directory of the sweep; default ``runs/sweep-NAME`` with the name of the preset or
-            file.
+        out: the directory of the sweep; default ``runs/sweep-NAME``.
         overrides: settings by dotted key that win over all others.
         parallel: how many runs at once; auto: as many as fit.
-        progress: whether the progress is shown; None: in terminals and notebooks.
-        accept_changed_code: whether the source of the user's own functions may have changed.
+        progress: as in :func:`run`.
+        accept_changed_code: as in :func:`resume`.
 
     Raises:
-        ConfigError, DataError: the runs cannot start.
-        FedsimError: a run failed; the others have ended.
-        Interrupted: the process was told to end.
+        FedsimError: the runs cannot start, or one failed; the others have ended.
     """
     from fedsim.studies.results import SweepStore
 
@@ -140,20 +133,11 @@ def study(
 ) -> StudyStore:
     """Tunes methods on partitions with equal budgets, compares them, and returns the results.
 
-    After an interruption the same call continues. Needs the extra ``tune``.
-
-    Args:
-        file: a YAML file of ``fedsim study``, or the content of one.
-        out: the directory of the study; default ``runs/study-NAME`` with the name of the file.
-        overrides: as in :func:`sweep`.
-        parallel: as in :func:`sweep`.
-        progress: as in :func:`sweep`.
-        accept_changed_code: as in :func:`sweep`.
+    ``file`` is a YAML file of ``fedsim study``, or the content of one; ``out`` is by default
+    ``runs/study-NAME``, the other arguments are those of :func:`sweep`.
 
     Raises:
-        ConfigError, DataError: the runs cannot start.
-        FedsimError: no trial of a search is complete, or a run failed.
-        Interrupted: the process was told to end.
+        FedsimError: the runs cannot start, one failed, or no trial of a search is complete.
     """
     from fedsim.studies import execute
     from fedsim.studies.results import StudyStore
@@ -200,17 +184,11 @@ def _several(
     return plan
 
 
-def _check_on_disk(out: Path | str | None) -> None:
-    """Refuses the URL of a storage service, which would be a folder of that name."""
-    if isinstance(out, str) and URL.match(out):
-        raise ConfigError(f"out: {out!r} given; {ON_DISK}")
-
-
 def _folder(out: Path | str | None, kind: str, given: Mapping[str, Any] | Path | str) -> Path:
     """The directory of a sweep or study."""
     from fedsim.storage.directories import folder_of
 
-    _check_on_disk(out)
+    check_on_disk("out", out)
     if out is None and isinstance(given, Mapping):
         raise ConfigError(f"out: a {kind} that is no file needs a directory")
     return folder_of(None if out is None else str(out), kind, str(given))
@@ -254,25 +232,25 @@ def aggregate(
         ConfigError: an unknown method or hyperparameter.
     """
     rows = _rows(updates)
-    counts, steps = _counts(len(rows), num_samples, num_steps)
-    layout = _layout(len(rows[0]), sizes)
     server = _server(algorithm, pre, hyperparameters)
     _check_alone(algorithm, server, round)
-    if any(part.needs_own_clients for part in server.receive) and num_steps is None:
+    if any(getattr(p, "needs_own_clients", False) for p in server.receive) and num_steps is None:
         raise ContractError(f"{algorithm} needs num_steps (m,), the local steps of each client")
     ctx = RoundContext(round=round, num_rounds=round + 1, num_clients=len(rows), lr=1.0, seed=seed)
-    cohort = Cohort.of(
-        [
-            ClientUpdate(client_id=i, num_samples=n, num_steps=s, delta=row)
-            for i, (n, s, row) in enumerate(zip(counts, steps, rows, strict=True))
-        ],
-        layout,
-    )
+    cohort = _cohort(rows, num_samples, num_steps, sizes)
     state = RuleState()
-    if isinstance(server.reduction, HistoryGram):
-        state = _history(algorithm, history, len(rows[0]), round)
+    if isinstance(server.reduction, HistoryGram) and (history is not None or round > 0):
+        if history is None and algorithm == "fedgh_released":
+            raise ContractError(
+                f"{algorithm} sorts by its history after round 0: give history (d,)"
+            )
+        past = np.ones(rows[0].size) if history is None else np.asarray(history, dtype=np.float64)
+        state = RuleState(reduction={"history": _of_size(past, rows[0].size, "history")})
     if server.root_samples:
-        cohort = replace(cohort, reference=_reference(algorithm, reference, rows[0]))
+        if reference is None:
+            raise ContractError(f"{algorithm} needs the server's own update: give reference (d,)")
+        update = np.asarray(reference, dtype=rows[0].dtype)
+        cohort = replace(cohort, reference=_of_size(update, rows[0].size, "reference"))
     return server.step(state, cohort, ctx).step
 
 
@@ -294,84 +272,62 @@ def _check_alone(algorithm: str, server: Server, round: int) -> None:
     why = server.incompatible_reason
     if server.exchange is not None:
         why = "also combines what clients upload beside their updates"
-    if server.optimizers and round > 0:
-        why = "keeps the state of a server optimiser from round to round"
     reduction = server.reduction
     kept = isinstance(reduction, PlainRule) and "state" in reduction.takes
-    if (kept or getattr(reduction, "keeps_state", False)) and round > 0:
+    kept = kept or getattr(reduction, "keeps_state", False) or bool(server.optimizers)
+    if kept and round > 0:
         why = "keeps a state from round to round"
     if why:
         raise ContractError(f"{algorithm} {why}; use fedsim.run")
 
 
 def _rows(updates: Sequence[ArrayLike] | Array) -> list[Array]:
+    """m vectors (d,) of one precision."""
     rows = [np.asarray(row) for row in updates]
     if not rows or any(r.ndim != 1 or r.shape != rows[0].shape for r in rows):
-        raise ContractError(
-            f"updates must be m vectors of one length, got {[r.shape for r in rows]}"
-        )
+        shapes = [r.shape for r in rows]
+        raise ContractError(f"updates must be m vectors of one length, got {shapes}")
     single = all(r.dtype == np.float32 for r in rows)
     rows = [np.ascontiguousarray(r, dtype=np.float32 if single else np.float64) for r in rows]
     bad = [i for i, r in enumerate(rows) if not np.isfinite(r).all()]
     if bad:
         raise ContractError(f"updates {bad} contain NaN or infinity")
-    largest = max(float(np.abs(r).max(initial=0.0)) for r in rows)
-    if largest and not SMALLEST <= largest <= LARGEST:
-        raise ContractError(
-            f"the largest entry of the updates is {largest:g}; rules square them, which needs it "
-            f"between {SMALLEST:g} and {LARGEST:g}: scale the updates"
-        )
     return rows
 
 
-def _counts(m: int, num_samples: ArrayLike, num_steps: ArrayLike | None) -> tuple[Array, Array]:
-    """Samples and local steps (m,) of each client."""
+def _cohort(
+    rows: list[Array],
+    num_samples: ArrayLike,
+    num_steps: ArrayLike | None,
+    sizes: Sequence[int] | None,
+) -> Cohort:
+    """The updates as a cohort, of tensors of these sizes."""
+    m, size = len(rows), len(rows[0])
     counts = np.asarray(num_samples, dtype=np.float64)
     steps = np.ones(m, int) if num_steps is None else np.asarray(num_steps, dtype=int)
-    if counts.shape != (m,) or steps.shape != counts.shape:
+    if counts.shape != (m,) or steps.shape != (m,) or not (counts > 0).all():
         raise ContractError(
-            f"{m} updates, but num_samples has shape {counts.shape} and num_steps {steps.shape}"
+            f"{m} updates need num_samples and num_steps (m,), positive, got {counts.tolist()} and "
+            f"{steps.tolist()}"
         )
-    if not (np.isfinite(counts).all() and (counts > 0).all()):
-        raise ContractError(f"num_samples must be positive, got {counts.tolist()}")
-    return counts, steps
-
-
-def _layout(size: int, sizes: Sequence[int] | None) -> Layout:
     lengths = [size] if sizes is None else list(sizes)
     if sum(lengths) != size or min(lengths, default=0) < 1:
         raise ContractError(f"sizes {lengths} must be positive and add up to {size}")
-    stops = np.cumsum(lengths).tolist()
-    return Layout(
-        tuple(
-            Slot(name=f"tensor{i}", shape=(n,), start=stop - n, stop=stop)
-            for i, (n, stop) in enumerate(zip(lengths, stops, strict=True))
-        )
+    slots = [
+        Slot(name=f"tensor{i}", shape=(n,), start=stop - n, stop=stop)
+        for i, (n, stop) in enumerate(zip(lengths, np.cumsum(lengths).tolist(), strict=True))
+    ]
+    return Cohort.of(
+        [
+            ClientUpdate(client_id=i, num_samples=n, num_steps=s, delta=row)
+            for i, (n, s, row) in enumerate(zip(counts, steps, rows, strict=True))
+        ],
+        Layout(tuple(slots)),
     )
 
 
-def _reference(algorithm: str, reference: ArrayLike | None, like: Array) -> Array:
-    """The server's own update (d,), finite."""
-    if reference is None:
-        raise ContractError(
-            f"{algorithm} compares with the server's own update: give reference (d,)"
-        )
-    update = np.asarray(reference, dtype=like.dtype)
-    if update.shape != like.shape or not np.isfinite(update).all():
-        raise ContractError(
-            f"reference must have {like.size} finite entries as the updates have, got "
-            f"{update.shape}"
-        )
-    return update
-
-
-def _history(algorithm: str, history: ArrayLike | None, size: int, round: int) -> RuleState:
-    """The state of a released rule: nothing in round 0, later a history (any nonzero for fedld)."""
-    if history is None and round == 0:
-        return RuleState()
-    if history is None and algorithm == "fedgh_released":
-        raise ContractError("fedgh_released sorts by its history after round 0: give history (d,)")
-    past = np.ones(size) if history is None else np.asarray(history, dtype=np.float64)
-    if past.shape != (size,):
-        raise ContractError(f"history has shape {past.shape}, the updates have {size} entries")
-    return RuleState(reduction={"history": past})
+def _of_size(vector: Array, size: int, name: str) -> Array:
+    """A finite vector (d,), as the updates are."""
+    if vector.shape != (size,) or not np.isfinite(vector).all():
+        raise ContractError(f"{name} must have {size} finite entries, its shape is {vector.shape}")
+    return vector

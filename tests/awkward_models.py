@@ -11,15 +11,13 @@ import functools
 import itertools
 import random
 import threading
-import warnings
-from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations, prune
+from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 WIDTH = 12
@@ -101,30 +99,6 @@ class BufferReplaced(Net, expected=EITHER, names="ema"):
         return h - self.ema
 
 
-class BufferReplacedInEvaluation(Net, expected=EITHER, names="seen"):
-    """The first batch of an evaluation decides about those that follow."""
-
-    def setup(self):
-        self.register_buffer("seen", torch.zeros(WIDTH))
-
-    def middle(self, h):
-        if not self.training:
-            self.seen = 0.5 * self.seen + 0.5 * mean(h)
-        return h - self.seen
-
-
-class DataReplaced(Net, expected=EITHER, names="ema"):
-    """The tensor stays the same object, its memory does not."""
-
-    def setup(self):
-        self.register_buffer("ema", torch.zeros(WIDTH))
-
-    def middle(self, h):
-        if self.training:
-            self.ema.data = 0.5 * self.ema + 0.5 * mean(h)
-        return h - self.ema
-
-
 class BufferResized(Net, expected=REFUSED, names="kept resize"):
     """Plain PyTorch cannot load what it saved either."""
 
@@ -159,16 +133,6 @@ class NotPersistent(Net):
         return h - self.ema
 
 
-class DoubleBuffer(Net, expected=EITHER, names="total"):
-    def setup(self):
-        self.register_buffer("total", torch.zeros(WIDTH, dtype=torch.float64))
-
-    def middle(self, h):
-        if self.training:
-            self.total.mul_(0.5).add_(mean(h), alpha=0.5)
-        return h - self.total.to(h.dtype)
-
-
 class CountsInEvaluation(Net, expected=EITHER, names="seen"):
     def setup(self):
         self.register_buffer("seen", torch.zeros(()))
@@ -179,27 +143,6 @@ class CountsInEvaluation(Net, expected=EITHER, names="seen"):
         return h * (1 + 0.5 * self.seen)
 
 
-class AliasedBuffers(Net):
-    """One tensor by two names."""
-
-    def setup(self):
-        self.register_buffer("ema", torch.zeros(WIDTH))
-        self.register_buffer("again", self.ema)
-
-    def middle(self, h):
-        if self.training:
-            self.ema.mul_(0.5).add_(mean(h), alpha=0.5)
-        return h - self.again
-
-
-class ParameterAsBuffer(Net, expected=EITHER, names="mirror a.weight"):
-    def setup(self):
-        self.register_buffer("mirror", self.a.weight)
-
-    def middle(self, h):
-        return h + 5 * self.mirror.mean(1)
-
-
 class ViewOfParameter(Net, expected=EITHER, names="mirror a.weight"):
     """A buffer in the parameter's memory follows it."""
 
@@ -208,26 +151,6 @@ class ViewOfParameter(Net, expected=EITHER, names="mirror a.weight"):
 
     def middle(self, h):
         return h + 5 * self.mirror.mean(1)
-
-
-class BufferFromNothing(Net, expected=EITHER, names="first"):
-    def setup(self):
-        self.register_buffer("first", None)
-
-    def middle(self, h):
-        if self.training and self.first is None:
-            self.first = mean(h)
-        return h if self.first is None else h - self.first
-
-
-class InfiniteMask(Net, expected=EITHER, names="mask"):
-    """As of causal attention."""
-
-    def setup(self):
-        self.register_buffer("mask", torch.full((WIDTH, WIDTH), -torch.inf).triu(1))
-
-    def middle(self, h):
-        return h @ torch.softmax(self.mask, 1)
 
 
 class MemoryBank(Net):
@@ -282,45 +205,9 @@ class ParameterInPlace(Net):
         return h * self.w
 
 
-class ParameterInForward(Net, expected=REPEATS_OR_REFUSED, names="w"):
-    def middle(self, h):
-        if not hasattr(self, "w"):
-            self.w = nn.Parameter(torch.ones(WIDTH))
-        return h * self.w
-
-
 class LazyLayer(Net, expected=REPEATS_OR_REFUSED, names="a"):
     def setup(self):
         self.a = nn.LazyLinear(WIDTH)
-
-
-class HalfParameter(Net, expected=EITHER, names="w"):
-    """Of bfloat16, whose updates are rounded to three digits."""
-
-    def setup(self):
-        self.w = nn.Parameter(torch.linspace(0.5, 1.5, WIDTH).bfloat16())
-
-    def middle(self, h):
-        return h * self.w
-
-
-class EmptyParameter(Net):
-    def setup(self):
-        self.nothing = nn.Parameter(torch.empty(0))
-
-    def middle(self, h):
-        return h + self.nothing.sum()
-
-
-class ViewsOfOneTensor(Net):
-    """Parameters that share memory without overlap."""
-
-    def setup(self):
-        base = torch.ones(2 * WIDTH)
-        self.scale, self.shift = nn.Parameter(base[:WIDTH]), nn.Parameter(base[WIDTH:])
-
-    def middle(self, h):
-        return h * self.scale + self.shift
 
 
 class FixedParameter(Net):
@@ -329,11 +216,6 @@ class FixedParameter(Net):
 
     def middle(self, h):
         return h @ self.w
-
-
-class NothingTrains(Net, expected=REFUSED, names="trained"):
-    def setup(self):
-        self.requires_grad_(False)
 
 
 class Unused(Net):
@@ -348,29 +230,6 @@ class Tied(Net):
 
     def middle(self, h):
         return self.d(torch.tanh(self.c(h)))
-
-
-class Sparse(Net, expected=EITHER, names="table"):
-    """Rows of a table by the brightness of an image's quarter."""
-
-    def setup(self):
-        self.table = nn.Embedding(16, WIDTH, sparse=True)
-
-    def forward(self, x):
-        levels = (x.unfold(2, 4, 4).unfold(3, 4, 4).mean((1, 4, 5)).flatten(1) * 8 + 8.01).long()
-        return self.b(self.hidden(x) + self.table(levels.clamp(0, 15)).sum(1))
-
-
-class ByParity(Net):
-    """A branch that only batches of an odd size use."""
-
-    def setup(self):
-        self.even, self.odd = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-
-    def middle(self, h):
-        if not self.training:
-            return self.even(h) + self.odd(h)
-        return (self.odd if len(h) % 2 else self.even)(h)
 
 
 class InTurns(Net):
@@ -417,25 +276,9 @@ class MomentumEncoder(Net):
         return self.b(self.hidden(x) - 0.5 * F.gelu(self.target(x.flatten(1))))
 
 
-class ChoosesParameters(Net, expected=EITHER, names="parameters"):
-    """Only what ``parameters`` returns is for the optimiser."""
-
-    def parameters(self, recurse=True):
-        return self.b.parameters(recurse)
-
-
 class GradientHook(Net):
     def setup(self):
         self.a.weight.register_hook(lambda gradient: 3 * gradient)
-
-
-class TensorHook(Net):
-    """On the features' gradient."""
-
-    def middle(self, h):
-        if h.requires_grad:
-            h.register_hook(lambda gradient: 3 * gradient)
-        return h
 
 
 # What is no part of a module's state.
@@ -451,15 +294,6 @@ class Attribute(Net, expected=EITHER, names="ema"):
         return h - self.ema
 
 
-class PythonCounter(Net, expected=EITHER, names="calls"):
-    def setup(self):
-        self.calls = 0
-
-    def middle(self, h):
-        self.calls += self.training
-        return h * (1 + 0.3 * self.calls)
-
-
 class FirstBatch(Net, expected=EITHER, names="ready"):
     """The first batch initialises a parameter, and a plain flag says that it did."""
 
@@ -471,60 +305,6 @@ class FirstBatch(Net, expected=EITHER, names="ready"):
             self.shift.data.copy_(-mean(h))
             self.ready = True
         return h + self.shift
-
-
-class ListOfPast(Net, expected=EITHER, names="past"):
-    def setup(self):
-        self.past = []
-
-    def middle(self, h):
-        if self.training:
-            self.past.append(mean(h))
-        return h - sum(self.past) / max(len(self.past), 1)
-
-
-class WarmUp(Net, expected=EITHER, names="stats"):
-    """What is no part of the state changes from the second step of a client."""
-
-    def setup(self):
-        self.register_buffer("step", torch.tensor(0))
-        self.stats = self.make()
-
-    def make(self):
-        return SimpleNamespace(ema=torch.zeros(WIDTH))
-
-    def change(self, h):
-        self.stats.ema.mul_(0.5).add_(mean(h), alpha=0.5)
-
-    def read(self, h):
-        return h - self.stats.ema
-
-    def middle(self, h):
-        if self.training:
-            self.step += 1
-            if self.step > 1:
-                self.change(h)
-        return self.read(h)
-
-
-class OfSubmodule(Net, expected=EITHER, names="momentum"):
-    """The momentum of a BatchNorm falls with each batch."""
-
-    def setup(self):
-        self.bn = nn.BatchNorm1d(WIDTH, momentum=0.9)
-
-    def middle(self, h):
-        if self.training:
-            self.bn.momentum *= 0.5
-        return self.bn(h)
-
-
-class ExtraState(Net):
-    def get_extra_state(self):
-        return {"version": 2}
-
-    def set_extra_state(self, state):
-        assert state == {"version": 2}
 
 
 class DroppedCache(Net):
@@ -562,34 +342,6 @@ class KeptCache(Net, expected=EITHER, names="kept"):
         if self.kept is None:
             self.kept = 2 * self.w.detach()
         return h * (self.kept - self.w)
-
-
-class VersionCache(Net, expected=EITHER, names="kept version"):
-    """Kept until PyTorch says that the parameter was written to."""
-
-    def setup(self):
-        self.w, self.kept, self.version = nn.Parameter(torch.ones(WIDTH)), None, None
-
-    def middle(self, h):
-        if self.version != self.w._version:
-            self.kept, self.version = 2 * self.w.detach(), self.w._version
-        return 3 * h * (self.kept - 0.5 * self.w)
-
-
-class DerivedOnLoad(Net, expected=EITHER, names="twice"):
-    """What follows from a parameter is computed when a state is loaded, and not later."""
-
-    def setup(self):
-        self.w = nn.Parameter(torch.ones(WIDTH))
-        self.register_buffer("twice", 2 * self.w.detach(), persistent=False)
-        self.register_load_state_dict_post_hook(lambda module, _: module.derive())
-
-    def derive(self):
-        with torch.no_grad():
-            self.twice.copy_(2 * self.w)
-
-    def middle(self, h):
-        return 3 * h * (self.twice - 0.5 * self.w)
 
 
 class Unregistered(Net, expected=EITHER, names="extra ema"):
@@ -630,31 +382,6 @@ class StaleLruCache(Net, expected=EITHER):
 
     def middle(self, h):
         return 3 * h * (doubled(self) - self.w)
-
-
-class Stash(Net):
-    """Keeps the last features, with their graph, for whoever wants to see them."""
-
-    def middle(self, h):
-        self.last = h
-        return h
-
-
-class ModeInForward(Net, expected=EITHER, names="bn training"):
-    """BatchNorm trains on the first batch only."""
-
-    def setup(self):
-        self.bn = nn.BatchNorm1d(WIDTH)
-
-    def middle(self, h):
-        out = self.bn(h)
-        self.bn.eval()
-        return out
-
-
-class InputInPlace(Net):
-    def hidden(self, x):
-        return super().hidden(x.mul_(0.5).add_(0.1))
 
 
 class NotCopied(Net):
@@ -719,16 +446,6 @@ class WeightNorm(Net):
         self.a = parametrizations.weight_norm(self.a)
 
 
-class SpectralNorm(Net):
-    def setup(self):
-        self.a = parametrizations.spectral_norm(self.a)
-
-
-class Pruned(Net):
-    def setup(self):
-        prune.l1_unstructured(self.a, "weight", 0.4)
-
-
 class Lstm(Net):
     def setup(self):
         self.a = nn.LSTM(8, WIDTH, batch_first=True)
@@ -744,15 +461,6 @@ class Transformer(Net):
 
     def hidden(self, x):
         return super().hidden(self.encoder(x.squeeze(1)))
-
-
-class Scripted(Net, expected=REFUSED, names="scripted"):
-    def setup(self):
-        with warnings.catch_warnings(action="ignore"):
-            self.c = torch.jit.script(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()))
-
-    def middle(self, h):
-        return self.c(h)
 
 
 class Checkpointed(Net):
@@ -799,17 +507,6 @@ class RandomInEvaluation(Net, expected=REPEATS):
     def middle(self, h):
         drawn = random.random() + np.random.rand()  # noqa: NPY002
         return h if self.training else h * (1 + drawn)
-
-
-class TorchGenerator(Net, expected=EITHER, names="generator"):
-    """A generator of its own, whose state is no part of the model's."""
-
-    def setup(self):
-        self.generator = torch.Generator().manual_seed(0)
-
-    def middle(self, h):
-        scale = torch.rand(WIDTH, generator=self.generator, dtype=torch.float32)
-        return h * (0.5 + scale) if self.training else h
 
 
 class Entropy(Net, expected=REPEATS_OR_REFUSED, names="generator"):

@@ -25,13 +25,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 ROOT = Path(__file__).resolve().parents[1]
 NOT_QUICK = ("ray", "integration", "slow", "nightly", "gpu")
 NUMERIC = (
-    *("algorithms/test_[!c]*", "algorithms/test_centralized.py", "test_stored_runs.py"),
+    *("algorithms/test_[!c]*", "test_stored_runs.py"),
     "test_awkward_models.py",
     *("unit/client/*", "unit/core/*", "unit/metrics/*", "unit/models/*", "unit/server/*"),
-    *("unit/training/test_decompose.py", "unit/training/test_driver.py"),
-    *("unit/training/test_features.py", "unit/training/test_finetune.py"),
-    *("unit/training/test_predict.py", "unit/training/test_resume.py"),
-    *("unit/training/test_stacking.py", "unit/training/test_tokens.py"),
+    *("unit/training/test_driver.py", "unit/training/test_evaluate.py"),
+    *("unit/training/test_stacking.py", "unit/predictions/test_predict.py"),
+    "unit/identity/test_resume.py",
 )
 """Files whose tests compare numbers that the processor's kernels round."""
 

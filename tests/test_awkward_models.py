@@ -42,9 +42,8 @@ WHOLE = ("BufferReplaced", "CountsInEvaluation", "DroppedCache", "MonteCarlo", "
 """Models of which whole runs are no slow tests."""
 PARTICULAR = (
     *("Ema", "IntegerInPlace", "NotPersistent", "ActNorm"),
-    *("EmptyParameter", "Unused", "Tied", "ByParity", "InTurns", "Experts"),
-    *("GradientHook", "TensorHook", "ExtraState", "DroppedCache", "ShapeCache", "Stash"),
-    *("InputInPlace", "NotCopied", "FrozenBatchNorm"),
+    *("Unused", "Tied", "InTurns", "Experts"),
+    *("GradientHook", "DroppedCache", "ShapeCache", "NotCopied", "FrozenBatchNorm"),
     *("Lstm", "Checkpointed"),
 )
 """Models that always equal plain PyTorch, and of which rounds in memory are no slow tests."""

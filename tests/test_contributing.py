@@ -14,9 +14,11 @@ import pytest
 
 import fedsim
 from fedsim.storage.run_dir import RunStore
-from fedsim.testing import check_executor, check_method, check_reader, check_schedule
+from fedsim.testing import check_method, check_reader
 from fedsim.training.rows import RoundLog
-from tests.seams.reverse import make_executor
+from tests.executors import check_executor
+from tests.schedules import check_schedule
+from tests.seams import make_executor
 
 pytestmark = pytest.mark.integration
 
@@ -86,7 +88,7 @@ def test_a_method_with_client_state(tmp_path):
 def test_the_page_is_short_and_has_every_example():
     assert len(PAGE.splitlines()) <= 320
     names = {"own_" + section.partition("\n")[0].split()[-1] for section in SECTIONS}
-    assert {*BLOCKS} ^ names == {"own_optimiser", "own_executor"}  # the latter is in tests/seams
+    assert {*BLOCKS} ^ names == {"own_optimiser", "own_executor"}  # the latter is in tests/seams.py
 
 
 def test_a_server_rule():

@@ -83,7 +83,7 @@ def test_a_messy_folder_leads_to_predictions(tmp_path: Path, monkeypatch: pytest
     assert lines[1].endswith(names)
     assert lines[2] == remark
     assert lines[3].startswith("3 sites: Bad T\u00f6lz ")
-    strict = fedsim("partition", *data, "--strict-labels")
+    strict = fedsim("partition", *data, "--set", "folder.strict_labels=true")
     assert (strict.exit_code, remark in strict.stderr) == (2, True)
 
     for method in ("local", "fedbn"):

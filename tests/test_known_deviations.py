@@ -26,8 +26,8 @@ from fedsim.privacy.accounting import Release, epsilons
 from fedsim.server import Average, Cohort, Server
 from fedsim.server.base import RuleState
 from fedsim.server.privacy import AdaptiveClip, GaussianNoise, PrivateMean
-from fedsim.server.staleness import StalenessWeights
-from tests.algorithms.serving import cohort, single, vector_layout
+from fedsim.server.transforms import StalenessWeights
+from tests.algorithms.cases import cohort, single, vector_layout
 
 PAGE = Path(__file__).parents[1] / "docs/reference/known-code.md"
 DRAWS, M, F, D = 2000, 10, 2, 5

@@ -1,10 +1,12 @@
-"""Runs of sweeps side by side in processes: killed, told to end, resumed, to the same bytes."""
+"""Sweeps and searches in processes: killed, told to end, resumed, to the same bytes."""
 
 from __future__ import annotations
 
 import os
 import re
 import signal
+import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,7 +18,15 @@ from fedsim.studies import sweep
 from fedsim.studies.parallel import Here
 from fedsim.studies.processes import Processes
 from fedsim.training.events import Done, Event, Failed, Job, Logged, Lost, RoundEnded, Stopped
-from tests.commands import Sandbox, interrupt, temporary_sandbox, wait_for_exit, wait_for_rows
+from tests.commands import (
+    PATIENCE,
+    Sandbox,
+    count_rows,
+    interrupt,
+    temporary_sandbox,
+    wait_for_exit,
+    wait_for_rows,
+)
 
 pytestmark = pytest.mark.integration
 ROUNDS = 8
@@ -78,6 +88,7 @@ def processes() -> Iterator[Processes]:
 def sandbox() -> Iterator[Sandbox]:
     with temporary_sandbox() as made:
         (made.work / "grid.yaml").write_text(GRID)
+        (made.work / "search.yaml").write_text(SEARCH)
         yield made
 
 
@@ -94,34 +105,30 @@ def test_runs_side_by_side_have_the_bytes_of_runs_alone(
 
 
 @pytest.mark.slow
-def test_a_run_may_be_stopped_or_ended_or_lost_while_others_go_on(
+def test_a_run_may_be_ended_or_lost_while_others_go_on(
     processes: Processes, alone: dict[str, bytes], tmp_path: Path
 ) -> None:
-    stopped, ended, lost, _ = NAMES
+    first, ended, lost, _ = NAMES
     killed: list[str] = []
 
     def ask(slot: int, job: Job, event: Event) -> None:
         if not isinstance(event, RoundEnded) or event.row["round"] != 2:
             return
-        if job.name == stopped:
-            processes.stop(slot)
-        elif job.name == ended:
+        if job.name == ended:
             processes.end(slot)
         elif job.name == lost and not killed:
             killed.append(job.name)
             os.kill(processes.pid(slot), signal.SIGKILL)
 
     heard = Heard(ask)
-    with pytest.raises(FileNotFoundError):  # the table of the sweep: one run has no summary.csv
-        sweep.run_all(runs_of(), runs_of(), tmp_path, processes, heard)
+    sweep.run_all(runs_of(), runs_of(), tmp_path, processes, heard)
     ends = dict(heard.told)
-    assert ends[stopped] == Stopped()
     assert isinstance(ends[ended], Done)
     assert ends[ended].summary["rounds"] < ROUNDS
     reason = "its process was ended by SIGKILL, perhaps for lack of memory"
     losses = [(name, event) for name, event in heard.told if isinstance(event, Lost)]
     assert losses == [(lost, Lost(reason))]
-    for name in NAMES[2:]:  # the lost run was resumed
+    for name in (first, *NAMES[2:]):  # the lost run was resumed
         for table in TABLES:
             assert (tmp_path / name / table).read_bytes() == alone[f"{name}/{table}"]
     assert not list(tmp_path.glob("*interrupted*"))
@@ -184,3 +191,63 @@ def test_a_sweep_that_is_killed_leaves_no_process_and_goes_on(
     out, _ = wait_for_exit(sandbox.start(*command))
     assert f"{NAMES[0]}: resumed after an interruption" in out
     assert contents(sandbox.work / "s") == alone
+
+
+SEARCH = """
+algorithm: fedavg
+data: {num_clients: 4, val_fraction: 0.2}
+model: {name: mlp}
+train: {rounds: 6, sample_rate: 0.5, local_epochs: 5}
+search:
+  train.lr: loguniform(0.001, 1)
+grid: {seed: [0, 1]}
+"""
+FILES = ("trials.csv", "trials.jsonl", "best.yaml", "study.json")
+COUNT = 6
+
+
+def begin(sandbox: Sandbox, out: str, parallel: int) -> subprocess.Popen[str]:
+    return sandbox.start(
+        *("tune", "search.yaml", "--trials", str(COUNT), "--pruner", "asha", "--out", out),
+        *("--parallel", str(parallel), "--engine", "serial"),
+    )
+
+
+def wait_for_a_run_under_way(process: subprocess.Popen[str], out: Path, done: int) -> None:
+    """Returns when another trial has ended and a run after it has done a round, not its last."""
+    wait_for_rows(process, out / "trials.csv", done + 1)
+    ended = count_rows(out / "trials.csv")
+    while process.poll() is None:
+        tables = out.glob(f"trial-{ended:04d}/*/rounds.csv")
+        if any(1 <= count_rows(table) < 6 for table in tables):
+            return
+        time.sleep(0.005)
+    raise AssertionError(process.communicate())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", [1, pytest.param(2, marks=pytest.mark.nightly)])
+def test_killed_and_told_to_end_a_search_goes_on_to_the_same_table(
+    parallel: int, sandbox: Sandbox
+) -> None:
+    wait_for_exit(begin(sandbox, "whole", parallel))
+    out = sandbox.work / "killed"
+    for number in (signal.SIGKILL, signal.SIGTERM):
+        process = begin(sandbox, "killed", parallel)
+        wait_for_a_run_under_way(process, out, count_rows(out / "trials.csv"))
+        process.send_signal(number)
+        _, said = process.communicate(timeout=PATIENCE)
+        assert process.returncode == {signal.SIGKILL: -9, signal.SIGTERM: 143}[number], said
+        assert sandbox.left() == {}
+        assert count_rows(out / "trials.csv") < COUNT
+    assert "interrupted; the search is in killed, the same command continues" in said
+    wait_for_exit(begin(sandbox, "killed", parallel))
+    for name in FILES:
+        found, wanted = ((folder / name).read_bytes() for folder in (out, sandbox.work / "whole"))
+        if name == "trials.jsonl":  # in the order in which the trials ended
+            found, wanted = (b"".join(sorted(text.splitlines())) for text in (found, wanted))
+        assert found == wanted, name
+    for run in out.glob("trial-*/seed=?/rounds.csv"):
+        whole = sandbox.work / "whole" / run.relative_to(out)
+        shorter, longer = sorted([run.read_bytes(), whole.read_bytes()], key=len)
+        assert longer.startswith(shorter)

@@ -1,10 +1,11 @@
-"""The proof of the seams: new kinds of work in files of their own (tests/seams), public names only.
+"""New kinds of work as their users write them (tests/seams.py, the tutorials' method).
 
-Their bytes on Ray, with tasks done early and with killed actors: tests/engine/test_tasks.py.
+Their bytes on Ray, with tasks done early and with killed actors: tests/engine/test_executor.py.
 """
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from safetensors.numpy import load_file
 
 import fedsim
 from fedsim.algorithms.base import one_each
+from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError
 from fedsim.core.types import RoundContext
 from fedsim.schedules.base import Roster
@@ -22,23 +24,18 @@ from fedsim.systems.clock import Clock
 from fedsim.systems.distributions import parse
 from fedsim.testing.rounds import config, results
 from fedsim.training.assemble import prepare
-from tests.seams.buffered import Buffered
+from tests.seams import Buffered
 from tests.stopping import Stop, Stopper
-from tests.test_architecture import code_lines
 
 pytestmark = pytest.mark.integration
-SEAMS = sorted(Path(__file__).with_name("seams").glob("[a-z]*.py"))
-FLIPPED = "tests.seams.sign_flip:build"
+
+
+FLIPPED = "tests.seams:sign_flip"
 CLOCK = {"samples_per_second": "lognormal(100, 0.8)", "upload_mb_s": "1", "availability": 0.8}
 BUFFERED = {
-    "train": {"schedule": "tests.seams.buffered:build", "rounds": 6, "lr_schedule": "cosine"},
+    "train": {"schedule": "tests.seams:buffered", "rounds": 6, "lr_schedule": "cosine"},
     "clock": CLOCK,
 }
-
-
-@pytest.mark.parametrize("path", SEAMS, ids=lambda path: path.stem)
-def test_a_new_kind_of_work_is_a_short_file(path):
-    assert code_lines(path) < 60
 
 
 def ran(tmp_path, method="fedavg", **sections):
@@ -63,7 +60,7 @@ def test_a_transform_that_changes_nothing_is_the_method_itself(tmp_path):
 def test_the_clients_with_the_highest_losses_train(tmp_path):
     store = ran(
         tmp_path / "run",
-        train={"rounds": 1, "sample_rate": 0.25, "schedule": "tests.seams.power_of_choice:build"},
+        train={"rounds": 1, "sample_rate": 0.25, "schedule": "tests.seams:power_of_choice"},
         evaluation={"clients_every": 1},
     )
     uniform = ran(tmp_path / "uniform", train={"rounds": 1, "sample_rate": 0.25})
@@ -131,3 +128,44 @@ def test_what_a_stale_update_cannot_go_with_is_refused():
         sections = {"train": BUFFERED["train"]}
         with pytest.raises(ConfigError, match=f"asynchronous schedule cannot .*{other}"):
             prepare(config(method, **sections))
+
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "tutorials" / "own-method.md"
+
+
+def recipe() -> str:
+    """The Python block of the tutorial."""
+    return PAGE.read_text().split('```python title="my_method.py"\n', 1)[1].split("```", 1)[0]
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch):
+    """The recipe as a module outside the package."""
+    (tmp_path / "toy_method.py").write_text(recipe())
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "toy_method:build"
+    sys.modules.pop("toy_method", None)
+
+
+def toy_config(algorithm: str, **sections: object) -> RunConfig:
+    return RunConfig(
+        algorithm=algorithm,
+        data={"num_clients": 5},
+        train={"rounds": 2, "sample_rate": 1.0},
+        engine={"kind": "serial"},
+        **sections,
+    )
+
+
+@pytest.mark.slow
+def test_the_recipe_runs_and_its_hyperparameter_reaches_the_csv(toy, tmp_path):
+    store = fedsim.run(toy_config(toy, **{toy: {"strength": 0.5}}), tmp_path / "out")
+    summary = store.read("summary")
+    assert summary[f"{toy}.strength"].tolist() == [0.5]
+    assert len(store.read("rounds")) == 2
+
+
+def test_at_strength_zero_the_recipe_is_fedavg(toy, tmp_path):
+    ours = fedsim.run(toy_config(toy, **{toy: {"strength": 0.0}}), tmp_path / "toy")
+    fedavg = fedsim.run(toy_config("fedavg"), tmp_path / "fedavg")
+    assert (ours.path / "rounds.csv").read_bytes() == (fedavg.path / "rounds.csv").read_bytes()

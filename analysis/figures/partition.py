@@ -47,27 +47,16 @@ def matrix(frame: pd.DataFrame) -> pd.DataFrame:
     ).astype(int)
 
 
-def figure(frame: pd.DataFrame, class_names: Sequence[str] = ()) -> Figure:
-    """Heat map of training samples by class and client, with each client's total above.
-
-    The colour scales with the square root of the count, so that small counts stay visible; the
-    counts are printed if the cells are wide enough.
+def figure(
+    frame: pd.DataFrame, class_names: Sequence[str] = (), rows: Sequence[ImageRow] = ()
+) -> Figure:
+    """A heat map of the training samples of each class and client, and rows of images below it.
 
     ``frame`` has columns client_id, label, train_samples, and ``name`` if clients have names;
     ``class_names`` are by label, none: the labels' numbers.
     """
     clients, total = frame["client_id"].nunique(), int(frame["train_samples"].sum())
     title = f"{clients:,} client{'' if clients == 1 else 's'}, {total:,} training samples"
-    return figure_with_images(frame, title, class_names, (), "")
-
-
-def figure_with_images(
-    frame: pd.DataFrame, title: str, class_names: Sequence[str], rows: Sequence[ImageRow], note: str
-) -> Figure:
-    """The heat map of :func:`figure`, and below, under ``note``, rows of images.
-
-    ``frame`` is as in :func:`figure`, and ``class_names`` are by label.
-    """
     frame = frame.assign(label=frame["label"].clip(lower=0))  # texts have the label -1
     counts = matrix(frame)
     cells = 0.34 * max(len(counts), 3)
@@ -86,7 +75,7 @@ def figure_with_images(
         parts[0].align_ylabels((top, middle))
         for part in parts[1:]:
             _images(part, rows)
-            part.suptitle(note, x=0.01, ha="left", fontsize=12)
+            part.suptitle("Training images", x=0.01, ha="left", fontsize=12)
     return fig
 
 

@@ -34,7 +34,6 @@ from ..runs import Group, default_by, find, first_run, group, summaries, unit_am
 from ..scores import ALL, SCORES, TAKES, completed, of_rounds
 from ..tables import captions, layout, pairs, sites
 from ..tables import scores as score_tables
-from ..tables.variance import with_variances
 from ..units import ExperimentalUnit
 from ..words import environment, say
 from . import answer, overview
@@ -246,7 +245,7 @@ def _tables(
     If the groups differ in one setting, there are also tables with a column per value of it.
     """
     crossed, unit = len(settings) == 1 and set(by) != set(settings), groups[0].unit
-    yield score_tables.all_scores(groups, baseline)
+    yield from score_tables.all_scores(groups, baseline)
     for metric, take in product(metrics, TAKES):
         if crossed:
             cross = score_tables.crossed_score(
@@ -254,10 +253,10 @@ def _tables(
             )
             yield from layout.with_differences([cross], ALL[metric].unit)
         made = score_tables.scored(groups, metric, take, baseline)
-        yield from with_variances([made], ALL[metric].unit)
+        yield from layout.with_variances([made], ALL[metric].unit)
     if pairs.has_pairs(runs, by):
         paired = [pairs.accuracies(runs, by, unit=unit)]
-        yield from layout.with_differences(with_variances(paired, PERCENT), PERCENT)
+        yield from layout.with_differences(layout.with_variances(paired, PERCENT), PERCENT)
     if pairs.any_target(runs):
         yield pairs.reached(runs, by, unit=unit)
     for name, rest in (

@@ -9,6 +9,7 @@ has one, those of held-out clients are on their training samples (final_clients.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 
 import pandas as pd
 
@@ -21,19 +22,17 @@ from ..stats import Values, cells, ranked, reference
 from ..units import COLUMNS
 from ..words import say
 from .captions import comparisons, signs
-from .layout import Table, crossed, crossed_heads, with_seeds
+from .layout import Table, crossed
 
 PARTS: Mapping[str, str] = {
     "own_test": "its own test part", "own_val": "its own validation part",
     "own_train": "its own training part", "test": "the common test part",
 }  # fmt: skip
 """Parts that clients are evaluated on, the preferred one first, and their names."""
-EVALUATED = ("own_test", "test")
-"""Those of :data:`PARTS` that have a table of the last evaluation."""
+EVALUATED = ("own_test", "test")  # those of `PARTS` that have a table of the last evaluation
 FINAL = ("own_test_accuracy", "finetuned_accuracy", "heldout_finetuned_accuracy")
 """Prefixes of columns of summary.csv that have a table of the final model."""
-HELDOUT = ("own_test", "own_train")
-"""Parts that held-out clients are scored on, with a table each."""
+HELDOUT = ("own_test", "own_train")  # parts that held-out clients are scored on, with a table each
 SPREADS: Mapping[str, str] = {
     "mean": "Mean", "p10": "Worst decile", "worst": "Worst client", "std": "Std over clients",
 }  # fmt: skip
@@ -43,15 +42,11 @@ SPREADS: Mapping[str, str] = {
 def last_scores(
     groups: Sequence[Group], score: str = "accuracy"
 ) -> dict[str, dict[str, pd.DataFrame]]:
-    """By part of :data:`PARTS` and label each run's ``score`` in its last rows of that part.
+    """By part of :data:`PARTS` and label the ``score`` by run and client in the last rows of it.
 
     Of a client with a model of its own, evaluations.csv has rows with the split ``test``. Where
-    the common test part belongs to clients (sites, users), they are on the client's own samples:
-    such a run's are values of ``own_test``, unless it has rows with that split too.
-
-    Returns:
-        Frames indexed by (*:data:`analysis.units.COLUMNS`, client_id), as of
-        :func:`analysis.series.by_run`; labels without any value of a part are left out.
+    that part belongs to clients (sites, users), they are on the client's own samples: such a run's
+    are values of ``own_test``, unless it has rows with that split too.
     """
     columns = [score, "num_samples"]
     last = {
@@ -64,10 +59,9 @@ def last_scores(
     if last["test"]:
         owned = series.by_run(groups, "partition", ["test_samples"], "client_id", reduced="sum")
     for label, frame in list(last["test"].items()):
-        run = list(COLUMNS[groups[0].unit])
         samples = owned[label]["test_samples"] if label in owned else pd.Series(dtype=float)
         same = frame["num_samples"] == frame.index.map(samples.to_dict())
-        owned_rows = same.groupby(level=run).transform("all")
+        owned_rows = same.groupby(level=list(COLUMNS[groups[0].unit])).transform("all")
         owned_scores = last["own_test"].get(label, frame[:0])
         runs = owned_scores.reset_index("client_id").index
         new = owned_rows & ~frame.reset_index("client_id").index.isin(runs)
@@ -80,11 +74,7 @@ def last_scores(
 
 
 def spreads(groups: Sequence[Group], baseline: str | None = None, test: Test = T) -> list[Table]:
-    """A table for each of :data:`EVALUATED`, :data:`FINAL` and :data:`HELDOUT` that any run has.
-
-    Raises:
-        AnalysisError: no run has any, or there is nothing to compare with the baseline.
-    """
+    """A table for each of :data:`EVALUATED`, :data:`FINAL` and :data:`HELDOUT` that any run has."""
     labels = [one.label for one in groups]
     if baseline is not None and not _compared(labels, baseline):
         raise AnalysisError(
@@ -106,18 +96,13 @@ def spreads(groups: Sequence[Group], baseline: str | None = None, test: Test = T
 
 def _over_clients(accuracies: Mapping[str, pd.DataFrame]) -> Values:
     """Each run's spread over its clients, from the accuracies of :func:`last_scores`."""
-    by_run = {
-        label: frame["accuracy"].groupby(level=list(frame.index.names[:-1]))
-        for label, frame in accuracies.items()
-    }
-    if not by_run:
-        return {}
-    return {
-        "mean": {label: clients.mean() for label, clients in by_run.items()},
-        "p10": {label: clients.quantile(0.1) for label, clients in by_run.items()},
-        "worst": {label: clients.min() for label, clients in by_run.items()},
-        "std": {label: clients.std(ddof=0) for label, clients in by_run.items()},
-    }
+    values: dict[str, dict[str, pd.Series[float]]] = {}
+    for label, frame in accuracies.items():
+        runs = frame["accuracy"].groupby(level=list(frame.index.names[:-1]))
+        spread = (runs.mean(), runs.quantile(0.1), runs.min(), runs.std(ddof=0))
+        for name, of in zip(SPREADS, spread, strict=True):
+            values.setdefault(name, {})[label] = of
+    return values
 
 
 def _of_summaries(
@@ -125,11 +110,9 @@ def _of_summaries(
 ) -> Values:
     """By column's name and label the values of the runs, by default of all of them."""
     values: dict[str, dict[str, pd.Series[float]]] = {}
-    for name in SPREADS:
-        for one in groups:
-            if (column := f"{prefix}_{name}") not in one.runs:
-                continue
-            of = one.by_run(column).dropna()
+    for name, one in product(SPREADS, groups):
+        if f"{prefix}_{name}" in one.runs:
+            of = one.by_run(f"{prefix}_{name}").dropna()
             if runs is not None:
                 of = of[of.index.isin(runs.get(one.label, of.index[:0]))]
             if len(of):
@@ -151,9 +134,8 @@ def _table(
         there=any(reference(label, labels, baseline) for label in labels),
         without="; ".join(title_of(label) for label in every if label not in labels),
     )  # fmt: skip
-    texts, seeds = with_seeds(shown, PERCENT)
-    heads = crossed_heads(shown, {name: PERCENT.head(SPREADS[name]) for name in values})
-    return crossed(f"clients_{key}", say(f"spreads.{key}"), caption + seeds, texts, heads)
+    heads = {name: PERCENT.head(SPREADS[name]) for name in values}
+    return crossed(f"clients_{key}", say(f"spreads.{key}"), caption, shown, heads, PERCENT)
 
 
 def _compared(labels: Sequence[str], baseline: str) -> bool:

@@ -3,7 +3,7 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pandas as pd
@@ -14,49 +14,46 @@ from ..labels import title_of
 from ..runs import order
 from ..stats import Cell, Comparison, Estimate
 from ..units import ExperimentalUnit
-from ..words import say
+from ..words import say, sentences
 
-COLLAPSE = "\N{DAGGER}"
-"""Sign of a method with a run whose final model has collapsed."""
-EMPTY = "\N{EN DASH}"
-"""Shown in a cell that has no value, such as the comparison of the baseline."""
+COLLAPSE = "\N{DAGGER}"  # sign of a method with a run whose final model has collapsed
+EMPTY = "\N{EN DASH}"  # shown in a cell that has no value, such as the comparison of the baseline
+VARIANCES = (
+    "label", "method", "column", "n", "runs", "seeds", "var_between", "var_within", "pairs",
+    "pair_seeds", "difference_var_between", "difference_var_within",
+)  # fmt: skip
+"""Columns of the data of a table that are also those of its variances."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table of text and the numbers behind it.
+    """A table of text and the numbers behind it."""
 
-    Args:
-        name: for files: ``accuracy_final``.
-        title: a few words.
-        caption: sentences that explain every number and sign in the table.
-        head: names of the columns.
-        rows: of as many cells; ``**x**`` is bold.
-        words: number of leading columns that are text.
-        data: all numbers at full precision, in the units of the run directories.
-        cells: the statistics that it shows, if it is made of them.
-    """
-
-    name: str
-    title: str
-    caption: str
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    words: int
-    data: pd.DataFrame
-    cells: Sequence[Cell] = ()
+    name: str  # for files: ``accuracy_final``
+    title: str  # a few words
+    caption: str  # sentences that explain every number and sign in the table
+    head: Sequence[str]  # names of the columns
+    rows: Sequence[Sequence[str]]  # of as many cells; ``**x**`` is bold
+    words: int  # number of leading columns that are text
+    data: pd.DataFrame  # all numbers at full precision, in the units of the run directories
+    cells: Sequence[Cell] = ()  # the statistics that it shows, if it is made of them
 
 
 def spread(cell: Cell, unit: NumberFormat) -> str:
-    """``**84.00** ± 9.94``: the mean and its interval, with the signs of :func:`signs`."""
+    """``**84.00** ± 9.94``: the mean and its interval, bold, with a dagger where it collapsed."""
     mean, plus, rest = unit.spread(cell.estimate).partition(" ± ")
     bold = f"**{mean}**" if cell.leads else mean
     return bold + COLLAPSE * bool(cell.collapsed) + plus + rest
 
 
-def interval_head(cells: Sequence[Cell]) -> str:
+def interval_head(cells: Iterable[Cell]) -> str:
     """What ± means, for the heading of a column; empty if no cell has an interval."""
     return " ± 95 % CI" * any(cell.estimate.n > 1 for cell in cells)
+
+
+def unit_of(cells: Sequence[Cell]) -> ExperimentalUnit:
+    """The unit of all cells."""
+    return cells[0].estimate.unit if cells else "seed"
 
 
 def detailed(
@@ -68,7 +65,11 @@ def detailed(
     """
     compared = any(cell.comparison for cell in cells)
     power = any(not math.isnan(cell.detectable) for cell in cells)
-    ci, tests = interval_head(cells), _test_heads(cells)
+    bayes = any(cell.comparison and cell.comparison.chances for cell in cells)
+    ci = interval_head(cells)
+    heads = [unit.head("Difference", True) + ci]
+    heads += ["P lower", "P equal", "P higher"] if bayes else ["p", "p (Holm)"]
+    heads += ["Verdict"] * any(cell.verdict for cell in cells)
     rows = []
     for cell in cells:
         row = first_columns(cell, cells) | {
@@ -76,209 +77,215 @@ def detailed(
             unit.head("Std", True): unit.number(cell.estimate.std),
         }
         if compared:
-            heads = [unit.head("Difference", True) + ci, *tests]
-            row |= dict(zip(heads, _comparison(cell, unit, len(tests)), strict=True))
+            row |= dict(zip(heads, _comparison(cell, unit, len(heads)), strict=True))
         if power:
             row[unit.head("Detectable", True)] = _detectable(cell, unit)
         rows.append(row)
-    return of_rows(name, title, caption, rows, data(cells), words=words_of(cells), cells=cells)
+    return replace(of_rows(name, title, caption, rows, data(cells), cells), cells=cells)
 
 
 def of_rows(
-    name: str, title: str, caption: str, rows: Sequence[Mapping[str, str]], data: pd.DataFrame, *,
-    words: int = 1, cells: Sequence[Cell] = (),
+    name: str, title: str, caption: str, rows: Sequence[Mapping[str, str]], data: pd.DataFrame,
+    cells: Sequence[Cell],
 ) -> Table:  # fmt: skip
-    """A table of rows by their headings, which are those of the first row."""
+    """A table of rows, one a cell, by their headings."""
     return Table(
         name=name, title=title, caption=caption, head=list(rows[0]) if rows else [],
-        rows=[list(row.values()) for row in rows], words=words, data=data, cells=cells,
+        rows=[list(row.values()) for row in rows], words=1 + any(cell.column for cell in cells),
+        data=data,
     )  # fmt: skip
 
 
 def first_columns(cell: Cell, cells: Sequence[Cell]) -> dict[str, str]:
     """Method, column where a table of the cells has some, and the numbers of repetitions."""
-    row = {"Method": title_of(cell.row)}
-    if words_of(cells) > 1:
-        row["Group"] = cell.column
+    group = {"Group": cell.column} if any(one.column for one in cells) else {}
+    row = {"Method": title_of(cell.row), **group}
     if unit_of(cells) == "seed":
         return row | {"Seeds": str(cell.estimate.n)}
     levels = cell.estimate.levels
     return row | {"Partitions": str(cell.estimate.n), "Seeds": levels.seeds if levels else NONE}
 
 
-def words_of(cells: Sequence[Cell]) -> int:
-    """The number of :func:`first_columns` that are text."""
-    return 1 + any(cell.column for cell in cells)
+def _comparison(cell: Cell, unit: NumberFormat, heads: int) -> list[str]:
+    """The difference, and what the test says of it, under so many headings."""
+    other = cell.comparison
+    if other is None:
+        return [EMPTY] * heads
+    told = [p_value(other.p), p_value(cell.adjusted) + cell.mark]
+    if other.chances is not None:
+        told = [f"{chance:.3f}" for chance in other.chances]
+    shown = [unit.spread(other.difference, "+"), *told, *[cell.verdict] * bool(cell.verdict)]
+    return shown + [NONE] * (heads - len(shown))
 
 
 def _detectable(cell: Cell, unit: NumberFormat) -> str:
     """The detectable difference, or why there is none."""
     if cell.comparison is None:
         return EMPTY
-    if math.isnan(cell.detectable):
-        return NONE
     few = unit.too_few(cell.comparison.difference.n, cell.detectable)
-    return f"too few {cell.estimate.unit}s" if few else unit.number(cell.detectable)
+    if few and not math.isnan(cell.detectable):
+        return f"too few {cell.estimate.unit}s"
+    return unit.number(cell.detectable)
 
 
-def unit_of(cells: Sequence[Cell]) -> ExperimentalUnit:
-    """The unit of all cells."""
-    return cells[0].estimate.unit if cells else "seed"
+def crossed(
+    name: str, title: str, caption: str, cells: Sequence[Cell], heads: Mapping[str, str],
+    unit: NumberFormat | None = None, texts: Sequence[str] = (),
+    rows: Mapping[str, str] | None = None,
+) -> Table:  # fmt: skip
+    """A table with one row per method and one column per column of the cells.
+
+    ``heads`` are the headings by column and ``rows`` the titles by label. A cell shows its
+    :func:`spread` in the ``unit``, the caption then the number of units; or its one of ``texts``.
+    """
+    if unit is not None:
+        texts, seeds = _with_seeds(cells, unit)
+        caption += seeds
+        heads = interval_heads(cells, heads)
+    at = {(cell.row, cell.column): text for cell, text in zip(cells, texts, strict=True)}
+    titles = rows or {row: title_of(row) for row in sorted({c.row for c in cells}, key=order)}
+    lines = [[title, *(at.get((row, c), EMPTY) for c in heads)] for row, title in titles.items()]
+    return Table(
+        name=name, title=title, caption=caption, head=["Method", *heads.values()], rows=lines,
+        words=1, data=data(cells), cells=cells,
+    )  # fmt: skip
 
 
-def _test_heads(cells: Sequence[Cell]) -> list[str]:
-    """The headings of what a test says of a difference."""
-    bayes = any(cell.comparison and cell.comparison.chances for cell in cells)
-    heads = ["P lower", "P equal", "P higher"] if bayes else ["p", "p (Holm)"]
-    return [*heads, *["Verdict"] * any(cell.verdict for cell in cells)]
-
-
-def _comparison(cell: Cell, unit: NumberFormat, heads: int) -> list[str]:
-    """The difference, and what the test says of it, under so many headings."""
-    other = cell.comparison
-    if other is None:
-        return [EMPTY] * (1 + heads)
-    shown = [unit.spread(other.difference, "+")]
-    if other.chances is not None:
-        shown += [f"{chance:.3f}" for chance in other.chances]
-    else:
-        shown += [p_value(other.p), p_value(cell.adjusted) + cell.mark]
-    shown += [cell.verdict] * bool(cell.verdict)
-    return shown + [NONE] * (1 + heads - len(shown))
-
-
-def with_seeds(cells: Sequence[Cell], unit: NumberFormat) -> tuple[dict[Cell, str], str]:
+def _with_seeds(cells: Sequence[Cell], unit: NumberFormat) -> tuple[list[str], str]:
     """:func:`spread` of the cells with their stars, and a sentence on the number of units.
 
     If the numbers of units differ, each cell shows its own.
     """
     numbers = {cell.estimate.n for cell in cells}
-    over = unit_of(cells)
+    over, alike = unit_of(cells), len(numbers) == 1
     per = {cell.estimate.levels.seeds for cell in cells if cell.estimate.levels}
     of = f", of {' or '.join(sorted(per))} training seed{'s' * (per != {'1'})}" * bool(per)
-    if len(numbers) == 1:
-        shown = {cell: spread(cell, unit) + cell.mark for cell in cells}
-        return shown, f" {over.title()}s: {max(numbers)} each{of}."
-    shown = {cell: f"{spread(cell, unit)} (n={cell.estimate.n}){cell.mark}" for cell in cells}
-    return shown, f" n: the number of {over}s{of}."
+    texts = [
+        spread(cell, unit) + f" (n={cell.estimate.n})" * (not alike) + cell.mark for cell in cells
+    ]
+    shown = f" {over.title()}s: {max(numbers)} each" if alike else f" n: the number of {over}s"
+    return texts, f"{shown}{of}."
 
 
-def crossed_heads(cells: Iterable[Cell], heads: Mapping[str, str]) -> dict[str, str]:
+def interval_heads(cells: Sequence[Cell], heads: Mapping[str, str]) -> dict[str, str]:
     """The headings by column, with what ± means in it: ``alpha=0.5 (± 95 % CI)``."""
-    cells = list(cells)
     shown = {}
     for column, head in heads.items():
-        ci = interval_head([cell for cell in cells if cell.column == column]).strip()
+        ci = interval_head(cell for cell in cells if cell.column == column).strip()
         ci = f"({ci})" if ci and not head.endswith(")") else ci
         shown[column] = f"{head} {ci}".strip()
     return shown
 
 
-def crossed(
-    name: str, title: str, caption: str, shown: Mapping[Cell, str], heads: Mapping[str, str],
-    rows: Mapping[str, str] | None = None,
-) -> Table:  # fmt: skip
-    """A table with one row per method and one column per column of the cells.
+def with_variances(made: Iterable[Table], unit: NumberFormat) -> list[Table]:
+    """The tables; each over partitions is followed by that of its variances, in their unit."""
+    return [each for table in made for each in (table, *_variances(table, unit))]
 
-    ``heads`` are the headings by column and ``rows`` the titles by label, both in order; None for
-    all labels in the papers' order.
-    """
-    texts = {(cell.row, cell.column): words for cell, words in shown.items()}
-    labels = sorted({cell.row for cell in shown}, key=order)
-    titles = rows or {label: title_of(label) for label in labels}
-    lines = [[title, *(texts.get((row, c), EMPTY) for c in heads)] for row, title in titles.items()]
-    return Table(
-        name=name, title=title, caption=caption, head=["Method", *heads.values()], rows=lines,
-        words=1, data=data(list(shown)), cells=list(shown),
-    )  # fmt: skip
+
+def _variances(table: Table, unit: NumberFormat) -> Iterator[Table]:
+    """The variances of both levels behind a table, and those of the differences if it has any."""
+    cells = table.cells
+    if unit_of(cells) == "seed":
+        return
+    compared = any(cell.comparison for cell in cells)
+    rows, truncated, inseparable = [], [], False
+    for cell in cells:
+        row, name = first_columns(cell, cells), title_of(cell.row)
+        name += f" ({cell.column})" * bool(cell.column)
+        parts: dict[str, Estimate | None] = {"": cell.estimate}
+        if compared:
+            parts["Difference: "] = cell.comparison.difference if cell.comparison else None
+        for prefix, estimate in parts.items():
+            row |= _shown(prefix, estimate, unit)
+            if estimate is not None and estimate.levels is not None:
+                of = "difference of " * bool(prefix)
+                truncated += [of + name] * estimate.levels.truncated
+                inseparable |= math.isnan(estimate.levels.between)
+        rows.append(row)
+    caption = sentences(
+        say("variance.caption"),
+        say("variance.differences") if compared else "",
+        say("variance.truncated", names="; ".join(truncated)) if truncated else "",
+        say("variance.inseparable", missing=NONE) if inseparable else "",
+    )
+    numbers = table.data[[column for column in VARIANCES if column in table.data]]
+    title = say("variance.title", title=table.title)
+    yield of_rows(f"{table.name}_variance", title, caption, rows, numbers, cells)
+
+
+def _shown(prefix: str, estimate: Estimate | None, unit: NumberFormat) -> dict[str, str]:
+    """Both standard deviations, and the share of partitions in the variance in per cent."""
+    shown = [EMPTY if estimate is None else NONE] * 3
+    if estimate is not None and (levels := estimate.levels) is not None:
+        share = NONE if math.isnan(levels.share) else f"{100 * levels.share:.0f}"
+        shown = [*(unit.number(math.sqrt(v)) for v in (levels.between, levels.within)), share]
+    heads = [unit.head(f"Std, {level}", True) for level in ("partitions", "seeds")]
+    heads = [f"{prefix}{head[0].lower()}{head[1:]}" if prefix else head for head in heads]
+    return dict(zip([*heads, f"{prefix}{'share' if prefix else 'Share'} (%)"], shown, strict=True))
 
 
 def with_differences(made: Iterable[Table], unit: NumberFormat) -> list[Table]:
-    """The tables; each of :func:`crossed` with comparisons is followed by that of its differences.
-
-    ``unit`` is that of their numbers.
-    """
-    tables = []
-    for table in made:
-        tables.append(table)
-        cells = [cell for cell in table.cells if cell.comparison is not None]
-        if cells:
-            tables.append(_differences(table, cells, unit))
-    return tables
+    """The tables; each with comparisons is followed by that of its differences, in their unit."""
+    return [each for table in made for each in (table, *_differences(table, unit))]
 
 
-def _differences(table: Table, cells: Sequence[Cell], unit: NumberFormat) -> Table:
-    """Difference, interval and p value of each cell that is compared."""
-    texts = {
-        (cell.row, cell.column): f"{unit.spread(cell.comparison.difference, '+')} "
-        f"({_told(cell)}){f', {cell.verdict}' * bool(cell.verdict)}{cell.mark}"
-        for cell in cells
-        if cell.comparison and cell.comparison.difference.n
-    }
-    columns = [*dict.fromkeys(cell.column for cell in cells)]
-    labels = sorted({cell.row for cell in cells}, key=order)
-    bayes = any(cell.comparison and cell.comparison.chances for cell in cells)
-    words = "Difference" + interval_head(cells) + (" (P)" if bayes else " (p)")
-    return Table(
-        name=f"{table.name}_difference", title=say("differences.title", title=table.title),
-        caption=say(
-            f"differences.{'bayes' if bayes else 'caption'}",
-            unit=f" in {unit.of_differences}" * bool(unit.of_differences),
-        ),
-        head=["Method", *(f"{column}: {words}" if column else words for column in columns)],
-        rows=[
-            [title_of(label), *(texts.get((label, column), EMPTY) for column in columns)]
-            for label in labels
-        ],
-        words=1, data=table.data[table.data["pairs"] > 0],
-    )  # fmt: skip
-
-
-def _told(cell: Cell) -> str:
-    """The adjusted p value of a comparison, or its three probabilities."""
-    if cell.comparison is None or cell.comparison.chances is None:
-        return p_value(cell.adjusted)
-    return " / ".join(f"{chance:.2f}" for chance in cell.comparison.chances)
+def _differences(table: Table, unit: NumberFormat) -> Iterator[Table]:
+    """Difference, interval and p value, or probabilities, of each cell that is compared."""
+    compared = [(cell, cell.comparison) for cell in table.cells if cell.comparison is not None]
+    cells = [cell for cell, _ in compared]
+    if not cells:
+        return
+    texts, bayes = [], False
+    for cell, other in compared:
+        told = p_value(cell.adjusted)
+        if other.chances is not None:
+            told, bayes = " / ".join(f"{chance:.2f}" for chance in other.chances), True
+        verdict = f", {cell.verdict}" * bool(cell.verdict)
+        text = f"{unit.spread(other.difference, '+')} ({told}){verdict}{cell.mark}"
+        texts.append(text if other.difference.n else EMPTY)
+    words = f"Difference{interval_head(cells)} ({'P' if bayes else 'p'})"
+    heads = {cell.column: f"{cell.column}: {words}" if cell.column else words for cell in cells}
+    caption = say(
+        f"differences.{'bayes' if bayes else 'caption'}",
+        unit=f" in {unit.of_differences}" * bool(unit.of_differences),
+    )
+    title = say("differences.title", title=table.title)
+    made = crossed(f"{table.name}_difference", title, caption, cells, heads, texts=texts)
+    yield replace(made, data=table.data[table.data["pairs"] > 0], cells=())
 
 
 def data(cells: Sequence[Cell]) -> pd.DataFrame:
     """All numbers of the cells, unrounded; NaN if not available."""
-    nothing = Estimate(mean=math.nan, std=math.nan, n=0, half=math.nan)
+    nothing = Comparison(Estimate(mean=math.nan, std=math.nan, n=0, half=math.nan), math.nan)
     verdicts = any(cell.verdict for cell in cells)
     rows = []
     for cell in cells:
-        estimate = cell.estimate
-        other = cell.comparison or Comparison(nothing, math.nan)
-        row: dict[str, object] = {"label": cell.row, "method": title_of(cell.row)}
-        row |= {"column": cell.column, "n": estimate.n, "mean": estimate.mean, "std": estimate.std}
-        row |= {"low": estimate.low, "high": estimate.high, "pairs": other.difference.n}
-        row |= {"difference": other.difference.mean, "difference_low": other.difference.low}
-        row |= {"difference_high": other.difference.high, "p": other.p, "p_holm": cell.adjusted}
-        row |= {"leads": cell.leads, "collapsed": cell.collapsed}
-        row |= {"unit": estimate.unit, "detectable": cell.detectable, "level": cell.level}
-        if estimate.levels is not None:
+        estimate, other = cell.estimate, cell.comparison or nothing
+        difference = other.difference
+        row: dict[str, object] = {
+            "label": cell.row, "method": title_of(cell.row), "column": cell.column,
+            "n": estimate.n, "mean": estimate.mean, "std": estimate.std, "low": estimate.low,
+            "high": estimate.high, "pairs": difference.n, "difference": difference.mean,
+            "difference_low": difference.low, "difference_high": difference.high, "p": other.p,
+            "p_holm": cell.adjusted, "leads": cell.leads, "collapsed": cell.collapsed,
+            "unit": estimate.unit, "detectable": cell.detectable, "level": cell.level,
+        }  # fmt: skip
+        if (levels := estimate.levels) is not None:
+            pairs = difference.levels
             row |= {
-                "runs": estimate.runs,
-                "seeds": estimate.levels.seeds,
-                **_variances("", estimate),
-            }
-            row |= _variances("difference_", other.difference)
-            pairs = other.difference.levels
-            row["pair_seeds"] = "" if pairs is None else pairs.seeds
-        rows.append(row | {"missing": cell.missing})
+                "runs": estimate.runs, "seeds": levels.seeds, "var_between": levels.between,
+                "var_within": levels.within,
+                "difference_var_between": math.nan if pairs is None else pairs.between,
+                "difference_var_within": math.nan if pairs is None else pairs.within,
+                "pair_seeds": "" if pairs is None else pairs.seeds,
+            }  # fmt: skip
+        row["missing"] = cell.missing
         if verdicts:
-            lower, equal, higher = other.chances or [math.nan] * 3
-            rows[-1] |= {"p_equal": other.equal, "p_lower": lower, "p_within": equal}
-            rows[-1] |= {"p_higher": higher, "verdict": cell.verdict}
+            lower, within, higher = other.chances or [math.nan] * 3
+            row |= {"p_equal": other.equal, "p_lower": lower, "p_within": within,
+                    "p_higher": higher, "verdict": cell.verdict}  # fmt: skip
+        rows.append(row)
     return pd.DataFrame(rows)
-
-
-def _variances(prefix: str, estimate: Estimate) -> dict[str, float]:
-    levels = estimate.levels
-    return {
-        f"{prefix}var_between": math.nan if levels is None else levels.between,
-        f"{prefix}var_within": math.nan if levels is None else levels.within,
-    }
 
 
 EXPLANATIONS = ("Unit", "±", "Inference", "Bold", "Difference", "Compared", "P", "Verdict")
@@ -288,17 +295,15 @@ EXPLANATIONS = ("Unit", "±", "Inference", "Bold", "Difference", "Compared", "P"
 def explained_once(tables: Sequence[Table]) -> tuple[list[Table], dict[str, str]]:
     """The tables without the explanations that several captions share, and these by their sign."""
     texts = [re.split(r"(?<=\.) (?=[A-Z±])", table.caption) for table in tables]
-    times = Counter(
-        sentence
-        for sentences in texts
-        for sentence in dict.fromkeys(sentences)
-        if sentence.partition(":")[0] in EXPLANATIONS
-    )
+    every = (sentence for sentences in texts for sentence in dict.fromkeys(sentences))
+    times = Counter(every)
     shared: dict[str, str] = {}
     for sentence, count in times.items():
         sign, _, meaning = sentence.partition(": ")
-        if count > 1:
+        if count > 1 and sign in EXPLANATIONS:
             shared[sign] = f"{shared[sign]} Or: {meaning}" if sign in shared else meaning
+        else:
+            times[sentence] = 1
     single = [
         replace(table, caption=" ".join(s for s in sentences if times[s] < 2))
         for table, sentences in zip(tables, texts, strict=True)
@@ -331,33 +336,23 @@ def latex(tables: Sequence[Table], caption: str | None = None, label: str | None
     ``caption`` and ``label`` take the place of the table's own; of several tables each caption then
     ends with the title, each label with the name.
     """
-    several = len(tables) > 1
-    return "\n".join(
-        _latex(
-            table,
-            f"{table.title}. {table.caption}" if caption is None
-            else f"{caption} ({table.title})" if several else caption,
-            f"tab:{table.name}" if label is None
-            else f"{label}-{table.name}" if several else label,
-        )
-        for table in tables
-    )  # fmt: skip
-
-
-def _latex(table: Table, caption: str, label: str) -> str:
-    body = [_latex_row(row) for row in (table.head, *table.rows)]
-    columns = "l" * table.words + "r" * (len(table.head) - table.words)
-    lines = [
-        r"\begin{table}",
-        r"\centering",
-        rf"\caption{{{_escape(caption)}}}",
-        rf"\label{{{re.sub(r'[^A-Za-z0-9:._-]', '-', label)}}}",
-        rf"\begin{{tabular}}{{{columns}}}",
-        *(r"\toprule", body[0], r"\midrule", *body[1:], r"\bottomrule"),
-        r"\end{tabular}",
-        r"\end{table}",
-    ]
-    return "\n".join(lines) + "\n"
+    several, texts = len(tables) > 1, []
+    for table in tables:
+        words, name = f"{table.title}. {table.caption}", f"tab:{table.name}"
+        if caption is not None:
+            words = f"{caption} ({table.title})" if several else caption
+        if label is not None:
+            name = f"{label}-{table.name}" if several else label
+        columns = "l" * table.words + "r" * (len(table.head) - table.words)
+        head, *rows = map(_latex_row, (table.head, *table.rows))
+        lines = [
+            *(r"\begin{table}", r"\centering", rf"\caption{{{_escape(words)}}}"),
+            rf"\label{{{re.sub(r'[^A-Za-z0-9:._-]', '-', name)}}}",
+            *(rf"\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule", *rows),
+            *(r"\bottomrule", r"\end{tabular}", r"\end{table}"),
+        ]
+        texts.append("\n".join(lines) + "\n")
+    return "\n".join(texts)
 
 
 def _latex_row(cells: Sequence[str]) -> str:

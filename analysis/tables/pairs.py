@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 
 import pandas as pd
 
@@ -20,7 +21,7 @@ from ..stats import Cell, cells, compared, missing, ranked
 from ..units import ExperimentalUnit
 from ..words import say
 from .captions import comparisons, interval_words, signs, unit_words
-from .layout import EMPTY, Table, crossed, crossed_heads, spread, with_seeds
+from .layout import EMPTY, Table, crossed, interval_heads, spread
 
 EXPERIMENT = ("dataset", "alpha", "num_clients", "sample_rate", "train.local_epochs")
 """Columns of summary.csv that define an experiment, the outermost first."""
@@ -41,37 +42,21 @@ def accuracies(
     table: pd.DataFrame, by: Sequence[str] = (LABEL,), columns: str | None = None,
     test: Test = T, unit: ExperimentalUnit = "seed",
 ) -> Table:  # fmt: skip
-    """Final accuracies as in FedGH's Tables II, IV and V.
+    """Final accuracies as in FedGH's Tables II, IV and V, tested against the same clients.
 
-    If the clients own the test data there are two columns: Acc_l is the mean over clients of
-    the accuracy on their own, Acc_g that on the pooled data. A method is tested against the same
-    clients under their own server rule. Without ``columns``, there is a column for each value of
-    the :data:`EXPERIMENT` columns in which the runs differ.
-
-    Raises:
-        AnalysisError: see :func:`analysis.runs.group`.
+    If the clients own the test data there are two columns: Acc_l is the mean over clients of the
+    accuracy on their own, Acc_g that on the pooled data.
     """
     values: dict[str, dict[str, pd.Series[float]]] = {}
     collapsed: dict[tuple[str, str], int] = {}
     table = completed(table, ())
     for title, groups in experiments(table, by, differing(table, columns), unit).items():
-        local, pooled = (
-            {
-                label: series
-                for label, series in _by_run(groups, column).items()
-                if series.notna().any()
-            }
-            for column in (LOCAL, GLOBAL)
-        )
-        if local:
-            values[f"{title} Acc_l".strip()] = local
-            values[f"{title} Acc_g".strip()] = pooled
-        else:
-            values[title] = pooled
-        columns_of = (f"{title} Acc_l".strip(), f"{title} Acc_g".strip(), title)
-        collapsed |= {(head, row): n for row, n in counts(groups).items() for head in columns_of}
+        local, pooled = _by_run(groups, LOCAL), _by_run(groups, GLOBAL)
+        parts = {f"{title} Acc_l": local, f"{title} Acc_g": pooled} if local else {title: pooled}
+        for head, series in parts.items():
+            values[head.strip()] = series
+            collapsed |= {(head.strip(), row): count for row, count in counts(groups).items()}
     statistics = ranked(compared(values, base, test), values, test, collapsed=collapsed)
-    shown, seeds = with_seeds(statistics, PERCENT)
     caption = say("pairs.caption", signs=signs(statistics, test))
     if any(title.endswith("Acc_l") for title in values):
         caption += " " + say("pairs.own")
@@ -79,19 +64,13 @@ def accuracies(
         caption += comparisons(statistics, say("pairs.baseline"), test, PERCENT)
     heads = {title: title or PERCENT.head("Accuracy") for title in values}
     rows = titles({cell.row for cell in statistics})
-    return crossed(
-        "pairs", say("pairs.title"), caption + seeds, shown, crossed_heads(statistics, heads), rows
-    )
+    return crossed("pairs", say("pairs.title"), caption, statistics, heads, PERCENT, rows=rows)
 
 
 def experiments(
     table: pd.DataFrame, by: Sequence[str], keys: Sequence[str], unit: ExperimentalUnit = "seed"
 ) -> dict[str, list[Group]]:
-    """The groups of each experiment, by the heading of its column: its values of ``keys``.
-
-    Raises:
-        AnalysisError: see :func:`analysis.runs.group`.
-    """
+    """The groups of each experiment, by the heading of its column: its values of ``keys``."""
     check_columns(table, keys)
     columns = [column for column in by if column not in keys] or [LABEL]
     rows = expanded(table, by_method(table, columns))
@@ -131,15 +110,12 @@ def base(label: str, labels: Collection[str]) -> str | None:
 def titles(labels: Collection[str]) -> Mapping[str, str]:
     """The title of each row, in order: ``FedAvg``, then ``+ FedGH`` for its other servers."""
     ordered = sorted(labels, key=lambda label: (order(_without_server(label)), order(label)))
-    return {
-        label: title_of(label) if base(label, labels) is None else _addition(label)
-        for label in ordered
-    }
-
-
-def _addition(label: str) -> str:
-    server = next(part for part in label.split(", ") if part.startswith("server="))
-    return f"+ {title_of(server.removeprefix('server='))}"
+    shown = {}
+    for label in ordered:
+        server = next((p for p in label.split(", ") if p.startswith("server=")), "")
+        added = base(label, labels) is not None
+        shown[label] = f"+ {title_of(server.removeprefix('server='))}" if added else title_of(label)
+    return shown
 
 
 def _without_server(label: str) -> str:
@@ -151,11 +127,12 @@ def differing(table: pd.DataFrame, columns: str | None = None) -> list[str]:
     if columns is not None:
         return [columns]
     telling: list[str] = []
+    count = 1
     for column in (c for c in EXPERIMENT if c in table.columns):
-        values = table[column].map(text)
-        parts = values.groupby([table[c].map(text) for c in telling]) if telling else [("", values)]
-        if any(part.nunique() > 1 for _, part in parts):
+        distinct = len(table[[*telling, column]].map(text).drop_duplicates())
+        if distinct > count:
             telling.append(column)
+            count = distinct
     return telling
 
 
@@ -170,8 +147,9 @@ def _head(row: pd.Series[float]) -> str:
 
 
 def _by_run(groups: Sequence[Group], column: str) -> dict[str, pd.Series[float]]:
-    """A column's value per run, by label, without groups that lack the column."""
-    return {one.label: one.by_run(column) for one in groups if column in one.runs}
+    """A column's value per run, by label, without groups that have none."""
+    values = {one.label: one.by_run(column) for one in groups if column in one.runs}
+    return {label: series for label, series in values.items() if series.notna().any()}
 
 
 def any_target(table: pd.DataFrame) -> bool:
@@ -183,54 +161,39 @@ def reached(
     table: pd.DataFrame, by: Sequence[str] = (LABEL,), columns: str | None = None,
     unit: ExperimentalUnit = "seed",
 ) -> Table:  # fmt: skip
-    """Rounds and seconds to the target accuracy as in FedGH's Table III.
+    """Rounds and seconds to the target accuracy as in FedGH's Table III: methods by experiments.
 
-    Rows are methods, columns experiments; arguments are those of :func:`accuracies`. Runs without a
-    target are left out.
-
-    Raises:
-        AnalysisError: no run has a target, or see :func:`analysis.runs.group`.
+    Runs without a target are left out. Where some did not reach it, a cell has how many did.
     """
     if not any_target(table):
         raise AnalysisError(f"in no run summary.csv has {TARGET}; evaluation.{TARGET} gives one")
-    statistics: list[Cell] = []
+    shown: list[Cell] = []
     runs: list[int] = []
     table = table[table[TARGET].notna()]
-    for title, groups in experiments(table, by, [*differing(table, columns), TARGET], unit).items():
-        for column, name in MEASURES.items():
-            values = _by_run(groups, column)
-            if any(series.notna().any() for series in values.values()):
-                head = f"{title}: {name}"
-                lacking = missing({row: pd.Series(0.0, own.index) for row, own in values.items()})
-                whole = {
-                    row: own
-                    for row, own in values.items()
-                    if own.notna().all() and not lacking[row]
-                }
-                statistics += [
-                    replace(cell, missing=lacking[cell.row])
-                    for cell in ranked(cells({head: values}), {head: whole}, lowest=True)
-                ]
-                runs += [len(series) for series in values.values()]
-    shown = with_count(statistics, runs)
+    experiment = experiments(table, by, [*differing(table, columns), TARGET], unit)
+    for (title, groups), (column, name) in product(experiment.items(), MEASURES.items()):
+        if not _by_run(groups, column):
+            continue
+        values = {one.label: one.by_run(column) for one in groups if column in one.runs}
+        lacking = missing({row: pd.Series(0.0, series.index) for row, series in values.items()})
+        whole = {k: v for k, v in values.items() if v.notna().all() and not lacking[k]}
+        head = f"{title}: {name}"
+        shown += [
+            replace(cell, missing=lacking[cell.row])
+            for cell in ranked(cells({head: values}), {head: whole}, lowest=True)
+        ]
+        runs += map(len, values.values())
+    texts = [
+        (spread(cell, ONE) if cell.estimate.runs else EMPTY)
+        + f" ({cell.estimate.runs} of {count})" * (cell.estimate.runs < count)
+        for cell, count in zip(shown, runs, strict=True)
+    ]
     caption = say(
         "target.caption", unit_words=unit_words(unit), interval_words=interval_words(unit),
         level=SIGNIFICANT, test=T.title, unit=unit,
-        fewer=list(dict.fromkeys(title_of(cell.row) for cell in statistics if cell.missing)),
+        fewer=list(dict.fromkeys(title_of(cell.row) for cell in shown if cell.missing)),
     )  # fmt: skip
-    heads = crossed_heads(shown, {cell.column: cell.column for cell in shown})
+    heads = interval_heads(shown, {cell.column: cell.column for cell in shown})
     rows = titles({cell.row for cell in shown})
-    made = crossed("target", say("target.title"), caption, shown, heads, rows)
-    return Table(**vars(made) | {"data": made.data.assign(seeds=runs)})
-
-
-def with_count(cells: Sequence[Cell], runs: Sequence[int]) -> dict[Cell, str]:
-    """Each cell as mean and interval, with the number of runs where some failed.
-
-    The cells are over those that reached the target; ``runs`` is how many there are of each.
-    """
-    texts = {}
-    for cell, count in zip(cells, runs, strict=True):
-        n = cell.estimate.runs
-        texts[cell] = (spread(cell, ONE) if n else EMPTY) + f" ({n} of {count})" * (n < count)
-    return texts
+    made = crossed("target", say("target.title"), caption, shown, heads, texts=texts, rows=rows)
+    return replace(made, data=made.data.assign(seeds=runs))

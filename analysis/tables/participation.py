@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,19 +13,18 @@ from ..formats import NumberFormat
 from ..runs import Group
 from ..units import COLUMNS
 from ..words import say
-from .layout import Table, crossed, crossed_heads, with_seeds
+from .layout import Table, crossed
 
-MEASURES: Mapping[str, str] = {
+HEADS: Mapping[str, str] = {
     "least": "Least", "mean": "Mean", "most": "Most", "never": "Never (%)", "gini": "Gini",
 }  # fmt: skip
 """What is made of the clients' numbers of rounds, and its heading."""
 
 
 def rounds_by_client(groups: Sequence[Group]) -> dict[str, pd.DataFrame]:
-    """By label, ``rounds`` in which the update of each client counted, in ascending order.
+    """By label, ``rounds`` in which the update of each client counted, in ascending order, by run.
 
-    Clients that may train and never did have 0. Indexed by (*:data:`analysis.units.COLUMNS`,
-    place), the place from 0.
+    Clients that may train and never did have 0.
     """
     paths = {str(row["path"]): row for one in groups for row in one.runs.to_dict("records")}
     found: dict[str, list[pd.DataFrame]] = {}
@@ -46,32 +46,31 @@ def _participants(row: Mapping[Hashable, object]) -> int:
 
 
 def table(groups: Sequence[Group]) -> Table:
-    """Of the numbers of rounds in which each client took part: the least, mean, most, and Gini.
-
-    Raises:
-        AnalysisError: no run has a clients.csv.
-    """
+    """Of the numbers of rounds in which each client took part: the least, mean, most, and Gini."""
     counts = rounds_by_client(groups)
     if not counts:
         raise AnalysisError("in no run clients.csv has rows; every `fedsim run` writes them")
     levels = list(COLUMNS[groups[0].unit])
-    values: dict[str, dict[str, pd.Series[float]]] = {name: {} for name in MEASURES}
-    for label, frame in counts.items():
-        of = frame["rounds"].groupby(level=levels)
-        values["least"][label], values["most"][label] = of.min(), of.max()
-        values["mean"][label] = of.mean()
-        values["never"][label] = 100 * (frame["rounds"] == 0).groupby(level=levels).mean()
-        values["gini"][label] = of.agg(lambda rounds: gini(rounds.to_numpy()))
-    shown = stats.cells(values)
-    texts, seeds = with_seeds(shown, NumberFormat(digits=2))
+    by_run = {label: frame["rounds"].groupby(level=levels) for label, frame in counts.items()}
+    measures: tuple[Any, ...] = (
+        "min",
+        "mean",
+        "max",
+        lambda rounds: 100 * (rounds == 0).mean(),
+        gini,
+    )
+    values = {
+        name: {label: of.agg(measure) for label, of in by_run.items()}
+        for name, measure in zip(HEADS, measures, strict=True)
+    }
     return crossed(
-        "participation", say("participation.title"), say("participation.table") + seeds,
-        texts, crossed_heads(shown, MEASURES),
+        "participation", say("participation.title"), say("participation.table"),
+        stats.cells(values), HEADS, NumberFormat(digits=2),
     )  # fmt: skip
 
 
-def gini(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
+def gini(values: pd.Series[float]) -> float:
     """sum_ij |x_i - x_j| / (2 n^2 mean(x)) of ascending x (n,) >= 0; 0 where all are 0."""
     n, total = len(values), float(values.sum())
-    ranked = float((values * (2 * np.arange(1, n + 1) - n - 1)).sum())
+    ranked = float((values.to_numpy() * (2 * np.arange(1, n + 1) - n - 1)).sum())
     return ranked / (n * total) if total else 0.0

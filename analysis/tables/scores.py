@@ -6,30 +6,23 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pandas as pd
 
-from .. import AnalysisError, resplits, scores, series
+from .. import AnalysisError, paired, scores, series
 from ..facets import facets, settings_by
 from ..formats import NATS, NONE, PERCENT, PLAIN
 from ..labels import LABEL, labels, meant, text
 from ..paired import T, Test
 from ..runs import Group, check_columns, expanded, group, order, unit_among
-from ..scores import ALL, SCORES, TAKES, by_run, completed, counts
+from ..scores import ALL, SCORES, TAKES, Score, by_run, completed, counts
 from ..stats import Cell, Values, cells, ranked
 from ..units import COLUMNS, ExperimentalUnit, finite
 from ..words import say
 from . import clients, pairs, participation, sites
 from .captions import comparisons, incomplete, signs, unit_words
-from .layout import (
-    Table,
-    crossed,
-    crossed_heads,
-    detailed,
-    with_differences,
-    with_seeds,
-)
-from .variance import with_variances
+from .layout import Table, crossed, detailed, with_differences, with_variances
 
 TERMS: Mapping[str, str] = {
     "local_loss": "Local", "shift_loss": "Shift", "aggregation_loss": "Aggregation",
@@ -38,20 +31,12 @@ TERMS: Mapping[str, str] = {
 """Columns of decomposition.csv; the first three add up to the last."""
 NAMES = (
     *ALL,
-    "scores",
-    "clients",
-    "sites",
-    "pairs",
-    "target",
-    "groups",
-    "decomposition",
-    "participation",
+    *("scores", "clients", "sites", "pairs", "target", "groups", "decomposition", "participation"),
 )
 """The tables by name; ``scores`` has all scores of the final models side by side, ``clients`` how
 the clients' accuracies spread, ``sites`` each client by name, ``participation`` how often clients
 took part."""
-VERDICTS = (*ALL, "pairs", "groups")
-"""The tables that show verdicts."""
+VERDICTS = (*ALL, "pairs", "groups")  # the tables that show verdicts
 RESPLIT = (*SCORES, "scores", "pairs")
 """The tables of scores of the whole test part, whose size the corrected test takes."""
 FILES: Mapping[str, str] = {"groups": "evaluations", "decomposition": "decomposition"}
@@ -63,16 +48,11 @@ def make(
     baseline: str | None = None, test: Test = T, takes: Sequence[str] = tuple(TAKES),
     unit: ExperimentalUnit | None = None,
 ) -> list[Table]:  # fmt: skip
-    """The tables of a name, as ``fedsim table --metric NAME`` shows them.
+    """The tables of one of :data:`NAMES`, as ``fedsim table --metric NAME`` shows them.
 
-    ``name`` is one of :data:`NAMES`; ``by`` are the columns of summary.csv that distinguish
-    methods, and the values of ``columns`` become columns of the table. A score has a table for each
-    of the ``takes``. ``unit`` is what the runs repeat; partitions where there are several, see
-    :func:`analysis.runs.unit_among`. The ratio of a corrected ``test`` is read from the runs.
-    Tables of accuracies and scores over partitions are followed by one of the variances.
-
-    Raises:
-        AnalysisError: an option that the table does not have, or nothing to show.
+    ``by`` are the columns of summary.csv that distinguish methods, and the values of ``columns``
+    become columns of the table. A score has a table for each of the ``takes``; those over
+    partitions are followed by one of the variances.
     """
     _check(name, columns, baseline, test)
     runs = completed(runs, [name] if name in ALL else SCORES if name == "scores" else ())
@@ -84,7 +64,7 @@ def make(
         baseline = meant(baseline, labels(runs, rows))
     unit = unit_among(runs, [*by, *([columns] if columns else ())], unit)
     if test.kind == "corrected":
-        test = replace(test, ratio=resplits.ratio(runs, unit))
+        test = replace(test, ratio=paired.ratio(runs, unit))
     if name == "target":
         return [pairs.reached(runs, by, columns, unit)]
     if name == "pairs":
@@ -113,47 +93,37 @@ def _of_groups(
     if name == "sites":
         by_setting = sites.by_setting(facets(groups, settings_by(by, groups)), baseline, test)
         return sites.tables(by_setting, test)
-    if name == "clients":
-        return with_variances(clients.spreads(groups, baseline, test), PERCENT)
-    if name == "scores":
-        return with_variances([all_scores(groups, baseline, test)], PERCENT)
-    if name == "groups":
-        made = with_variances(image_groups(groups, baseline, test), PERCENT)
-        missing = "evaluations.csv has rows of groups; data sets with groups write them"
-    else:
-        made = decomposition(groups, baseline, test)
-        missing = "decomposition.csv has rows; evaluation.decompose_every above 0 writes them"
-    if not made:
-        raise AnalysisError(f"in no run {missing}")
-    return made
+    if name == "decomposition":
+        return decomposition(groups, baseline, test) or _none(name)
+    of = {"clients": clients.spreads, "groups": image_groups, "scores": all_scores}[name]
+    return with_variances(of(groups, baseline, test) or _none(name), PERCENT)
+
+
+def _none(name: str) -> NoReturn:
+    how = "; evaluation.decompose_every above 0 writes them"
+    how = " of groups; data sets with groups write them" if name == "groups" else how
+    raise AnalysisError(f"in no run {FILES[name]}.csv has rows{how}")
 
 
 def _check(name: str, columns: str | None, baseline: str | None, test: Test) -> None:
     """Refuses options that the table has no use for."""
-    if name == "pairs" and baseline is not None:
-        raise AnalysisError(
-            f"--baseline {baseline}: the table {name} compares each method with its own clients "
-            "under their own server rule; leave it out"
-        )
-    if columns is not None and name not in (*ALL, "pairs", "target"):
-        raise AnalysisError(
-            f"--columns {columns}: the table {name} has columns of its own; --columns goes with "
-            f"{', '.join((*ALL, 'pairs', 'target'))}"
-        )
-    wanted = {"--rope": test.rope is not None, f"--test {test.kind}": test.bayes}
-    for flag in (flag for flag, unwanted in wanted.items() if unwanted and name not in VERDICTS):
-        raise AnalysisError(
-            f"{flag}: the table {name} has no verdicts; those that do are {', '.join(VERDICTS)}"
-        )
-    if test.kind == "corrected" and name not in RESPLIT:
-        raise AnalysisError(
-            f"--test corrected: takes the size of the whole test part, which the table {name} is "
-            f"not about; those that are: {', '.join(RESPLIT)}"
-        )
-    if test.rope is not None and not test.bayes and baseline is None and name != "pairs":
-        raise AnalysisError(
-            "--rope: verdicts are of comparisons; name what to compare with: --baseline METHOD"
-        )
+    crossing = (*ALL, "pairs", "target")
+    refused = {
+        f"--baseline {baseline}: the table {name} compares each method with its own clients under "
+        "their own server rule; leave it out": name == "pairs" and baseline is not None,
+        f"--columns {columns}: the table {name} has columns of its own; --columns goes with "
+        f"{', '.join(crossing)}": columns is not None and name not in crossing,
+        f"--rope: the table {name} has no verdicts; those that do are {', '.join(VERDICTS)}":
+            test.rope is not None and name not in VERDICTS,
+        f"--test corrected: takes the size of the whole test part, which the table {name} is not "
+        f"about; those that are: {', '.join(RESPLIT)}":
+            test.kind == "corrected" and name not in RESPLIT,
+        "--rope: verdicts are of comparisons; name what to compare with: --baseline METHOD":
+            test.rope is not None and not test.bayes and baseline is None and name != "pairs",
+    }  # fmt: skip
+    for problem, is_so in refused.items():
+        if is_so:
+            raise AnalysisError(problem)
 
 
 def _check_there(runs: pd.DataFrame, score: str) -> None:
@@ -186,20 +156,16 @@ def without_rows(name: str, groups: Sequence[Group]) -> dict[str, list[Path]]:
 def scored(
     groups: Sequence[Group], score: str, take: str, baseline: str | None = None, test: Test = T
 ) -> Table:
-    """A score with one row per method: intervals and the comparison with a baseline.
+    """A score of :func:`analysis.scores.completed` runs, with one row per method.
 
-    ``groups`` are of :func:`analysis.scores.completed` runs.
+    It has intervals and the comparison with a baseline.
     """
     shown = ALL[score]
-    statistics = _cells(
-        {"": by_run(groups, score, take)}, {"": groups}, baseline, test, shown.lowest
-    )
-    caption = f"{_meaning(groups, score, take)} {signs(statistics, test, lowest=shown.lowest)}"
+    statistics = _cells({"": by_run(groups, score, take)}, {"": groups}, baseline, test, shown)
+    caption = _meaning(groups, score, take) + signs(statistics, test, lowest=shown.lowest)
     caption += comparisons(statistics, baseline, test, shown.unit, details=True)
-    title = scores.heading(score, take)
-    return detailed(
-        f"{score}_{take}", title, caption, statistics, shown.unit, _capital(shown.title)
-    )
+    name, title = f"{score}_{take}", scores.heading(score, take)
+    return detailed(name, title, caption, statistics, shown.unit, _capital(shown.title))
 
 
 def crossed_score(
@@ -208,24 +174,22 @@ def crossed_score(
 ) -> Table:  # fmt: skip
     """A score with one column per value of a setting; comparisons are within a column."""
     check_columns(runs, [columns])
-    rows = [column for column in by if column != columns]
-    of = runs[columns].map(text)
+    rows, of, shown = [c for c in by if c != columns], runs[columns].map(text), ALL[score]
     blocks = {
         value: group(runs[of == value], rows, unit) for value in sorted(of.unique(), key=order)
     }
     values = {value: by_run(groups, score, take) for value, groups in blocks.items()}
-    shown = ALL[score]
-    statistics = _cells(values, blocks, baseline, test, shown.lowest)
+    statistics = _cells(values, blocks, baseline, test, shown)
     everyone = [one for groups in blocks.values() for one in groups]
-    caption = f"{_meaning(everyone, score, take)} {signs(statistics, test, lowest=shown.lowest)}"
+    caption = _meaning(everyone, score, take) + signs(statistics, test, lowest=shown.lowest)
     caption += comparisons(statistics, baseline, test, shown.unit)
-    texts, seeds = with_seeds(statistics, shown.unit)
+    name = f"{score}_{take}_by_{columns}"
     title = f"{shown.unit.head(scores.heading(score, take))} by {columns}"
-    heads = crossed_heads(statistics, {value: f"{columns}={value}" for value in blocks})
-    return crossed(f"{score}_{take}_by_{columns}", title, caption + seeds, texts, heads)
+    heads = {value: f"{columns}={value}" for value in blocks}
+    return crossed(name, title, caption, statistics, heads, shown.unit)
 
 
-def all_scores(groups: Sequence[Group], baseline: str | None = None, test: Test = T) -> Table:
+def all_scores(groups: Sequence[Group], baseline: str | None = None, test: Test = T) -> list[Table]:
     """All scores of the final models but the loss, one column each; empty columns are left out.
 
     ``groups`` are of :func:`analysis.scores.completed` runs.
@@ -237,15 +201,14 @@ def all_scores(groups: Sequence[Group], baseline: str | None = None, test: Test 
     statistics = _cells(values, dict.fromkeys(values, groups), baseline, test)
     caption = say("tables.scores", signs=signs(statistics, test))
     caption += comparisons(statistics, baseline, test, PERCENT)
-    shown, seeds = with_seeds(statistics, PERCENT)
-    heads = {name: PERCENT.head(_capital(SCORES[name].title)) for name in values}
+    heads = {name: SCORES[name].axis for name in values}
     title = "Scores of the final models"
-    return crossed("scores", title, caption + seeds, shown, crossed_heads(statistics, heads))
+    return [crossed("scores", title, caption, statistics, heads, PERCENT)]
 
 
 def _cells(
     values: Values, groups: Mapping[str, Sequence[Group]], baseline: str | None, test: Test,
-    lowest: bool = False,
+    score: Score = SCORES["accuracy"],
 ) -> list[Cell]:  # fmt: skip
     """The statistics of a table of scores, ranked; ``groups`` are those of each column."""
     collapsed = {
@@ -254,7 +217,7 @@ def _cells(
         for label, count in counts(inside).items()
     }
     statistics = cells(values, baseline, test)
-    return ranked(statistics, values, test, lowest=lowest, collapsed=collapsed)
+    return ranked(statistics, values, test, lowest=score.lowest, collapsed=collapsed)
 
 
 def _capital(words: str) -> str:
@@ -284,29 +247,27 @@ def decomposition(
 
     There are two tables each: the mean over a run's decomposed rounds, and the last of them.
     """
-    keys = ["split", "scope"]
+    keys, unit = ["split", "scope"], groups[0].unit if groups else "seed"
     rounds = series.by_run(groups, "decomposition", [*TERMS], ["round", *keys])
-    levels = [*COLUMNS[groups[0].unit], *keys] if groups else []
-    by = {label: f.sort_index().groupby(level=levels) for label, f in rounds.items()}
+    by = {k: f.sort_index().groupby(level=[*COLUMNS[unit], *keys]) for k, f in rounds.items()}
     spans = {
         "mean": ("mean over the decomposed rounds", {label: of.mean() for label, of in by.items()}),
         "last": ("last decomposed round", {label: of.last() for label, of in by.items()}),
     }
     tables = []
-    unit = groups[0].unit if groups else "seed"
     for span, (words, by_label) in spans.items():
         for (split, scope), values in sorted(_by_key(by_label, keys).items()):
+            statistics = cells(values, baseline, test)
             caption = say(
                 "tables.decomposition", split=split, scope=scope, span=words, unit=unit,
                 unit_words=unit_words(unit),
             )  # fmt: skip
-            name = f"decomposition_{span}_{split}_{scope}"
-            title = f"Terms of the loss ({split}, {scope}), {words}"
-            statistics = cells(values, baseline, test)
             caption += incomplete(statistics, ranked=False)
             caption += comparisons(statistics, baseline, test, NATS)
-            shown = {cell: with_interval(cell) for cell in statistics}
-            tables.append(crossed(name, title, caption, shown, TERMS))
+            name = f"decomposition_{span}_{split}_{scope}"
+            title = f"Terms of the loss ({split}, {scope}), {words}"
+            texts = [*map(_with_interval, statistics)]
+            tables.append(crossed(name, title, caption, statistics, TERMS, texts=texts))
     return tables
 
 
@@ -324,16 +285,16 @@ def _by_key(
 
 
 def _meaning(groups: Sequence[Group], score: str, take: str) -> str:
+    """What a caption begins with: the score, its unit, and from which rounds it is."""
     names = {"val": "validation part", "test": "test part itself"}
     parts = sorted({str(part) for one in groups for part in one.runs.get("best_by", ())})
     meaning = say(f"tables.{take}", parts=" or ".join(names.get(part, part) for part in parts))
     shown = ALL[score]
     unit = {"%": " in per cent", "nats": " in nats", "": ""}[shown.unit.name]
-    better = ", lower is better" * shown.lowest
-    return f"{_capital(shown.title)}{unit}{better}, {meaning}."
+    return f"{_capital(shown.title)}{unit}{', lower is better' * shown.lowest}, {meaning}. "
 
 
-def with_interval(cell: Cell) -> str:
+def _with_interval(cell: Cell) -> str:
     """``0.4500 [0.3661, 0.5339] *``: the mean, its 95 % interval and the star."""
     mean, interval = PLAIN.number(cell.estimate.mean), PLAIN.interval(cell.estimate)
     return mean + f" {interval}" * (interval != NONE) + cell.mark

@@ -29,52 +29,40 @@ from .captions import interval_words, unit_words
 from .clients import last_scores
 from .layout import COLLAPSE, EMPTY, Table, data, interval_head, spread, unit_of
 
-LOCAL = "local"
-"""The algorithm in which each client trains a model of its own."""
-FIRST = (LOCAL, "centralized")
-"""The approaches without federation are the first columns."""
-TUNED = ", fine-tuned"
-"""End of the label of a method whose final model each client has fine-tuned."""
+LOCAL = "local"  # the algorithm in which each client trains a model of its own
+FIRST = (LOCAL, "centralized")  # the approaches without federation are the first columns
+TUNED = ", fine-tuned"  # end of the label of a method whose final model each client has fine-tuned
 SAMPLES = {"train_samples": "Training samples", "test_samples": "Test samples"}
 """Columns of partition.csv and their headings."""
 OWN, COMMON = "own_test", "test"
 """The parts that clients are scored on: samples of their own, or the same ones for all."""
 BY_SITE = ("accuracy", "loss")
 """The scores that runs record by client, keys of :data:`analysis.scores.SCORES`."""
-NARROW = 6
-"""Headings of more approaches are as short as can be, so that the table fits a page."""
-HELD_OUT = " (held out)"
-"""End of the name of a site that never trained."""
+NARROW = 6  # headings of more approaches are as short as can be, so that the table fits a page
+HELD_OUT = " (held out)"  # end of the name of a site that never trained
 Verdict = Literal["helps", "harms", "cannot be told"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sites:
-    """The scores of the clients under one setting.
+    """The scores of the clients under one setting."""
 
-    Args:
-        score: one of :data:`BY_SITE`.
-        part: that all are scored on, :data:`OWN` or :data:`COMMON`.
-        names: of the clients by id.
-        samples: by client id, columns train_samples and, where known, test_samples.
-        labels: of the approaches: methods, and methods with fine-tuning.
-        values: by label and client id one value per run in which the client trained.
-        cells: one per client and approach, the column being the client's name.
-        reference: the label that the others are compared with; None for no comparison.
-        without: labels of methods that have no scores by client.
-        held_out: clients that never trained, which nothing can help or harm.
-    """
-
-    score: str
-    part: str
-    names: Mapping[int, str]
-    samples: pd.DataFrame
-    labels: Sequence[str]
+    score: str  # one of `BY_SITE`
+    part: str  # that all are scored on, `OWN` or `COMMON`
+    names: Mapping[int, str]  # of the clients by id
+    samples: pd.DataFrame  # by client id, columns train_samples and, where known, test_samples
+    # by label of an approach (a method, or one with fine-tuning) and client id one value per run in
+    # which the client trained
     values: Mapping[str, Mapping[int, pd.Series[float]]]
-    cells: Sequence[Cell]
-    reference: str | None
-    without: Sequence[str]
-    held_out: frozenset[int]
+    cells: Sequence[Cell]  # one per client and approach, the column being the client's name
+    reference: str | None  # the label that the others are compared with; None for no comparison
+    without: Sequence[str]  # labels of methods that have no scores by client
+    held_out: frozenset[int]  # clients that never trained, which nothing can help or harm
+
+    @property
+    def labels(self) -> list[str]:
+        """The approaches."""
+        return list(self.values)
 
     @property
     def unit(self) -> ExperimentalUnit:
@@ -83,21 +71,18 @@ class Sites:
 
     def means(self) -> dict[str, pd.Series[float]]:
         """By label each run's mean over the clients that trained; each client counts once."""
-        return {
-            label: pd.concat(
-                [series for c, series in of.items() if c not in self.held_out], axis=1
-            ).mean(axis=1)
+        trained = {
+            label: [series for client, series in of.items() if client not in self.held_out]
             for label, of in self.values.items()
-            if of.keys() - self.held_out
         }
+        return {label: pd.concat(of, axis=1).mean(axis=1) for label, of in trained.items() if of}
 
     def verdict(self, cell: Cell) -> Verdict:
         """Whether an approach helps a site, by the paired test over common partitions.
 
         It helps, or harms, where it is significantly better or worse on the site's own samples.
-        Nothing can be told over training seeds on one partition, since other patients in the test
-        part may turn the difference round, nor over fewer than :data:`analysis.stats.FEWEST`
-        partitions.
+        Over seeds on one partition nothing can be told, since other patients may turn the
+        difference round.
         """
         other = cell.comparison
         if other is None or self.part != OWN or self.few(cell) or not cell.adjusted < SIGNIFICANT:
@@ -121,73 +106,52 @@ def gather(
     """The scores by client of methods under one setting; None if no run has any.
 
     ``baseline`` is the label to compare with; None for that of the runs of :data:`LOCAL`.
-
-    Raises:
-        AnalysisError: clients that are not the same in all runs, or no such baseline.
     """
     by_label, part, held_out = _scores(groups, score)
     if not by_label:
         return None
     names, samples = _clients(groups)
-    ids = sorted({client for local in by_label.values() for client in local})
-    names = _distinct({client: names.get(client, f"client {client}") for client in ids})
+    ids = sorted({client for of in by_label.values() for client in of})
+    names = {client: names.get(client, f"client {client}") for client in ids}
+    often = Counter(names.values())
+    names = {c: n if often[n] == 1 else f"{n} (client {c})" for c, n in names.items()}
     local = [one.label for one in groups if set(one.runs["algorithm"]) == {LOCAL}]
     reference = next((label for label in local if label in by_label), None)
-    if baseline is not None:
-        baseline = meant(baseline, by_label)
-        if baseline not in by_label:
-            raise AnalysisError(
-                f"baseline {baseline}: no accuracies by client; those that have them are "
-                f"{'; '.join(by_label)}"
-            )
-        reference = baseline
-    compared = {c: name for c, name in names.items() if c not in held_out}
+    if baseline is not None and (reference := meant(baseline, by_label)) not in by_label:
+        raise AnalysisError(
+            f"baseline {reference}: no accuracies by client; those that have them are "
+            f"{'; '.join(by_label)}"
+        )
     return Sites(
-        score=score, part=part, names=names, samples=samples.reindex(ids), labels=list(by_label),
-        values=by_label, reference=reference, held_out=held_out,
+        score=score, part=part, names=names, samples=samples.reindex(ids), values=by_label,
+        reference=reference, held_out=held_out, cells=_cells(
+            by_label, names, reference, counts(groups), held_out, test
+        ),
         without=[one.label for one in groups if one.label not in by_label],
-        cells=[
-            *_cells(by_label, compared, reference, counts(groups), test),
-            *_cells(by_label, {c: names[c] for c in held_out}, None, counts(groups), test),
-        ],
     )  # fmt: skip
 
 
 def _cells(
     by_label: Mapping[str, Mapping[int, pd.Series[float]]], names: Mapping[int, str],
-    reference: str | None, collapsed: Mapping[str, int], test: Test,
+    reference: str | None, collapsed: Mapping[str, int], held_out: frozenset[int], test: Test,
 ) -> list[Cell]:  # fmt: skip
     """One cell per approach and client; p values are corrected over the clients of an approach."""
-    cells = []
     references = {} if reference is None else by_label[reference]
-    for client, name in names.items():
-        for label, values in by_label.items():
-            if client not in values:
-                continue
-            other = None
-            if label != reference and client in references:
-                other = paired(values[client], references[client], test)
-            cells.append(
-                Cell(
-                    row=label, column=name, estimate=of_runs(values[client]), comparison=other,
-                    collapsed=collapsed.get(label, 0),
-                )
+    made: list[Cell] = []
+    for label, values in by_label.items():
+        row = []
+        for client in (client for client in names if client in values):
+            compared = label != reference and client in references and client not in held_out
+            other = paired(values[client], references[client], test) if compared else None
+            cell = Cell(
+                row=label, column=names[client], estimate=of_runs(values[client]),
+                comparison=other, collapsed=collapsed.get(label, 0),
             )  # fmt: skip
-    made = []
-    for label in by_label:
-        row = [cell for cell in cells if cell.row == label]
+            row.append(cell)
         adjusted = holm([cell.comparison.p if cell.comparison else math.nan for cell in row])
         made += [replace(cell, adjusted=p) for cell, p in zip(row, adjusted, strict=True)]
-    return made
-
-
-def _distinct(names: Mapping[int, str]) -> dict[int, str]:
-    """The names, with the client's number where several clients have the same."""
-    often = Counter(names.values())
-    return {
-        client: name if often[name] == 1 else f"{name} (client {client})"
-        for client, name in names.items()
-    }
+    last = {names[client] for client in held_out if client in names}
+    return sorted(made, key=lambda cell: cell.column in last)
 
 
 def _scores(
@@ -221,17 +185,12 @@ def _scores(
 
 
 def _by_client(values: pd.Series[float]) -> dict[int, pd.Series[float]]:
-    finite = values.dropna()
-    clients = finite.index.get_level_values("client_id").astype(int)
-    return {client: finite[clients == client].droplevel("client_id") for client in clients.unique()}
+    by_client = values.dropna().groupby(level="client_id", sort=False)
+    return {int(float(str(client))): of.droplevel("client_id") for client, of in by_client}
 
 
 def _clients(groups: Sequence[Group]) -> tuple[Mapping[int, str], pd.DataFrame]:
-    """The clients' names by id, which are those of all methods, and their numbers of samples.
-
-    Raises:
-        AnalysisError: names differ, or the clients are other ones on each partition.
-    """
+    """The clients' names by id, which are those of all methods, and their numbers of samples."""
     paths = [first_run([one]) for one in groups]
     named = {path: names for path in paths if (names := client_names(path))}
     first, names = next(iter(named.items()), (paths[0], {}))
@@ -246,21 +205,16 @@ def _clients(groups: Sequence[Group]) -> tuple[Mapping[int, str], pd.DataFrame]:
             f"{first}/partition.csv: clients without names are other ones on each partition; "
             "compare them on one partition (data.seed)"
         )
-    columns = ["train_samples", "test_samples"]
+    columns = [*SAMPLES]
     counted = series.by_run(groups[:1], "partition", columns, "client_id", reduced="sum")
-    if not counted:
-        return names, pd.DataFrame(columns=columns, dtype=float)
-    return names, counted[groups[0].label].groupby(level="client_id").mean()
+    none = pd.DataFrame(columns=columns, index=pd.Index([], name="client_id"), dtype=float)
+    return names, counted.get(groups[0].label, none).groupby(level="client_id").mean()
 
 
 def by_setting(
     facets: Facets, baseline: str | None = None, test: Test = T, score: str = "accuracy"
 ) -> dict[str, Sites]:
-    """:func:`gather` for each setting that has accuracies by client.
-
-    Raises:
-        AnalysisError: see :func:`gather`.
-    """
+    """:func:`gather` for each setting that has accuracies by client."""
     gathered = {
         setting: gather(groups, baseline, test, score) for setting, groups in facets.items()
     }
@@ -268,11 +222,7 @@ def by_setting(
 
 
 def tables(found: Mapping[str, Sites], test: Test = T) -> list[Table]:
-    """Accuracy by site and approach, and differences from the local model, for each setting.
-
-    Raises:
-        AnalysisError: there are none.
-    """
+    """Accuracy by site and approach, and differences from the local model, for each setting."""
     if not found:
         raise AnalysisError(say("sites.absent"))
     tables = []
@@ -289,43 +239,48 @@ def _levels(sites: Sites, end: str, where: str) -> Table:
     """Accuracies: one row per site, one column per approach."""
     cells, unit, shown = sites.cells, sites.unit, SCORES[sites.score]
     samples = {
-        head: sites.samples[column] for column, head in SAMPLES.items()
+        head: [EMPTY if math.isnan(n) else f"{n:.0f}" for n in sites.samples[column]]
+        for column, head in SAMPLES.items()
         if sites.samples[column].sum() > 0
-    }  # fmt: skip
+    }
     few = len(sites.labels) <= NARROW  # of more columns the caption alone says what ± is
-    head = ["Site", *samples]
-    for label in sites.labels:
-        ci = interval_head(list(sites.of(label).values())) if few else ""
-        head.append(title_of(label) + ci)
-    texts = {(cell.column, cell.row): spread(cell, shown.unit) for cell in cells}
-    rows = [
-        [
-            _name(sites, client),
-            *(EMPTY if math.isnan(of[client]) else f"{of[client]:.0f}" for of in samples.values()),
-            *(texts.get((name, label), EMPTY) for label in sites.labels),
-        ]
-        for client, name in sites.names.items()
+    heads = [
+        title_of(label) + (interval_head(sites.of(label).values()) if few else "")
+        for label in sites.labels
     ]
+    texts = {(cell.column, cell.row): spread(cell, shown.unit) for cell in cells}
     numbers = sorted({cell.estimate.n for cell in cells})
-    collapsed = [one for one in sites.labels if any(c.collapsed for c in sites.of(one).values())]
+    fallen = dict.fromkeys(title_of(cell.row) for cell in cells if cell.collapsed)
     score = shown.title[0].upper() + shown.title[1:]
     caption = say(
         "sites.caption", score=score, part=sites.part, numbers=numbers, unit=unit,
         means=unit == "partition" and bool(samples), without=[*map(title_of, sites.without)],
         reference=sites.reference, held_out=sites.held_out, unit_words=unit_words(unit),
         interval=interval_words(unit) if numbers[-1] > 1 else "", sign=COLLAPSE,
-        collapsed=[*map(title_of, collapsed)],
+        collapsed=[*fallen],
     )  # fmt: skip
     columns = ["label", "method", "site", "client_id", "num_samples", "test_samples", "split"]
     columns += ["n", "mean", "std", "low", "high", "collapsed", "unit"]
     return Table(
         name=f"sites{end}", title=shown.unit.head(say("sites.title", score=score)) + where,
-        caption=caption, head=head, rows=rows, words=1, data=_data(sites)[columns],
+        caption=caption, head=["Site", *samples, *heads], words=1, data=_data(sites)[columns],
+        rows=_rows(sites, texts, sites.labels, [*samples.values()]),
     )  # fmt: skip
 
 
-def _name(sites: Sites, client: int) -> str:
-    return sites.names[client] + (HELD_OUT if client in sites.held_out else "")
+def _rows(
+    sites: Sites, texts: Mapping[tuple[str, str], str], labels: Sequence[str],
+    more: Sequence[Sequence[str]] = (),
+) -> list[list[str]]:  # fmt: skip
+    """A row per site: its name, its items of ``more``, and its text for each approach."""
+    return [
+        [
+            name + HELD_OUT * (client in sites.held_out),
+            *(column[i] for column in more),
+            *(texts.get((name, label), EMPTY) for label in labels),
+        ]
+        for i, (client, name) in enumerate(sites.names.items())
+    ]
 
 
 def _differences(sites: Sites, end: str, where: str, test: Test) -> Table:
@@ -333,10 +288,6 @@ def _differences(sites: Sites, end: str, where: str, test: Test) -> Table:
     labels = [label for label in sites.labels if label != sites.reference]
     compared = [(cell, cell.comparison) for cell in sites.cells if cell.comparison is not None]
     texts = {(cell.column, cell.row): _difference(sites, cell, other) for cell, other in compared}
-    rows = [
-        [_name(sites, client), *(texts.get((name, label), EMPTY) for label in labels)]
-        for client, name in sites.names.items()
-    ]
     reference, score = title_of(sites.reference or ""), SCORES[sites.score]
     caption = say(
         "sites.difference", reference=reference, unit=sites.unit, test=test.title, part=sites.part,
@@ -351,7 +302,7 @@ def _differences(sites: Sites, end: str, where: str, test: Test) -> Table:
     heading = score.unit.head(say("sites.difference_title", reference=reference), differences=True)
     return Table(
         name=f"sites_difference{end}", title=heading + where, caption=caption,
-        head=["Site", *map(title_of, labels)], rows=rows, words=1,
+        head=["Site", *map(title_of, labels)], rows=_rows(sites, texts, labels), words=1,
         data=every[every["label"] != sites.reference][columns],
     )  # fmt: skip
 
@@ -363,21 +314,19 @@ def _same(other: Comparison) -> bool:
 
 def _difference(sites: Sites, cell: Cell, other: Comparison) -> str:
     """``+4.10 [+1.20, +7.00] **helps**``."""
-    unit = SCORES[sites.score].unit
-    if math.isnan(other.difference.mean):
+    unit, difference, word = SCORES[sites.score].unit, other.difference, sites.verdict(cell)
+    if math.isnan(difference.mean):
         return EMPTY
-    none = math.isnan(other.difference.half) or _same(other)
-    interval = "" if none else f" {unit.interval(other.difference, '+')}"
-    word = sites.verdict(cell)
+    none = math.isnan(difference.half) or _same(other)
+    interval = "" if none else f" {unit.interval(difference, '+')}"
     shown = word if word == "cannot be told" else f"**{word}**"
-    return f"{unit.number(other.difference.mean, '+')}{interval} {shown}"
+    return f"{unit.number(difference.mean, '+')}{interval} {shown}"
 
 
 def _data(sites: Sites) -> pd.DataFrame:
     """All numbers, one row per site and approach; samples are means over the partitions."""
     frame = data(sites.cells).rename(columns={"column": "site"})
-    ids = {name: client for client, name in sites.names.items()}
-    clients = frame["site"].map(ids)
+    clients = frame["site"].map({name: client for client, name in sites.names.items()})
     samples = {"num_samples": "train_samples", "test_samples": "test_samples"}
     counted = {
         column: clients.map(sites.samples[column_of]).astype("Float64").convert_dtypes()

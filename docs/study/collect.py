@@ -26,7 +26,7 @@ sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent)]
 import archive  # noqa: E402
 
 from analysis import AnalysisError  # noqa: E402
-from analysis.files import csv_text, read_json, read_table  # noqa: E402
+from analysis.files import csv_text, read_env, read_table  # noqa: E402
 from analysis.scores import TOLERANCE  # noqa: E402
 from fedsim.config import experiments  # noqa: E402
 from fedsim.config.experiments import Experiment  # noqa: E402
@@ -173,7 +173,7 @@ def row_of(run: Planned, studies: Path) -> Row:
     path = run.path
     row = run.unit | {"status": status_of(path), "path": path.relative_to(studies).as_posix()}
     if (path / "env.json").is_file():
-        env = read_json(path / "env.json")
+        env = read_env(path)
         row |= {"classes": len(env["classes"]), "commit": env.get("git_commit")}
     if row["status"] != "finished":
         return row

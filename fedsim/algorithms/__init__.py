@@ -5,19 +5,10 @@ What imports torch is imported on first use: names and hyperparameters are known
 
 from typing import TYPE_CHECKING, Any
 
-from fedsim.algorithms.catalogue import (
-    FIELDS,
-    chain,
-    check,
-    describe,
-    fields,
-    names,
-    parameters,
-)
+from fedsim.algorithms.catalogue import FIELDS, chain, check, describe, fields, names, parameters
 
 if TYPE_CHECKING:
-    from fedsim.algorithms.base import Algorithm, Probe
-    from fedsim.algorithms.registry import compose, load
+    from fedsim.algorithms.base import Algorithm, Probe, compose, load
 
 __all__ = [
     "FIELDS",
@@ -33,15 +24,10 @@ __all__ = [
     "parameters",
 ]
 
-_HOME = {
-    **dict.fromkeys(("Algorithm", "Probe"), "base"),
-    **dict.fromkeys(("compose", "load"), "registry"),
-}
-
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in ("Algorithm", "Probe", "compose", "load"):
         raise AttributeError(f"module 'fedsim.algorithms' has no attribute {name!r}")
-    import importlib
+    from fedsim.algorithms import base
 
-    return getattr(importlib.import_module(f"fedsim.algorithms.{_HOME[name]}"), name)
+    return getattr(base, name)

@@ -17,31 +17,19 @@ names, describe, fields = METHODS.names, METHODS.describe, METHODS.fields
 
 
 def parameters(name: str) -> Mapping[str, Parameter]:
-    """The hyperparameters of a method: the keyword parameters of its ``build``, or of a plain rule.
-
-    Raises:
-        ConfigError: as :meth:`Registry.parameters`.
-    """
+    """The hyperparameters of a method: the keyword parameters of its ``build``, or of a rule."""
     if ":" in name and plain.is_rule(METHODS.builder(name), METHODS.title(name)):
         return plain.hyperparameters(METHODS.builder(name), METHODS.title(name))
     return METHODS.parameters(name)
 
 
 def check(name: str, hyperparameters: Mapping[str, Any]) -> dict[str, Scalar]:
-    """The hyperparameters with the types that the method's ``build`` declares.
-
-    Raises:
-        ConfigError: no such method or hyperparameter, a value that is missing or of another type.
-    """
+    """The hyperparameters with the types that the method's ``build`` declares."""
     return checked(name, parameters(name), hyperparameters)
 
 
 def chain(server: str | None) -> tuple[str, ...]:
-    """The methods that ``server`` names, in their order.
-
-    Raises:
-        ConfigError: one of them is named twice.
-    """
+    """The methods that ``server`` names, in their order."""
     methods = () if server is None else tuple(part.strip() for part in server.split(","))
     for name in methods:
         if methods.count(name) > 1:

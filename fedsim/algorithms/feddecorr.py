@@ -17,7 +17,7 @@ about B; the experiments of FedDecorr and FedGH ran with ``code`` and beta = 0.1
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -68,8 +68,7 @@ class Decorrelated(FeaturePenalty):
 
     beta: float
     form: Decorrelation
-    stackable: ClassVar[bool | str] = True
-    capturable: ClassVar[bool | str] = True
+    stackable = capturable = True
 
     def penalty(self, env: LocalEnv, s: Any, batch: Batch) -> Tensor:
         """At beta = 0 it is FedAvg bit for bit."""

@@ -18,7 +18,7 @@ all clients the rounds converge to the minimum of the mean of the F_i. SGD runs 
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -36,10 +36,7 @@ class RegularisedObjective(LocalRule):
 
     alpha: float
     client_alpha: str
-    plain_sgd: ClassVar[bool] = True
-    needs_sgd: ClassVar[bool] = True
-    stackable: ClassVar[bool | str] = True
-    gradients_only: ClassVar[bool] = True
+    plain_sgd = needs_sgd = stackable = gradients_only = True
 
     @property
     def capturable(self) -> bool | str:  # type: ignore[override]

@@ -21,7 +21,7 @@ RotatedMNIST, 5e-3 for VLCS, 1e-3 for PACS and 5e-4 for OfficeHome.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -83,8 +83,7 @@ class Invariant(FeaturePenalty):
     """Adds the squared distance of the batch's head gradient to the running mean gm."""
 
     gamma: float
-    stackable: ClassVar[bool | str] = True
-    capturable: ClassVar[bool | str] = True
+    stackable = capturable = True
 
     def begin(self, env: LocalEnv) -> Tensor:
         """gm (C, d + 1); 0 before any client answered."""

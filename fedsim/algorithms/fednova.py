@@ -37,10 +37,7 @@ from fedsim.server.optimizers import HeavyBall
 class WithNormaliser(Proximal):
     """Also uploads the normaliser |a|_1, the effective number of its steps."""
 
-    needs_sgd: ClassVar[bool] = True
-    stackable: ClassVar[bool | str] = True
-    capturable: ClassVar[bool | str] = True
-    gradients_only: ClassVar[bool] = True
+    needs_sgd = stackable = capturable = gradients_only = True
 
     def finish(self, env: LocalEnv, s: object) -> Uplink:
         """The normaliser |a|_1."""
@@ -56,9 +53,7 @@ class NormalisedUpdates:
     gh_on: str
 
     name: ClassVar[str] = "normalise"
-    needs_own_clients: ClassVar[bool] = True
-    by_client: ClassVar[bool] = True
-    rescales: ClassVar[bool] = True
+    needs_own_clients = by_client = rescales = True
 
     def __call__(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> Received:
         """Keeps no state; a client without a step adds nothing. Statistics are plain means."""

@@ -14,7 +14,7 @@ over tensors k (not squared, no half); its gradient is mu times a unit vector pe
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -32,9 +32,7 @@ class Proximal(LocalRule):
 
     mu: float
     form: Form
-    stackable: ClassVar[bool | str] = True
-    capturable: ClassVar[bool | str] = True
-    gradients_only: ClassVar[bool] = True
+    stackable = capturable = gradients_only = True
 
     def begin(self, env: LocalEnv) -> list[Tensor]:
         """The received parameters w_t."""

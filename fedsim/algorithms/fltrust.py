@@ -34,11 +34,7 @@ class Trust:
     """Coefficients of the updates by their cosine with the server's own one."""
 
     def __call__(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> Reduced:
-        """Keeps no state; tells the share of ``trusted`` updates, those with a weight.
-
-        Raises:
-            ContractError: the cohort has no reference.
-        """
+        """Keeps no state; tells the share of ``trusted`` updates, those with a weight."""
         if cohort.reference is None:
             raise ContractError("fltrust needs the server's own update (Cohort.reference)")
         layout = cohort.layout

@@ -62,12 +62,7 @@ def links_of(layout: Layout) -> tuple[Link, ...]:
 
 
 def check(model: nn.Module) -> nn.Module:
-    """The model.
-
-    Raises:
-        ConfigError: its channels cannot be matched: it is no chain, has no hidden layer, or its
-            vector does not show it.
-    """
+    """The model."""
     links = chain(model, "algorithm=matched_mean")
     if len(links) < 2:
         raise ConfigError(
@@ -204,11 +199,7 @@ class MatchedMean:
     weights: Weights
 
     def __call__(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> Reduced:
-        """Keeps no state.
-
-        Raises:
-            ContractError: the global vector that the updates start from is unknown.
-        """
+        """Keeps no state."""
         if cohort.params is None:
             raise ContractError("matched_mean needs the global vector that the updates start from")
         start, layers = cohort.params.astype(np.float64), layers_of(cohort.layout)

@@ -29,11 +29,7 @@ MOST = 16
 
 
 def minimum_diameter(gram: F64, f: int, n: F64) -> F64:
-    """Coefficients (m,).
-
-    Raises:
-        ConfigError: f is above ``MOST``.
-    """
+    """Coefficients (m,)."""
     m, distances = len(gram), squared_distances(gram)
     if f > MOST:
         raise ConfigError(f"mda.f: {f} of {m} clients; mda looks at 2^f subsets, f at most {MOST}")

@@ -36,11 +36,7 @@ class MultiKrum:
     neighbours: Neighbours
 
     def __call__(self, gram: F64, f: int, n: F64) -> F64:
-        """Coefficients (m,).
-
-        Raises:
-            ConfigError: q is above m.
-        """
+        """Coefficients (m,)."""
         m = len(gram)
         q = self.q or m - f
         if q > m:

@@ -26,7 +26,7 @@ Memory is N models, a round mixes N of them for N clients: for small models and 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -105,10 +105,7 @@ def ascended(shape: Shape, psi: F64, client: int, gain: F64, lr: float) -> F64:
 class UploadModel(LocalRule):
     """Plain SGD; the trained model goes to the server."""
 
-    needs_sgd: ClassVar[bool] = True
-    stackable: ClassVar[bool | str] = True
-    capturable: ClassVar[bool | str] = True
-    gradients_only: ClassVar[bool] = True
+    needs_sgd = stackable = capturable = gradients_only = True
 
     def finish(self, env: LocalEnv, s: object) -> Uplink:
         """The whole model (D,)."""

@@ -23,7 +23,7 @@ evaluation mode, without augmentation.
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -42,9 +42,7 @@ class CorrectedGradient(LocalRule):
     """SGD with the correction c - c_i."""
 
     option: str
-    needs_sgd: ClassVar[bool] = True
-    stackable: ClassVar[bool | str] = True
-    capturable: ClassVar[bool | str] = True
+    needs_sgd = stackable = capturable = True
 
     @property
     def gradients_only(self) -> bool:  # type: ignore[override]

@@ -24,20 +24,13 @@ class Alie(ByCoordinate):
         z = alie_z(len(malicious), int(malicious.sum())) if self.z is None else self.z
         return self.with_vector(cohort, malicious, lambda x: x.mean(axis=0) - z * deviation(x))
 
-    def has_effect(self, m: int, malicious: int) -> bool:
-        """With z = 0 they send the plain mean."""
-        return super().has_effect(m, malicious) and bool(self.z or alie_z(m, malicious))
-
 
 def alie_z(n: int, f: int) -> float:
     """``Phi^-1((n - f - s) / (n - f))`` with ``s = floor(n / 2 + 1) - f`` supporters, at least one.
 
     As in Baruch et al. (NeurIPS 2019). A majority of malicious clients needs no supporters,
     for which the formula has no finite value; one is assumed then. 0 for a single benign client.
-
-    Args:
-        n: clients of the cohort.
-        f: malicious ones among them, from 1 to n - 1.
+    n are the clients of the cohort, f of them malicious.
     """
     benign, supporters = n - f, max(n // 2 + 1 - f, 1)
     return NormalDist().inv_cdf((benign - supporters) / benign) if benign > supporters else 0.0

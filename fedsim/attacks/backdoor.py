@@ -66,11 +66,7 @@ def build(
     pixels: int = 3,
     scale: Positive | None = None,
 ) -> Attack:
-    """A backdoor to class ``target``.
-
-    Raises:
-        ConfigError: the images cannot have the trigger, or ``source`` is ``target``.
-    """
+    """A backdoor to class ``target``."""
     dataset = federation.dataset
     for key, label in (("source", source), ("target", target)):
         federation.check_class(key, label)

@@ -35,12 +35,7 @@ from fedsim.server import Cohort, Received
 
 @dataclass(frozen=True)
 class Federation:
-    """What an attack is built for.
-
-    Args:
-        dataset: the data of all clients.
-        personal: the slots that stay on a client, of which nothing is sent.
-    """
+    """What an attack is built for: the data of all clients, and the slots that stay on a client."""
 
     dataset: Dataset
     personal: Callable[[Slot], bool]
@@ -86,12 +81,7 @@ class Attack:
 
 @dataclass(frozen=True)
 class Malicious:
-    """The malicious clients of a run.
-
-    Args:
-        clients: their ids.
-        start: the first round (from 0) in which they attack; before it they are honest.
-    """
+    """The malicious clients of a run, and the first round (from 0) in which they attack."""
 
     clients: frozenset[int]
     start: int = 0
@@ -102,11 +92,8 @@ class Malicious:
 
 
 def draw_malicious(participants: Sequence[int], fraction: float, seed: int) -> tuple[int, ...]:
-    """floor(fraction n) of the n participants, uniformly, ascending.
-
-    They depend on nothing else. Those of a smaller fraction are among those of a larger one. A
-    product that rounding leaves just below a whole number counts as that number.
-    """
+    """floor(fraction n) of the n participants, uniformly, ascending; those of a smaller fraction
+    are among those of a larger one."""
     count = math.floor(fraction * len(participants) + 1e-9)
     order = generator(seed, "attackers").permutation(len(participants))
     return tuple(sorted(participants[i] for i in order[:count].tolist()))
@@ -147,7 +134,6 @@ class AttackedCohort:
     malicious: Malicious
     attack: Omniscient
     name: ClassVar[str] = "attack"
-    needs_own_clients: ClassVar[bool] = False
 
     def __call__(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> Received:
         """Keeps what the attack keeps."""

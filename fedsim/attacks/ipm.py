@@ -22,10 +22,6 @@ class Ipm(InSpan):
         h = int(seen.sum())
         return np.full(h, -self.scale / h)
 
-    def has_effect(self, m: int, malicious: int) -> bool:
-        """Always."""
-        return True
-
 
 def build(federation: Federation, scale: Positive = 0.5, knowledge: Knowledge = "benign") -> Attack:
     """IPM of strength ``scale``."""

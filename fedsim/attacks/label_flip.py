@@ -36,11 +36,7 @@ class LabelFlip:
 
 
 def build(federation: Federation, source: int | None = None, target: int | None = None) -> Attack:
-    """Flipped labels; those of one class with ``source`` and ``target``.
-
-    Raises:
-        InvalidSetting: one of them alone, or both the same class.
-    """
+    """Flipped labels; those of one class with ``source`` and ``target``."""
     dataset = federation.dataset
     for key, label in (("source", source), ("target", target)):
         federation.check_class(key, label)

@@ -41,14 +41,8 @@ class Farthest(InSpan):
 
     @abstractmethod
     def length(self, u: F64, b: F64, c: float, diameter: float) -> float:
-        """The largest gamma.
-
-        Args:
-            u: (h,) see the class.
-            b: (h,) see the class.
-            c: see the class; not 0.
-            diameter: the largest squared distance of two seen updates.
-        """
+        """The largest gamma for u, b (h,) and c of the class, c > 0, where ``diameter`` is the
+        largest squared distance of two seen updates."""
 
 
 @dataclass(frozen=True)

@@ -34,9 +34,7 @@ class Omniscient(ABC):
     """Changes the updates of malicious clients, some of a cohort and not all.
 
     ``in_span`` says whether what they send are sums of updates; else whole vectors are read.
-
-    Args:
-        knows: the benign updates of the round, or their own ones as they trained them.
+    They know the benign updates of the round, or their own ones as they trained them.
     """
 
     knows: Knowledge = field(default="benign", kw_only=True)
@@ -59,13 +57,6 @@ class Omniscient(ABC):
     def seen(self, malicious: Mask) -> Mask:
         """(m,) whose updates the malicious clients know."""
         return malicious if self.knows == "own" else ~malicious
-
-    def has_effect(self, m: int, malicious: int) -> bool:
-        """Whether it changes an update in a cohort of m, of which so many are malicious.
-
-        A single client that knows itself alone has the mean of what it knows.
-        """
-        return self.knows == "benign" or malicious > 1
 
     @abstractmethod
     def attack(self, cohort: Cohort, malicious: Mask) -> Cohort:

@@ -17,6 +17,7 @@ an evaluation: a fall of a loss and a rise of an accuracy are positive.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -86,17 +87,19 @@ def influence(
         FedsimError: a round failed.
     """
     if metric not in METRICS:
-        raise ConfigError(
-            f"metric: {metric!r} given; known are {', '.join(METRICS)}{nearest(metric, METRICS)}"
-        )
+        hint = nearest(metric, METRICS)
+        raise ConfigError(f"metric: {metric!r} given; known are {', '.join(METRICS)}{hint}")
     if permutations < 2:
         raise ConfigError(f"permutations: {permutations} given; a standard error needs at least 2")
     rows: list[dict[str, Any]] = []
     overrides = {**(overrides or {}), "engine.aggregation_shards": 1}  # updates in this process
     with opened(Path(run), overrides, accept_changed_code=accept_changed_code) as rerun:
         check(rerun.setup, metric)
+        numbers = sorted(set(range(1, rerun.rounds + 1) if rounds is None else rounds)) or [0]
+        for number in numbers:
+            rerun.check(number, "round")
         state, before = rerun.start, 0
-        for number in checked(rounds, rerun.rounds):
+        for number in numbers:
             if before != number - 1:
                 state = rerun.state(number - 1)
             after, sets = again(rerun, state, number)
@@ -113,46 +116,20 @@ def influence(
 
 def check(setup: Setup, metric: str) -> None:
     """Refuses a run of whose clients nothing can be said, by a ConfigError with the reason."""
-    config = setup.config
-    reasons = {
-        f"algorithm {config.algorithm} pools the clients' data and has no updates of each": (
-            setup.algorithm.pools
-        ),
-        f"with algorithm {config.algorithm} clients send no parameters to aggregate": (
-            not setup.num_sent
-        ),
-        "train.secure_aggregation hides the updates of single clients from the server": (
-            config.train.secure_aggregation
-        ),
-        "dp.level=user hides what a single client changes, which is what an influence says": (
-            config.dp.level == "user"
-        ),
-        f"metric {metric}: with algorithm {config.algorithm} clients have models of their own, so "
-        f"that there is no one model to evaluate; metric {STEP} is of the common step": (
-            metric != STEP and setup.personalised
-        ),
-        f"metric {metric}: {setup.dataset.name} has no validation part in this run "
-        "(data.val_fraction); metrics of the test part begin with test_": (
-            metric.startswith("val_") and not len(setup.dataset.val)
-        ),
-    }
-    for reason, applies in reasons.items():
-        if applies:
-            raise ConfigError(f"influence: {reason}")
-
-
-def checked(rounds: Iterable[int] | None, done: int) -> list[int]:
-    """The rounds, ascending.
-
-    Raises:
-        ConfigError: a run without a complete round, or one that it has not.
-    """
-    if not done:
-        raise ConfigError("rounds: the run has no complete round")
-    numbers = sorted(set(range(1, done + 1) if rounds is None else rounds))
-    if bad := [number for number in numbers if not 1 <= number <= done]:
-        raise ConfigError(f"rounds: {bad[0]} given; the run has rounds 1 to {done}")
-    return numbers
+    config, reason = setup.config, ""
+    if setup.algorithm.pools or not setup.num_sent:
+        reason = f"with algorithm {config.algorithm} clients send no parameters to aggregate"
+    elif config.train.secure_aggregation:
+        reason = "train.secure_aggregation hides the updates of single clients from the server"
+    elif config.dp.level == "user":
+        reason = "dp.level=user hides what a single client changes, which is what it says"
+    elif metric != STEP and setup.personalised:
+        reason = f"metric {metric}: with algorithm {config.algorithm} there is no one model to "
+        reason += f"evaluate; metric {STEP} is of the common step"
+    elif metric.startswith("val_") and not len(setup.dataset.val):
+        reason = f"metric {metric}: {setup.dataset.name} has no validation part in this run"
+    if reason:
+        raise ConfigError(f"influence: {reason}")
 
 
 def again(rerun: Rerun, state: ServerState, number: int) -> tuple[ServerState, Coalitions | None]:
@@ -171,23 +148,13 @@ def again(rerun: Rerun, state: ServerState, number: int) -> tuple[ServerState, C
 
 def check_sizes(sets: Coalitions, number: int, *, shapley: bool) -> None:
     """Refuses a rule that cannot aggregate fewer clients, by a ConfigError."""
-    least = 1 if shapley else sets.m - 1
-    for size in range(sets.m - 1, max(least, 1) - 1, -1):
+    for size in range(sets.m - 1, 0 if shapley else sets.m - 2, -1):
         try:
             sets.server.check(size)
         except ConfigError as error:
             advice = "" if size == sets.m - 1 else "; leave-one-out alone works (--no-shapley)"
-            raise ConfigError(
-                f"round {number}, {size} of the {sets.m} clients: {error}{advice}"
-            ) from error
-
-
-def needed(m: int, orders: Sequence[Sequence[int]], *, shapley: bool) -> set[int]:
-    """The coalitions whose values are needed; without orders Shapley values take all of them."""
-    if shapley and not orders:
-        return set(range(everybody(m) + 1))
-    grown = {coalition for order in orders for coalition in prefixes(order)}
-    return grown | {0, everybody(m), *_without_each(m)}
+            place = f"round {number}, {size} of the {sets.m} clients"
+            raise ConfigError(f"{place}: {error}{advice}") from error
 
 
 def _without_each(m: int) -> list[int]:
@@ -197,12 +164,7 @@ def _without_each(m: int) -> list[int]:
 def values_of(
     rerun: Rerun, state: ServerState, sets: Coalitions, metric: str, coalitions: Sequence[int]
 ) -> dict[int, float]:
-    """The value of each coalition, by the metric; ``state`` is that before the round.
-
-    Raises:
-        DivergedError: a model's outputs are not finite.
-        ConfigError: the part has no such score.
-    """
+    """The value of each coalition, by the metric; ``state`` is that before the round."""
     if metric == STEP:
         return {c: sets.along(members(c)) for c in coalitions}
 
@@ -232,8 +194,10 @@ def rows_of(
 ) -> list[dict[str, Any]]:
     """The rows of a round, one for each client whose update counted."""
     whole, m, setup = everybody(sets.m), sets.m, rerun.setup
-    coalitions = sorted(needed(m, orders, shapley=shapley))
-    values = values_of(rerun, state, sets, metric, coalitions)
+    coalitions = {0, whole, *_without_each(m), *(c for order in orders for c in prefixes(order))}
+    if shapley and not orders:
+        coalitions = set(range(whole + 1))
+    values = values_of(rerun, state, sets, metric, sorted(coalitions))
     estimates, errors = np.full((2, m), np.nan)
     if orders:
         estimates, errors = sampled(orders, values.__getitem__)
@@ -264,36 +228,15 @@ def rows_of(
     return rows
 
 
-def summed(frame: pd.DataFrame) -> pd.DataFrame:
-    """Over the rounds of :func:`influence`, a row per client, who helped most first.
-
-    Columns ``client_id``, ``name``, ``rounds`` (in which its update counted), ``leave_one_out`` and
-    ``shapley``, the sums, and ``shapley_error``, the root of the sum of squares.
-    """
-    grouped = frame.groupby(["client_id", "name"], sort=True)
-    sums = grouped[["leave_one_out", "shapley"]].sum(min_count=1)
-    sums.insert(0, "rounds", grouped.size())
-    errors = frame["shapley_error"].pow(2).groupby([frame["client_id"], frame["name"]])
-    sums["shapley_error"] = errors.sum(min_count=1).pow(0.5)
-    by = "shapley" if sums["shapley"].notna().any() else "leave_one_out"
-    return sums.reset_index().sort_values(by, ascending=False, kind="stable", ignore_index=True)
-
-
 def parse_rounds(text: str) -> Collection[int] | None:
-    """``all``, or numbers and ranges such as ``1,4,8-10``.
-
-    Raises:
-        ConfigError: it is neither.
-    """
+    """``all``, or numbers and ranges such as ``1,4,8-10``."""
     if text == "all":
         return None
-    found: set[int] = set()
+    numbers: set[int] = set()
     for piece in text.split(","):
-        first, dash, last = piece.strip().partition("-")
-        ends = [first, last] if dash else [first]
-        if not all(e.isascii() and e.isdecimal() and len(e) < 9 for e in ends):
+        ends = re.fullmatch(r"\s*(\d{1,8})(?:-(\d{1,8}))?\s*", piece, re.ASCII)
+        span = range(int(ends[1]), int(ends[2] or ends[1]) + 1) if ends else ()
+        if not span:
             raise ConfigError(f"--rounds {text}: give all, or rounds such as 1,4,8-10")
-        if int(ends[0]) > int(ends[-1]):
-            raise ConfigError(f"--rounds {text}: {piece.strip()} ends before it begins")
-        found |= set(range(int(ends[0]), int(ends[-1]) + 1))
-    return found
+        numbers |= set(span)
+    return numbers

@@ -34,11 +34,6 @@ if TYPE_CHECKING:
     from fedsim.studies.sweep import SweepRun
 
 FOLDER = Path(__file__).with_name("papers")
-UNITS: Mapping[str, float] = {
-    "percent": 100.0, "accuracy": 1.0, "share": 1.0, "rounds": 1.0, "nats": 1.0,
-}  # fmt: skip
-"""By unit of a published number what a run's value is multiplied by; accuracies of runs lie in
-0..1."""
 FULL, SCALED = "full", "scaled"
 JOBS = (SCALED, FULL)
 """The jobs, the one that is done by default first."""
@@ -48,16 +43,6 @@ VALUES, VERDICTS = "values.csv", "verdicts.csv"
 """What a job's directory has beside its sweep."""
 COLUMNS = ("table", "job", "method", "setting", "data.seed", "seed", "value", "samples", "version")
 """Of values.csv; ``samples`` is the number of training samples of all clients."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Metric:
-    """A column of a run's table: its last round, the rows that ``where`` selects by column."""
-
-    column: str
-    table: str = "summary"
-    where: Mapping[str, object] = field(default_factory=dict)
-    absolute: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +70,11 @@ class Claim:
     below: str
     setting: str
 
+    @property
+    def method(self) -> str:
+        """The two methods."""
+        return f"{self.above} > {self.below}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
@@ -93,8 +83,7 @@ class Job:
     A job ``full`` has the protocol of the paper and tests numbers and claims, one ``scaled`` has
     other data or a smaller network and tests claims alone. ``experiment`` is the preset with the
     seeds of the job, and of its grid what the job names: ``methods`` and ``settings`` have by name
-    the labels on axes of the grid. ``data`` says what it needs, ``find`` by which files below the
-    data folder that is known (none: it is embedded or generated), ``samples`` how many training
+    the labels on axes of the grid. ``data`` says what it needs, ``samples`` how many training
     samples the published runs have, ``seconds`` what it took on two busy cores.
     """
 
@@ -102,7 +91,6 @@ class Job:
     preset: str
     experiment: Experiment
     data: str
-    find: tuple[str, ...] = ()
     methods: Mapping[str, Mapping[str, str]]
     settings: Mapping[str, Mapping[str, str]]
     samples: int | None = None
@@ -123,30 +111,33 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A published table.
+    """A published table; the fields are the keys of its entry in PAPER.yaml.
 
-    ``metrics`` are by setting, under ``""`` that of all others; ``margin`` of equivalence was fixed
-    before the first run, and a 95 % interval above ``widest`` tests nothing; ``missing`` says why
-    nothing of the table can be tested, where no job does.
+    ``metric`` has by setting, under ``""`` that of all others, the arguments of :func:`read`;
+    ``margin`` of equivalence was fixed before the first run, and a 95 % interval above ``widest``
+    tests nothing; ``missing`` says why nothing can be tested, where no job does.
     """
 
     name: str
+    paper: str
     title: str
-    source: str
+    place: str
     provenance: str
-    about: str
-    metrics: Mapping[str, Metric]
+    about: str = ""
+    metric: Mapping[str, Mapping[str, Any]]
     unit: str
     margin: float
-    widest: float
+    widest: float = math.inf
+    runs: int | None = None
     numbers: tuple[Number, ...]
     claims: tuple[Claim, ...]
     jobs: Mapping[str, Job]
-    missing: str
+    missing: str = ""
 
-    def metric(self, setting: str) -> Metric:
-        """The metric of a setting."""
-        return self.metrics.get(setting) or self.metrics[""]
+    @property
+    def source(self) -> str:
+        """Paper and place in it."""
+        return f"{self.paper}, {self.place}"
 
     def tested(self, job: Job) -> tuple[list[Number], list[Claim]]:
         """The numbers and claims that a job tests."""
@@ -154,15 +145,9 @@ class Table:
         claims = [
             c
             for c in self.claims
-            if None not in (job.labels(c.above, c.setting), job.labels(c.below, c.setting))
+            if {c.above, c.below} <= job.methods.keys() and c.setting in job.settings
         ]
         return numbers if job.name == FULL else [], claims
-
-    def untested(self, job: Job) -> str:
-        """Why a job does not test a number."""
-        if job.name == FULL:
-            return "not in the runs of the full job"
-        return f"needs the full job: {self.jobs[FULL].data}"
 
 
 def names() -> tuple[str, ...]:
@@ -171,44 +156,29 @@ def names() -> tuple[str, ...]:
 
 
 def load(name: str) -> Table:
-    """The table of that name.
-
-    Raises:
-        ConfigError: there is none; names the nearest.
-    """
+    """The table of that name."""
     if name not in names():
         raise ConfigError(
             f"fedsim reproduce: unknown table {name!r}{nearest(name, names())}; "
             "'fedsim reproduce --list' shows them"
         )
     entry = _papers(FOLDER)[name]
-    metrics, jobs = entry["metric"], entry.get("jobs", {})
-    if isinstance(metrics, str) or "column" in metrics:
-        metrics = {"": metrics}
-    return Table(
-        name=name,
-        title=entry["title"],
-        source=f"{entry['paper']}, {entry['place']}",
-        provenance=entry["provenance"],
-        about=entry.get("about", ""),
-        metrics={
-            setting: Metric(**({"column": metric} if isinstance(metric, str) else metric))
-            for setting, metric in metrics.items()
-        },
-        unit=entry["unit"],
-        margin=float(entry["margin"]),
-        widest=float(entry.get("widest", math.inf)),
-        numbers=_numbers(name, float(entry["margin"]), entry.get("runs")),
-        claims=tuple(
-            Claim(above, below, setting)
-            for claim in entry.get("claims", ())
-            for above in claim["above"]
-            for below in claim["below"]
-            for setting in claim["settings"]
-        ),
-        jobs={job: _job(job, jobs[job]) for job in JOBS if job in jobs},
-        missing=entry.get("missing", ""),
-    )
+    metric, jobs = entry["metric"], entry.get("jobs", {})
+    metric = {"": metric} if isinstance(metric, str) or "column" in metric else metric
+    claims = [
+        Claim(above, below, setting)
+        for claim in entry.get("claims", ())
+        for above in claim["above"]
+        for below in claim["below"]
+        for setting in claim["settings"]
+    ]
+    parsed = {
+        "metric": {k: {"column": m} if isinstance(m, str) else m for k, m in metric.items()},
+        "numbers": _numbers(name, float(entry["margin"]), entry.get("runs")),
+        "claims": tuple(claims),
+        "jobs": {job: _job(job, **jobs[job]) for job in JOBS if job in jobs},
+    }
+    return Table(name=name, **{**entry, **parsed})
 
 
 @functools.cache
@@ -249,34 +219,34 @@ def _numbers(table: str, margin: float, runs: int | None) -> tuple[Number, ...]:
     )
 
 
-def _job(name: str, entry: Mapping[str, Any]) -> Job:
+def _job(
+    name: str,
+    *,
+    preset: str,
+    methods: Mapping[str, Mapping[str, object]],
+    settings: Mapping[str, Mapping[str, object]],
+    seeds: Sequence[int] = (),
+    **about: Any,
+) -> Job:
     """A job; of an axis of the preset's grid it has the labels that a method or setting names."""
-    experiment = presets.load(entry["preset"])
-    methods, settings = (
-        {cell: {axis: str(label) for axis, label in row.items()} for cell, row in entry[k].items()}
-        for k in ("methods", "settings")
+    experiment = presets.load(preset)
+    of_methods, of_settings = (
+        {cell: {axis: str(label) for axis, label in row.items()} for cell, row in rows.items()}
+        for rows in (methods, settings)
     )
-    rows = [*methods.values(), *settings.values()]
-    named = {pair for row in rows for pair in row.items()}
+    named = {p for row in (*of_methods.values(), *of_settings.values()) for p in row.items()}
     grid = [
         Axis(a.name, tuple(v for v in a.values if a.name in SEEDS or (a.name, v.label) in named))
         for a in experiment.grid
     ]
-    if "seeds" in entry:
-        values = [AxisValue(str(s), {"seed": Setting(s, "seeds")}) for s in entry["seeds"]]
+    if seeds:
+        values = [AxisValue(str(s), {"seed": Setting(s, "seeds")}) for s in seeds]
         grid.append(Axis("seed", tuple(values)))
+    experiment = replace(experiment, grid=tuple(grid))
     return Job(
-        name=name,
-        experiment=replace(experiment, grid=tuple(grid)),
-        methods=methods,
-        settings=settings,
-        find=tuple(entry.get("find", ())),
-        **{
-            key: entry[key]
-            for key in ("preset", "data", "samples", "seconds", "about")
-            if key in entry
-        },
-    )
+        name=name, preset=preset, experiment=experiment, methods=of_methods, settings=of_settings,
+        **about,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,19 +257,12 @@ class Result:
     verdict: Any
 
     @property
-    def method(self) -> str:
-        """The method, or the two of an order."""
-        if isinstance(self.result, Number):
-            return self.result.method
-        return f"{self.result.above} > {self.result.below}"
-
-    @property
     def row(self) -> dict[str, object]:
         """As a row of verdicts.csv."""
         verdict = self.verdict
         number = self.result if isinstance(self.result, Number) else None
         return {
-            "method": self.method,
+            "method": self.result.method,
             "setting": self.result.setting,
             "published": number and number.value,
             "published_sd": number and number.sd,
@@ -334,11 +297,11 @@ class Result:
             low, high = verdict.difference - half, verdict.difference + half
             difference += f" [{low:.4g}, {high:.4g}]"
         if verdict.word == analysis("verdicts").UNDECIDED and not math.isnan(spread):
-            some = "no number of runs up to 10,000"
-            many = f"{verdict.needed or 0:,} {verdict.unit}s"
-            notes.append(f"{some if verdict.needed is None else many} would decide")
+            none = "no number of runs up to 10,000"
+            some = none if verdict.needed is None else f"{verdict.needed:,} {verdict.unit}s"
+            notes.append(f"{some} would decide")
         return {
-            "method": self.method,
+            "method": self.result.method,
             "setting": self.result.setting,
             "published": published,
             "ours": _text(verdict.ours, ".4g"),
@@ -355,12 +318,7 @@ def _text(value: float, form: str) -> str:
 
 
 def write(table: Table, job: Job, runs: Sequence[SweepRun], out: Path) -> list[Result]:
-    """Writes OUT/values.csv and OUT/verdicts.csv; returns the verdicts.
-
-    Raises:
-        StoreError: a finished run lacks a table or a column, or has several rows for one value; or
-            a file cannot be written.
-    """
+    """Writes OUT/values.csv and OUT/verdicts.csv; returns the verdicts."""
     import pandas as pd  # for which no list of the tables has to wait
 
     values = measured(table, job, runs, out)
@@ -384,39 +342,45 @@ def measured(table: Table, job: Job, runs: Sequence[SweepRun], out: Path) -> pd.
     for method, setting in dict.fromkeys(cells):
         labels = job.labels(method, setting) or {}
         parts = {f"{axis}={plain(label)}" for axis, label in labels.items()}
-        for run in runs:
-            if parts <= set(run.name.split(",")):
-                value = read(out / run.name, table.metric(setting)) * UNITS[table.unit]
-                cell = (table.name, job.name, method, setting, run.config.data.seed)
-                store = RunStore(out / run.name)
-                samples = None
-                if store.finished:
-                    samples = int(store.read("partition")["train_samples"].sum())
-                rows.append((*cell, run.config.seed, value, samples, __version__))
+        for run in (run for run in runs if parts <= set(run.name.split(","))):
+            store = RunStore(out / run.name)
+            samples = (
+                int(store.read("partition")["train_samples"].sum()) if store.finished else None
+            )
+            value = read(store.path, **(table.metric.get(setting) or table.metric[""]))
+            value *= 100.0 if table.unit == "percent" else 1.0
+            seeds = run.config.data.seed, run.config.seed
+            rows.append(
+                (table.name, job.name, method, setting, *seeds, value, samples, __version__)
+            )
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
-def read(run: Path, metric: Metric) -> float:
-    """The value of a metric in a run directory; NaN where the run is not finished, or has none.
-
-    Raises:
-        StoreError: the table or the column is missing, or the value is in no row or several.
+def read(
+    run: Path,
+    column: str,
+    table: str = "summary",
+    where: Mapping[str, object] | None = None,
+    *,
+    absolute: bool = False,
+) -> float:
+    """The value in a column of a run's table, in its last round and the rows that ``where`` selects
+    by column; NaN where the run is not finished, or has none.
     """
-    store, path = RunStore(run), run / f"{metric.table}.csv"
+    store, path, where = RunStore(run), run / f"{table}.csv", where or {}
     if not store.finished:
         return math.nan
-    frame = store.read(metric.table)
-    for column in (*metric.where, metric.column):
-        if column not in frame.columns:
-            raise StoreError(f"{path}: has no column {column!r}")
-    for column, value in metric.where.items():
-        frame = frame[frame[column] == value]
+    frame = store.read(table)
+    if missing := [name for name in (*where, column) if name not in frame.columns]:
+        raise StoreError(f"{path}: has no column {missing[0]!r}")
+    for name, value in where.items():
+        frame = frame[frame[name] == value]
     if "round" in frame.columns:
         frame = frame[frame["round"] == frame["round"].max()]
     if len(frame) != 1:
-        raise StoreError(f"{path}: {len(frame)} rows for {metric.column}, needed is one")
-    number = float(frame[metric.column].iloc[0])
-    return abs(number) if metric.absolute else number
+        raise StoreError(f"{path}: {len(frame)} rows for {column}, needed is one")
+    number = float(frame[column].iloc[0])
+    return abs(number) if absolute else number
 
 
 def judge(table: Table, job: Job, values: pd.DataFrame) -> list[Result]:
@@ -430,38 +394,35 @@ def judge(table: Table, job: Job, values: pd.DataFrame) -> list[Result]:
         values: rows of values.csv of this table and job.
     """
     verdicts = analysis("verdicts")
+    untestable = functools.partial(verdicts.Verdict, word=verdicts.UNTESTABLE)
     numbers, claims = table.tested(job)
     samples = values["samples"].dropna()
     if job.samples is not None and not (other := samples[samples != job.samples]).empty:
         reason = f"{int(other.iloc[0]):,} training samples, the published runs have {job.samples:,}"
-        void = verdicts.Verdict(word=verdicts.UNTESTABLE, reason=reason)
         every: list[Number | Claim] = [*table.numbers, *claims]
-        return [Result(result=each, verdict=void) for each in every]
-    by_cell = {cell: _series(rows) for cell, rows in values.groupby(["method", "setting"])}
-    none: pd.Series[float] = _series(values.iloc[:0])
+        return [Result(result=each, verdict=untestable(reason=reason)) for each in every]
+
+    def of(method: str, setting: str) -> pd.Series[float]:
+        """The values by run: by partition and seed where there are several partitions."""
+        rows = values[(values["method"] == method) & (values["setting"] == setting)]
+        keys = list(reversed(SEEDS)) if rows["data.seed"].nunique() > 1 else ["seed"]
+        return rows.set_index(keys)["value"].astype(float)
+
     results = []
     for number in table.numbers:
-        series = by_cell.get((number.method, number.setting), none)
+        series = of(number.method, number.setting)
         if number not in numbers:
-            verdict = verdicts.Verdict(word=verdicts.UNTESTABLE, reason=table.untested(job))
+            needed = f"needs the full job: {table.jobs[FULL].data}" if job.name != FULL else ""
+            verdict = untestable(reason=needed or "not in the runs of the full job")
         elif number.values:
             verdict = verdicts.seeds(series, number.values, number.margin, widest=table.widest)
         else:
             spread = {"sd": number.sd, "n": number.n, "widest": table.widest}
             verdict = verdicts.number(series, number.value, number.margin, **spread)
         results.append(Result(result=number, verdict=verdict))
-    pairs = {
-        claim: tuple(by_cell.get((m, claim.setting), none) for m in (claim.above, claim.below))
-        for claim in claims
-    }
+    pairs = {c: (of(c.above, c.setting), of(c.below, c.setting)) for c in claims}
     orders = verdicts.orders(pairs, table.margin)
     return results + [Result(result=claim, verdict=orders[claim]) for claim in claims]
-
-
-def _series(rows: pd.DataFrame) -> pd.Series[float]:
-    """The values by run: by partition and seed where there are several partitions."""
-    keys = list(reversed(SEEDS)) if rows["data.seed"].nunique() > 1 else ["seed"]
-    return rows.set_index(keys)["value"].astype(float)
 
 
 def counts(words: Iterable[str]) -> Mapping[str, int]:

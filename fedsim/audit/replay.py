@@ -11,7 +11,7 @@ import logging
 import math
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from fedsim.audit.rerun import Rerun, opened
-from fedsim.audit.tables import COMPARED, Comparison, Difference, Recorded
+from fedsim.audit.tables import Comparison, Difference, recorded
 from fedsim.config import experiments
 from fedsim.config.experiments import Setting, Settings
 from fedsim.config.keys import FREE
@@ -32,9 +32,10 @@ from fedsim.schedules.base import Pass, Roster, RoundPlan, Schedule
 from fedsim.server.base import RuleState
 from fedsim.storage.checkpoint import ServerState, layout_hash
 from fedsim.storage.client_states import ClientStates
-from fedsim.storage.run_dir import RunStore, client_number
+from fedsim.storage.run_dir import client_number
 from fedsim.training import evaluate
-from fedsim.training.assemble import assemble, check_effects, make_executor, start_of
+from fedsim.training.assemble import assemble, make_executor, start_of
+from fedsim.training.malicious import check_effects
 from fedsim.training.rows import RoundLog
 from fedsim.training.setup import Setup
 
@@ -44,16 +45,13 @@ REFUSED: Mapping[str, str] = {
     "dp.": "an epsilon is a statement about all rounds of a run",
     "clock.": "who answers, and when, follows from the rounds before",
     "async.": "who is at work in a round follows from the rounds before",
+    **{key: "it changes no result; give it as a flag of the engine" for key in FREE},
 }
 """What cannot be changed in the middle of a run, by the beginning of the key, and why not."""
 MEASURED = "evaluation."
 """What these keys say holds for both sides: they change what is looked at, not what happens."""
 WHO = ("attack.clients", "attack.fraction", "attack.start_round")
 """Options of an attack that another one in its place has too."""
-UNLIKE = (
-    "is not what this machine computes; the original is done again beside the replay, so that both "
-    "are of this machine"
-)
 COLUMNS = ("round", "client_id", "quantity", "original", "replayed", "difference")
 
 logger = logging.getLogger("fedsim")
@@ -178,127 +176,73 @@ def replay(
         FedsimError: a round failed.
     """
     path, last = Path(run), round if until is None else until
-    both, changed = _changes(settings or {}, server, margin, attack)
-    with opened(path, overrides, accept_changed_code=accept_changed_code) as rerun:
-        check(rerun, changed, round, last)
-        num_clients = rerun.setup.config.data.num_clients
-        out = frozenset(client_number(path, num_clients, c, "--without") for c in without)
-        config = configuration(path, rerun, {**both, **changed})
-        check_attack(config, changed, last)
-        start, setup = rerun.state(round - 1), None
-        if both:
-            setup = assemble_again(rerun.setup, configuration(path, rerun, both))
-        original = rounds(rerun, start, round, last, setup)
-    made = Replay(run=path, original=original)
-    if not both and (place := difference(rerun.store, original)):
-        logger.warning("%s: %s %s", path, place, UNLIKE)
-        made = replace(made, unlike=place)
-    return _changed(made, rerun, start, config, changed, out) if changed or out else made
-
-
-def _changed(
-    original: Replay,
-    rerun: Rerun,
-    start: ServerState,
-    config: RunConfig,
-    changed: Settings,
-    out: frozenset[int],
-) -> Replay:
-    """The same rounds with another configuration and without clients."""
-    logs = [done.log for done in original.original]
-    cohorts = {row["client_id"] for log in logs for row in log.tables.get("clients", ())}
-    for client in sorted(out - cohorts):
-        raise ConfigError(
-            f"--without {client}: the client is in the cohort of none of these rounds; those that "
-            f"are: {', '.join(map(str, sorted(cohorts)))}"
-        )
-    setup = assemble_again(rerun.setup, config)
-    check_effects(setup)
-    state, fresh = carry_over(rerun.setup, setup, start)
-    if out:
-        setup = replace(setup, schedule=Without(setup.schedule, out))
-    changes = [f"{key}={value.value}" for key, value in changed.items()]
-    changes += [f"without client {c}" for c in sorted(out)]
-    replayed = rounds(rerun, state, logs[0].round, logs[-1].round, setup)
-    return replace(original, replayed=replayed, changes=changes, fresh=fresh)
-
-
-def _changes(
-    settings: Mapping[str, object], server: str | None, margin: str | None, attack: str | None
-) -> tuple[dict[str, Setting], dict[str, Setting]]:
-    """The settings that hold for both sides, and those that are changed."""
     flags = {"server": server, "margin": margin, "attack.name": attack}
-    flags = {key: value for key, value in flags.items() if value is not None}
-    for key in flags.keys() & settings.keys():
-        raise ConfigError(f"{key}: given twice")
     both: dict[str, Setting] = {}
     changed: dict[str, Setting] = {}
-    for key, value in {**settings, **flags}.items():
+    for key, value in {**(settings or {}), **{k: v for k, v in flags.items() if v}}.items():
         setting = value if isinstance(value, Setting) else Setting(value, key)
         if key == "attack.name" and setting.value == "none":
             setting = replace(setting, value=None)
         (both if key.startswith(MEASURED) else changed)[key] = setting
-    return both, changed
+    with opened(path, overrides, accept_changed_code=accept_changed_code) as rerun:
+        check(rerun, changed, round, last)
+        num_clients = rerun.setup.config.data.num_clients
+        out = frozenset(client_number(path, num_clients, c, "--without") for c in without)
+        config = configuration(path, rerun, both | changed)
+        start = rerun.state(round - 1)
+        measured = assemble_again(rerun.setup, configuration(path, rerun, both)) if both else None
+        made = Replay(run=path, original=rounds(rerun, start, round, last, measured))
+        if not both and (place := difference(path, made.original)):
+            logger.warning("%s: %s is not what this machine computes", path, place)
+            made = replace(made, unlike=place)
+    if not changed and not out:
+        return made
+    setup = assemble_again(rerun.setup, config)
+    check_effects(setup)
+    state, fresh = carry_over(rerun.setup, setup, start)
+    setup = replace(setup, schedule=Without(setup.schedule, out)) if out else setup
+    changes = [f"{key}={setting.value}" for key, setting in changed.items()]
+    changes += [f"without client {c}" for c in sorted(out)]
+    replayed = rounds(rerun, state, round, last, setup)
+    return replace(made, replayed=replayed, changes=changes, fresh=fresh)
 
 
 def rounds(
     rerun: Rerun, state: ServerState, first: int, last: int, setup: Setup | None = None
 ) -> list[Done]:
     """Rounds from a state, of the run or of another setup, with the vectors before and after."""
-    with ExitStack() as stack:
-        if setup is not None:
-            executor = stack.enter_context(closing(make_executor(setup)))
-            rerun = replace(rerun, setup=setup, executor=executor)
-        params, done = rerun.setup.layout.num_params, []
-        for number in range(first, last + 1):
-            before = state.params
-            state, log = rerun.step(state, number)
-            done.append(
-                Done(number=number, before=before, after=state.params, params=params, log=log)
-            )
+    if setup is not None:
+        with closing(make_executor(setup)) as executor:
+            again = replace(rerun, setup=setup, executor=executor)
+            return rounds(again, state, first, last)
+    params, done = rerun.setup.layout.num_params, []
+    for number in range(first, last + 1):
+        before = state.params
+        state, log = rerun.step(state, number)
+        done.append(Done(number=number, before=before, after=state.params, params=params, log=log))
     return done
 
 
-def check_attack(config: RunConfig, changed: Settings, last: int) -> None:
-    """Refuses an attack that begins after the last of the rounds, by a ConfigError."""
-    begins = config.attack.start_round if config.attack.name is not None else 0
-    if begins > last and any(key.startswith("attack.") for key in changed):
-        raise ConfigError(
-            f"attack.start_round: {begins} given; the attack starts after the replayed rounds, the "
-            f"last of which is {last}; --attack none replays them without one"
-        )
-
-
 def check(rerun: Rerun, changed: Settings, first: int, last: int) -> None:
-    """Refuses rounds that the run has not, and what cannot be changed in its middle.
-
-    Raises:
-        ConfigError: so it is; says why.
-    """
-    if not rerun.rounds:
-        raise ConfigError("--round: the run has no complete round")
-    for flag, number in (("--round", first), ("--until", last)):
-        if not 1 <= number <= rerun.rounds:
-            raise ConfigError(f"{flag} {number}: the run has rounds 1 to {rerun.rounds}")
+    """Refuses rounds that the run has not, and what cannot be changed in its middle."""
+    rerun.check(first, "--round")
+    rerun.check(last, "--until")
     if last < first:
         raise ConfigError(f"--until {last}: is before --round {first}")
     config = rerun.setup.config
-    data = [name for name in (config.data.name, config.data.partition) if name is not None]
-    refused = {**REFUSED, **{f"{name}.": REFUSED["data."] for name in data}}
+    refused = {
+        f"{config.data.name}.": REFUSED["data."],
+        f"{config.data.partition}.": REFUSED["data."],
+    }
+    refused |= REFUSED
     if config.compress.name != "none":
-        refused["compress."] = (
-            f"what clients keep of earlier rounds is of compress.name={config.compress.name}"
-        )
+        refused["compress."] = "clients keep what compress.name left of earlier rounds"
     if rerun.setup.schedule.asynchronous:
         refused["train."] = REFUSED["async."]
     for key, setting in changed.items():
         for start, reason in refused.items():
             if key.startswith(start):
                 raise ConfigError(f"{setting.origin}: {key} cannot change in a replay: {reason}")
-        if key in FREE:
-            raise ConfigError(
-                f"{setting.origin}: {key} changes no result; give it as a flag of the engine"
-            )
 
 
 def configuration(run: Path, rerun: Rerun, changed: Settings) -> RunConfig:
@@ -324,11 +268,7 @@ def configuration(run: Path, rerun: Rerun, changed: Settings) -> RunConfig:
 
 
 def assemble_again(setup: Setup, config: RunConfig) -> Setup:
-    """The run with another configuration, on the data that are loaded; no start vector.
-
-    Raises:
-        ConfigError: they do not fit, or the model's vector is another one.
-    """
+    """The run with another configuration, on the data that are loaded; no start vector."""
     evaluate.check_parts(config, setup.dataset, setup.partition)
     kind, digests = setup.config.data.partition or "", setup.provenance.data
     other = assemble(with_normalization(config), setup.dataset, setup.partition, kind, digests)
@@ -397,15 +337,14 @@ def equal(one: object, other: object) -> bool:
         return False
 
 
-def difference(store: RunStore, original: Sequence[Done]) -> str:
+def difference(run: Path, original: Sequence[Done]) -> str:
     """The first place where the rows of rounds are not what the run wrote; empty where all are."""
-    first, last = original[0].number, original[-1].number
-    tables = {table: Recorded.read(store.path, table, first, last) for table in COMPARED}
     try:
+        rows = recorded(run)
         for done in original:
-            Comparison().compare(tables, done.log)
-    except Difference as found:
-        return found.place
+            Comparison().compare(rows, done.log)
+    except Difference as difference:
+        return difference.place
     return ""
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedsim.config import experiments
-from fedsim.core.errors import FedsimError, StoreError
+from fedsim.core.errors import ConfigError, FedsimError, StoreError
 from fedsim.core.imports import users_code
 from fedsim.core.machine import num_gpus
 from fedsim.core.rows import ModelRow
@@ -54,17 +54,19 @@ class Rerun:
     start: ServerState
     fingerprint: Fingerprint
 
+    def check(self, number: int, name: str) -> None:
+        """Refuses a round that the run has not, by a ConfigError that begins with the name."""
+        if not 1 <= number <= self.rounds:
+            there = f"rounds 1 to {self.rounds}" if self.rounds else "no complete round"
+            raise ConfigError(f"{name} {number}: the run has {there}")
+
     def checkpoints(self) -> dict[int, Path]:
         """The records of the run's checkpoints by the number of rounds, fewest first."""
         paths = {round_of(path): path for path in records(self.store.path)}
         return {rounds: paths[rounds] for rounds in sorted(paths) if 0 < rounds <= self.rounds}
 
     def nearest(self, rounds: int) -> Position:
-        """The newest intact checkpoint of at most so many rounds, else the start.
-
-        Raises:
-            ConfigError: a checkpoint is that of another configuration or model.
-        """
+        """The newest intact checkpoint of at most so many rounds, else the start."""
         for number, record in reversed(self.checkpoints().items()):
             if number > rounds:
                 continue
@@ -85,12 +87,7 @@ class Rerun:
         return state
 
     def step(self, state: ServerState, number: int) -> tuple[ServerState, RoundLog]:
-        """Round ``number``, from 1, done again: the state after it, and its rows.
-
-        Raises:
-            DivergedError: a client diverged and the policy is ``raise``.
-            WorkerError: a client's work failed.
-        """
+        """Round ``number``, from 1, done again: the state after it, and its rows."""
         log = RoundLog(number)
         ctx = context(self.setup, number - 1)
         with users_code(f"round {number}", FedsimError):
@@ -115,32 +112,20 @@ def opened(
             a GPU where the run was done on one and there is one here.
         data_dir: where the run's data are now, in place of ``data.dir``.
         accept_changed_code: go on where the user's code is not that of the run.
-
-    Raises:
-        ConfigError, DataError: code or data are not those of the run, or are not here.
-        StoreError: the directory cannot be read.
     """
-    store, done = RunStore(run), len(status.rounds(run))
+    store, rounds = RunStore(run), len(status.rounds(run))
     on_gpu = device_of(store.read_environment()) != "cpu" and num_gpus() > 0
     here = {"engine.kind": "serial", "engine.gpus_per_client": int(on_gpu)}
     config = configuration(run, here | dict(overrides or {}), data_dir=data_dir)
     setup, start = start_of(prepare(config))
     check_begun(
-        run,
-        setup.config,
-        setup.provenance,
-        setup.frozen,
-        accept_changed_code=accept_changed_code,
+        run, setup.config, setup.provenance, setup.frozen, accept_changed_code=accept_changed_code
     )
-    began = experiments.read(run / "config.yaml").settings.get("data.dir")  # may be another now
+    written = experiments.read(run / "config.yaml").settings.get("data.dir")  # may have moved
     now = fingerprint(setup)
-    settings = {**now.settings, "data.dir": None if began is None else began.value}
+    settings = {**now.settings, "data.dir": None if written is None else written.value}
     with closing(make_executor(setup)) as executor:
         yield Rerun(
-            setup=setup,
-            executor=executor,
-            store=store,
-            rounds=done,
-            start=start,
+            setup=setup, executor=executor, store=store, rounds=rounds, start=start,
             fingerprint=replace(now, settings=settings),
-        )
+        )  # fmt: skip

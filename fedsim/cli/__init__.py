@@ -6,20 +6,14 @@ be written. ``--verbose`` or ``FEDSIM_DEBUG=1`` also shows the traceback.
 """
 
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import click
 
-from fedsim.cli.common import (
-    error_text,
-    show_error,
-    show_log,
-    show_notes,
-    show_traceback,
-)
+from fedsim.cli.common import error_text, show_error, show_log, show_notes, tracebacks
 from fedsim.cli.doctor import doctor
 from fedsim.cli.export import export
 from fedsim.cli.influence import influence
@@ -35,7 +29,6 @@ from fedsim.cli.runs import runs
 from fedsim.cli.show import show
 from fedsim.cli.sweep import study, sweep, tune
 from fedsim.cli.verify import verify
-from fedsim.core.errors import ConfigError, EngineLostError
 from fedsim.core.terminal import echo
 from fedsim.version import __version__
 
@@ -56,22 +49,13 @@ GROUPS = {
 class Commands(click.Group):
     """The group of commands, with errors as one line and an exit status."""
 
-    def main(
-        self,
-        args: Sequence[str] | None = None,
-        prog_name: str | None = None,
-        complete_var: str | None = None,
-        standalone_mode: bool = True,
-        **extra: Any,
-    ) -> Any:
+    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
         """Runs a command and leaves the process with its exit status."""
+        parent: Callable[..., Any] = super().main
         if not standalone_mode:
-            return super().main(args, prog_name, complete_var, False, **extra)
+            return parent(*args, standalone_mode=False, **extra)
         try:
-            status = super().main(args, prog_name, complete_var, False, **extra)
-        except ConfigError as error:
-            show_error(str(error))
-            status = error.exit_status
+            status = parent(*args, standalone_mode=False, **extra)
         except click.ClickException as error:
             show_error(error.format_message())
             status = error.exit_code
@@ -93,9 +77,9 @@ class Commands(click.Group):
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise  # click ends the command without a word where nobody reads on, as after | head
         except Exception as error:  # noqa: BLE001 - the last place that can say what happened
-            show_traceback(ctx, error)
-            if not isinstance(error, EngineLostError):  # else it was said when it happened
-                show_error(error_text(error))
+            if tracebacks(ctx):
+                echo("".join(traceback.format_exception(error)), err=True, nl=False)
+            show_error(error_text(error))
             show_notes(error)
             ctx.exit(getattr(error, "exit_status", 1))
 
@@ -114,12 +98,6 @@ def main(ctx: click.Context) -> None:
     if ctx.invoked_subcommand is None:
         echo(ctx.get_help())
         return
-    try:
-        Path.cwd()
-    except FileNotFoundError:
-        raise ConfigError(
-            "the working folder was removed meanwhile: change to one that exists (cd)"
-        ) from None
 
 
 for command in chain(*GROUPS.values()):

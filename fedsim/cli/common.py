@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
@@ -39,18 +38,12 @@ if TYPE_CHECKING:
 
 
 F = TypeVar("F", bound=Callable[..., Any])
-LONGEST = 1000
-"""Characters of an error's line."""
 
 
 def configuration(preset: str | None, config: str | None, flags: Settings) -> RunConfig:
     """The configuration of one run, from --preset, --config and the other flags.
 
-    The user's modules that they name can be imported from then on. Warns of settings that have no
-    effect.
-
-    Raises:
-        ConfigError: there is no such preset, file or folder, or a setting cannot be used.
+    The user's modules can be imported from then on. Warns of settings without effect.
     """
     from fedsim.config.resolve import read_layers, resolve, warn_unused
 
@@ -65,11 +58,7 @@ def configuration(preset: str | None, config: str | None, flags: Settings) -> Ru
 
 
 def trackers_of(names: Sequence[str]) -> list[Tracker]:
-    """The trackers of --track.
-
-    Raises:
-        ConfigError: one is not installed.
-    """
+    """The trackers of --track; a ConfigError where one is not installed."""
     if not names:
         return []
     from fedsim.display.trackers import tracker
@@ -93,14 +82,8 @@ def write_table(frame: pd.DataFrame, out: str, form: str) -> None:
 
 
 def make_importable(*layers: Settings) -> None:
-    """Prepends ``engine.working_dir`` and the current directory to sys.path.
-
-    ``module:function`` then finds the user's own modules however fedsim was started. Of the layers
-    of settings a later one wins.
-
-    Raises:
-        ConfigError: the folder is not there.
-    """
+    """Prepends ``engine.working_dir``, of the last layer that has it, and the current directory to
+    sys.path, so that ``module:function`` finds the user's own modules."""
     folders = [Path.cwd()]
     settings = [layer["engine.working_dir"] for layer in layers if "engine.working_dir" in layer]
     if settings and isinstance(settings[-1].value, str):
@@ -120,16 +103,7 @@ def make_run_importable(run: str | Path, flags: Settings | None = None) -> None:
 
 
 def newest(argument: str, *, sweeps: bool = False, searches: bool = False) -> str:
-    """The newest run below runs/, where 'fedsim run' writes; it is named on standard error.
-
-    Args:
-        argument: that names none, for the error.
-        sweeps: whether the sweep of that run, where it is of one, stands for it.
-        searches: whether it may be a search.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """The newest run below runs/, or the sweep of that run, or a search; names it on stderr."""
     from fedsim.storage import directories
 
     path = directories.newest(Path("runs"), sweeps=sweeps, searches=searches)
@@ -147,14 +121,9 @@ def on_run(
     importable: bool = True,
     **kinds: bool,
 ) -> Callable[[F], F]:
-    """A command on a run: the argument for its directory, unset the :func:`newest`.
+    """A command on a run or ``several``: the argument for its directory, unset the :func:`newest`.
 
-    Args:
-        name: of the parameter.
-        metavar: of the argument.
-        several: whether it takes several runs.
-        importable: whether the user's own modules that the run names can then be imported.
-        kinds: those of :func:`newest`.
+    Where it is ``importable``, the user's own modules that the run names can then be imported.
     """
 
     def directory(ctx: click.Context, _: click.Parameter, value: Any) -> Any:
@@ -196,17 +165,14 @@ def check_new_file(file: Path, flag: str) -> None:
 class Echo(logging.Handler):
     """Shows fedsim's log: notices on stdout, warnings on stderr, each a plain line.
 
-    Both streams are named, since click finds the terminal itself below a display that is active,
-    and would write into its lines.
+    Both streams are named: click would write into the lines of a display that is active.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
         """Prints a record."""
-        if record.levelno >= logging.ERROR:
-            show_error(self.format(record))
-        else:
-            stream = sys.stderr if record.levelno >= logging.WARNING else sys.stdout
-            tell(printable(self.format(record)), file=stream)
+        stream = sys.stderr if record.levelno >= logging.WARNING else sys.stdout
+        prefix = "error: " if record.levelno >= logging.ERROR else ""
+        tell(printable(prefix + self.format(record)), file=stream)
 
 
 def show_log() -> None:
@@ -218,11 +184,8 @@ def show_log() -> None:
 
 
 def show_error(message: str) -> None:
-    """``error: ...`` in one line without control characters; a very long one loses its middle."""
-    text = printable(" ".join(message.split()))
-    half = LONGEST // 2
-    text = text if len(text) <= LONGEST else f"{text[:half]} ... {text[-half:]}"
-    echo(f"error: {text}", file=sys.stderr)
+    """``error: ...`` in one line without control characters."""
+    echo(f"error: {printable(' '.join(message.split()))}", file=sys.stderr)
 
 
 def show_notes(error: BaseException) -> None:
@@ -234,12 +197,6 @@ def show_notes(error: BaseException) -> None:
 def tracebacks(ctx: click.Context) -> bool:
     """Whether tracebacks are shown: with ``--verbose`` or ``FEDSIM_DEBUG=1``."""
     return bool(ctx.meta.get(VERBOSE)) or os.environ.get("FEDSIM_DEBUG", "0") not in ("", "0")
-
-
-def show_traceback(ctx: click.Context, error: BaseException) -> None:
-    """The traceback, where tracebacks are shown."""
-    if tracebacks(ctx):
-        echo("".join(traceback.format_exception(error)), err=True, nl=False)
 
 
 def error_text(error: Exception) -> str:
@@ -256,12 +213,8 @@ def error_text(error: Exception) -> str:
 def repeatable(ctx: click.Context, place: Callable[[], tuple[str, Path] | None]) -> Iterator[None]:
     """Runs the block of a command that continues when it is given again.
 
-    An interruption, from the first import on, ends the command and says so.
-
-    Args:
-        ctx: of the command.
-        place: gives what the folder of the command holds, such as ``"the runs are"``, and the
-            folder, which may not exist yet; None as long as it is not known.
+    ``place`` gives what the folder of the command holds, such as ``"the runs are"``, and the
+    folder, which may not exist yet; None as long as it is not known.
     """
     try:
         with handled():
@@ -276,12 +229,7 @@ def repeatable(ctx: click.Context, place: Callable[[], tuple[str, Path] | None])
 
 @contextmanager
 def interruptible(ctx: click.Context, shown: Lines) -> Iterator[None]:
-    """Runs the block; an interruption or failure ends the command with how to resume.
-
-    Raises:
-        WorkerError, StoreError: of the block, with how to resume. Other errors, such as
-            divergence, would only come again.
-    """
+    """Runs the block; an interruption or failure ends the command with how to resume."""
     try:
         with handled():
             yield

@@ -19,12 +19,12 @@ from fedsim.cli.options import (
 )
 from fedsim.core.terminal import echo
 
-what_option = partial(click.option, cls=GroupedOption, group="What to export")
+export_option = partial(click.option, cls=GroupedOption, group="What to export")
 
 
 @click.command(cls=GroupedCommand)
 @on_run()
-@what_option(
+@export_option(
     "--to",
     "form",
     type=click.Choice(["torch", "onnx"]),
@@ -32,7 +32,7 @@ what_option = partial(click.option, cls=GroupedOption, group="What to export")
     show_default=True,
     help="model.pt2 for torch.export.load, or model.onnx (extra 'export').",
 )
-@what_option(
+@export_option(
     "--client",
     type=number_or_name,
     metavar="K|NAME",

@@ -30,51 +30,40 @@ if TYPE_CHECKING:
 
     from fedsim.config.experiments import Settings
 
-SHOWN = 20
-"""Of more clients the first and the last ones are shown."""
-
-what_option = partial(click.option, cls=GroupedOption, group="What to measure")
+measure_option = partial(click.option, cls=GroupedOption, group="What to measure")
 
 
 @click.command(cls=SettingsCommand, takes=changeable, show_defaults=False)
 @on_run()
-@what_option(
+@measure_option(
     "--rounds",
     default="all",
     show_default=True,
     metavar="LIST",
     help="Rounds, such as 1,4,8-10. Those between them are done again too.",
 )
-@what_option(
+@measure_option(
     "--metric",
     default="step",
     show_default=True,
     metavar="NAME",
-    help="What a client's influence is on: step, the way along the round's step, which takes no "
-    "evaluation; or a score of the model after it, such as val_loss, val_accuracy or test_loss.",
+    help="What a client's influence is on: the step of the round, or a score of the model after "
+    "it, such as val_loss.",
 )
-@what_option(
+@measure_option(
     "--shapley/--no-shapley",
     default=True,
     show_default=True,
-    help="Shapley values beside leave-one-out: exact for cohorts of at most 10 clients, from all "
-    "their coalitions; else estimated from random orders, with a standard error.",
+    help="Shapley values beside leave-one-out: exact for cohorts of at most 10 clients, else "
+    "estimated from random orders.",
 )
-@what_option(
+@measure_option(
     "--permutations",
     type=click.IntRange(2, 10**6),
     default=64,
     show_default=True,
     metavar="N",
     help="Random orders in each round, for cohorts of more than 10 clients.",
-)
-@what_option(
-    "--seed",
-    type=click.IntRange(0, 2**63 - 1),
-    default=0,
-    show_default=True,
-    metavar="N",
-    help="Of the random orders.",
 )
 @files_option(
     "--out", metavar="FILE", shell_complete=files, help="A CSV file: a row per round and client."
@@ -83,7 +72,7 @@ what_option = partial(click.option, cls=GroupedOption, group="What to measure")
     "--figure",
     metavar="FILE",
     shell_complete=files,
-    help="A figure (.png, .pdf or .svg) of who helped and who hurt, drawn from --out.",
+    help="A figure (.png, .pdf or .svg) of who helped and who hurt.",
 )
 @set_option(group="Engine", help="Another key of section engine. Repeatable.")
 @accept_option
@@ -95,7 +84,6 @@ def influence(
     metric: str,
     shapley: bool,
     permutations: int,
-    seed: int,
     out: str | None,
     figure: str | None,
     accept_changed_code: bool,
@@ -105,24 +93,22 @@ def influence(
     """Who helped and who hurt: the influence of each client on a run.
 
     The rounds are done again up to the server; its rule then aggregates the same updates without
-    one client, or for every coalition of clients. Nothing is trained without anybody, and RUN stays
-    as it is. Positive is help: a longer way along the round's step, a lower loss, a higher
-    accuracy. The Shapley values of a round add up to what all its clients gained together.
+    one client, or for every coalition of clients. RUN stays as it is. Positive is help: a longer
+    way along the round's step, a lower loss, a higher accuracy.
 
     \b
       fedsim influence RUN
       fedsim influence RUN --metric val_loss --out influence.csv --figure who.png
       fedsim influence RUN --rounds 1-10 --no-shapley --format json
     """
-    if figure is not None and out is None:
-        raise click.UsageError("--figure is drawn from a file: give --out FILE.csv too")
     for flag, file in (("--out", out), ("--figure", figure)):
         if file is not None:
             check_new_file(Path(file), flag)
     if figure is not None and Path(figure).suffix not in (".png", ".pdf", ".svg"):
         raise click.UsageError(f"--figure {figure}: a figure is named .png, .pdf or .svg")
     from fedsim.audit.influence import influence as measured
-    from fedsim.audit.influence import parse_rounds, summed
+    from fedsim.audit.influence import parse_rounds
+    from fedsim.core.analysis import analysis
 
     frame = measured(
         run,
@@ -130,48 +116,40 @@ def influence(
         metric=metric,
         shapley=shapley,
         permutations=permutations,
-        seed=seed,
         overrides=flags,
         accept_changed_code=accept_changed_code,
     )
-    sums = summed(frame)
+    drawing = analysis("influence")
+    sums = drawing.summed(frame)
     if form == "json":
         parts = {"metric": metric, "clients": records(sums), "rounds": records(frame)}
         echo(json.dumps(parts, indent=2))
     else:
-        _show(frame, sums, metric)
+        _show(frame, sums, drawing.UNITS.get(metric, f"gain in {metric}"))
     if out is not None:
         write_table(frame, out, form)
-    if figure is not None and out is not None:
-        from fedsim.core.analysis import analysis
-
-        analysis("influence").draw(Path(out), Path(figure))
+    if figure is not None:
+        drawing.draw(frame, Path(figure))
         echo(f"file  {figure}", err=form == "json")
 
 
-def _show(frame: pd.DataFrame, sums: pd.DataFrame, metric: str) -> None:
+def _show(frame: pd.DataFrame, sums: pd.DataFrame, gain: str) -> None:
     """The clients' sums, and what all gained together."""
     from fedsim.display.tables import show
 
-    rows = [
-        {
-            "client": str(row["name"]) or str(row["client_id"]),
-            "rounds": str(row["rounds"]),
-            "leave-one-out": _number(row["leave_one_out"]),
-            "Shapley": _number(row["shapley"], row["shapley_error"]),
-        }
-        for row in sums.to_dict("records")
-    ]
-    half = SHOWN // 2
-    left_out = rows[half:-half] if len(rows) > SHOWN else []
-    if left_out:
-        rows = [*rows[:half], dict.fromkeys(rows[0], "..."), *rows[-half:]]
     total = frame.groupby("round")["total"].first()
-    gain = "way along the rounds' steps" if metric == "step" else f"gain in {metric}"
     echo(f"{gain}, {counted(len(total), 'round')}: {total.sum():.6g} by all clients together")
-    show(rows)
-    if left_out:
-        echo(f"{counted(len(left_out), 'client')} between them")
+    show(
+        [
+            {
+                "client": str(row["name"]) or str(row["client_id"]),
+                "rounds": str(row["rounds"]),
+                "leave-one-out": _number(row["leave_one_out"]),
+                "Shapley": _number(row["shapley"], row["shapley_error"]),
+            }
+            for row in sums.to_dict("records")
+        ]
+    )
 
 
 def _number(value: float, error: float = 0.0) -> str:

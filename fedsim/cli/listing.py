@@ -44,10 +44,6 @@ def listing(kind: str | None, form: str) -> None:
         echo(json.dumps(rows, indent=2))
         return
     show([{k: _cell(value) for k, value in row.items() if k != "source"} for row in rows])
-    if kind == "datasets":
-        from fedsim.data.dataset import SCOPE
-
-        echo(f"note: {SCOPE}", err=True)
 
 
 def _cell(value: object) -> str:

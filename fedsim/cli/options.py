@@ -1,19 +1,14 @@
 """The options that commands share: flags of settings, made from their keys, and help in groups."""
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache, cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import click
 
 from fedsim.cli.names import files, folders, keys, named, value_of
-from fedsim.core.errors import ConfigError
-from fedsim.core.reading import ON_DISK, URL
 from fedsim.core.terminal import echo
-
-if TYPE_CHECKING:
-    from click.types import OptionHelpExtra
 
 VERBOSE = "fedsim.verbose"
 """Key of a context's meta: whether tracebacks are shown."""
@@ -29,16 +24,6 @@ class GroupedOption(click.Option):
     def __init__(self, *args: Any, group: str = "Other", **attributes: Any) -> None:
         super().__init__(*args, **attributes)
         self.group = group
-
-    def make_metavar(self, ctx: click.Context) -> str:
-        """``a|b`` for choices, as flags of settings have it."""
-        return self.metavar or super().make_metavar(ctx).strip("[]")
-
-    def get_help_extra(self, ctx: click.Context) -> "OptionHelpExtra":
-        """Without the range, which the error names where a value is out of it."""
-        extra = super().get_help_extra(ctx)
-        extra.pop("range", None)
-        return extra
 
 
 class GroupedCommand(click.Command):
@@ -60,20 +45,12 @@ class GroupedCommand(click.Command):
                 formatter.write_dl(groups[heading])
 
 
-SWITCHES: Mapping[str, tuple[str, str]] = {
-    "folder.strict_labels": (
-        "--strict-labels/--no-strict-labels",
-        "Refuse labels that look like typing errors, and classes with one image, in a folder of "
-        "images.",
-    ),
-    "engine.fast": (
-        "--fast",
-        "On a GPU: --precision bf16 and kernels whose bits may differ from run to run "
-        "(engine.deterministic=false).",
-    ),
-}
-"""Flags of an option of a data set, and of several keys at once: their names and help."""
-HEADINGS = {"": "Experiment", "folder": "Data", "train": "Training"}
+FAST = (
+    "On a GPU: --precision bf16 and kernels whose bits may differ from run to run "
+    "(engine.deterministic=false)."
+)
+"""Help of --fast, which sets several keys."""
+HEADINGS = {"": "Experiment", "train": "Training"}
 """Headings of the help that are not the name of the keys' section."""
 
 
@@ -83,29 +60,20 @@ def flag_names() -> Mapping[str, tuple[str, ...]]:
     from fedsim.config.keys import KEYS
 
     declared = {key: tuple(entry.flag.split()) for key, entry in KEYS.items() if entry.flag}
-    return declared | {key: (names,) for key, (names, _) in SWITCHES.items()}
+    return declared | {"engine.fast": ("--fast",)}
 
 
 def flag_option(
     key: str, names: tuple[str, ...], *, show_default: bool = True, default: str | None = None
 ) -> GroupedOption:
-    """The option that sets a key, whose description, default and choices are its help.
-
-    Args:
-        key: dotted.
-        names: of the flag.
-        show_default: whether the help shows the default.
-        default: in words, where it is not that of the key.
-    """
+    """The option that sets a key, whose description and ``default`` are its help."""
     from fedsim.config.keys import KEYS
     from fedsim.config.sections import fields
 
     section = key.rpartition(".")[0]
-    heading = HEADINGS.get(section, section.capitalize())
-    declarations = [*names, key.replace(".", "__")]
-    if key in SWITCHES:
-        text = SWITCHES[key][1]
-        return GroupedOption(declarations, group=heading, default=None, is_flag=True, help=text)
+    if key == "engine.fast":
+        heading = HEADINGS.get("engine", "Engine")
+        return GroupedOption([*names, "engine__fast"], group=heading, is_flag=True, help=FAST)
     field, metavar = fields()[key], KEYS[key].metavar
     shown = default or (field.default if show_default else None)
     text = re.sub("`+", "'", " ".join((field.description or "").split()))
@@ -115,8 +83,8 @@ def flag_option(
         text += f"  [default: {f'{shown:g}' if isinstance(shown, float) else shown}]"
     switch = field.annotation is bool
     return GroupedOption(
-        declarations,
-        group=heading,
+        [*names, key.replace(".", "__")],
+        group=HEADINGS.get(section, section.capitalize()),
         default=None,
         is_flag=switch,
         metavar=None if switch else metavar or _metavar(field.annotation),
@@ -161,9 +129,7 @@ class SettingsCommand(GroupedCommand):
     Args:
         takes: whether it takes the flag of a key; None: all.
         more: flags of its own, by key.
-        shown: whether the help lists a flag that it takes, with a line about the others, which
-            --help-all lists; None: all.
-        rare: the command's own options that only --help-all lists, by name.
+        shown: whether the help lists a flag, else --help-all; None: all.
         show_defaults: whether the help shows them.
         defaults: by key, in words, where the command's own differ from those of the key.
     """
@@ -174,7 +140,6 @@ class SettingsCommand(GroupedCommand):
         takes: Callable[[str], bool] | None = None,
         more: Mapping[str, str] | None = None,
         shown: Callable[[str], bool] | None = None,
-        rare: Collection[str] = (),
         show_defaults: bool = True,
         defaults: Mapping[str, str] | None = None,
         **attributes: Any,
@@ -182,33 +147,28 @@ class SettingsCommand(GroupedCommand):
         super().__init__(*args, **attributes)
         self.epilog = OTHERS if shown else None
         self.takes, self.more, self.shown = takes, more or {}, shown
-        self.rare, self.show_defaults, self.defaults = {*rare}, show_defaults, defaults or {}
+        self.show_defaults, self.defaults = show_defaults, defaults or {}
 
     @cached_property
     def flags(self) -> Mapping[str, tuple[str, ...]]:
         """The names of its flags, by key."""
-        takes = self.takes or (lambda _: True)
-        declared = {key: names for key, names in flag_names().items() if takes(key)}
-        return declared | {key: (name,) for key, name in self.more.items()}
+        names = flag_names().items()
+        taken = {key: flags for key, flags in names if self.takes is None or self.takes(key)}
+        return taken | {key: (name,) for key, name in self.more.items()}
 
     @cached_property
     def setting_options(self) -> Mapping[str, GroupedOption]:
         """The options of the flags, by key."""
-        return {
-            key: flag_option(
-                key, names, show_default=self.show_defaults, default=self.defaults.get(key)
-            )
-            for key, names in self.flags.items()
-        }
+        shown, flags = self.show_defaults, self.flags.items()
+        words = self.defaults
+        return {k: flag_option(k, f, show_default=shown, default=words.get(k)) for k, f in flags}
 
     def listed(self, ctx: click.Context) -> list[click.Parameter]:
         """The parameters that the help lists."""
         if ctx.meta.get(HELP_ALL) or self.shown is None:
             return self.get_params(ctx)
-        parameters = [each for each in super().get_params(ctx) if each.name not in self.rare]
-        return parameters + [
-            option for key, option in self.setting_options.items() if self.shown(key)
-        ]
+        options = self.setting_options.items()
+        return [*super().get_params(ctx), *(option for key, option in options if self.shown(key))]
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """The command's own parameters, then the flags."""
@@ -220,11 +180,7 @@ class SettingsCommand(GroupedCommand):
             super().format_epilog(ctx, formatter)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parses; parameter ``flags`` is then what the flags and ``--set`` give, as settings.
-
-        Raises:
-            ConfigError: a ``--set`` that is not key=value, or a key given twice.
-        """
+        """Parses; parameter ``flags`` is then what the flags and ``--set`` give, as settings."""
         try:
             rest = super().parse_args(ctx, args)
         except click.NoSuchOption as error:
@@ -242,10 +198,10 @@ class SettingsCommand(GroupedCommand):
 
     def _with_hint(self, error: click.NoSuchOption) -> click.NoSuchOption:
         """The error, with the flag or ``--set KEY`` of the key that has this name."""
-        from fedsim.config.hints import known_as
         from fedsim.config.sections import fields
 
-        key = known_as(error.option_name.lstrip("-").replace("-", "_"), fields())
+        name = error.option_name.lstrip("-").replace("-", "_")
+        key = next((key for key in fields() if key.rpartition(".")[2] == name), None)
         if key is None or (key not in self.flags and self.takes):
             return error
         meant = _shown_name(self.flags[key]) if key in self.flags else f"--set {key}=..."
@@ -264,15 +220,7 @@ several_option = partial(click.option, cls=GroupedOption, group="Runs")
 """An option under the heading Runs: which are done, and how many at once."""
 
 
-def _on_disk(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
-    if value is not None and URL.match(value):
-        raise ConfigError(f"--out: {value!r} given; {ON_DISK}")
-    return value
-
-
-out_option = partial(
-    files_option, "--out", metavar="DIR", shell_complete=folders, callback=_on_disk
-)
+out_option = partial(files_option, "--out", metavar="DIR", shell_complete=folders)
 """``--out DIR``."""
 set_option = partial(
     click.option,
@@ -295,12 +243,9 @@ def preset_options(function: F) -> F:
     """``--preset`` and ``--config``."""
     config = "Read settings from a YAML file, such as a run's config.yaml."
     preset = "Start from a named experiment, one of 'fedsim list presets'."
-    function = files_option("-c", "--config", metavar="FILE", help=config, shell_complete=files)(
-        function
-    )
-    return files_option("--preset", metavar="NAME", help=preset, shell_complete=named("presets"))(
-        function
-    )
+    file = files_option("-c", "--config", metavar="FILE", help=config, shell_complete=files)
+    name = files_option("--preset", metavar="NAME", help=preset, shell_complete=named("presets"))
+    return name(file(function))
 
 
 TRACKERS = ("tensorboard", "wandb", "mlflow")
@@ -317,8 +262,7 @@ accept_option = several_option(
     "--accept-changed-code",
     is_flag=True,
     help="Go on although the source of a function of your own (module:function), or of what it "
-    "imports from its folder, has changed since the run began. A run that "
-    "is continued says so in its env.json.",
+    "imports from its folder, has changed since the run began.",
 )
 """``--accept-changed-code``."""
 
@@ -333,21 +277,14 @@ class WordOrNumber(click.ParamType[Any]):
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> str | int:
         """The value; refuses anything else."""
-        number = str(value)
-        if number == self.word:
-            return number
-        whole = number.isascii() and number.isdecimal() and len(number) <= self.digits
-        if not whole or int(number) < 1:
+        if value != self.word and not re.fullmatch(rf"[1-9][0-9]{{0,{self.digits - 1}}}", value):
             self.fail(f"{value!r} given; must be {self.word} or a whole number from 1", param, ctx)
-        return int(number)
+        return self.word if value == self.word else int(value)
 
 
 def number_or_name(text: str) -> int | str:
     """A client: the number where the text is one, else the name."""
-    try:
-        return int(text)
-    except ValueError:
-        return text
+    return int(text) if re.fullmatch(r"-?\d+", text) else text
 
 
 parallel_option = several_option(

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fedsim.cli.common import check_new_file, configuration
-from fedsim.cli.names import folders
+from fedsim.cli.common import configuration
 from fedsim.cli.options import (
     SettingsCommand,
-    files_option,
     out_option,
     preset_options,
     set_any_option,
@@ -27,55 +25,39 @@ if TYPE_CHECKING:
     from fedsim.config.experiments import Settings
     from fedsim.core.types import Dataset, Partition
 
-PICTURES = (".png", ".pdf", ".svg")
-"""Suffixes of ``--plot FILE``."""
 FILES = ("partition.csv", "split.csv", "partition.png")
 """The files of ``--out DIR``."""
 LONG = 16
 """Longer names of classes are cut in the table's heading."""
 CLASSES_OF_TEXT = 20
 """Samples of text are counted by class in the table where there are at most so many."""
-SITES = 12
-"""So many sites are listed with their numbers of training samples."""
 MAX_PIXELS = 128
 """Larger images are shown at this size."""
+SITES = 12
+"""So many sites are listed with their numbers of training samples."""
 
 
-@click.command(cls=SettingsCommand, shown=lambda key: key.startswith(("data.", "folder.")))
-@click.argument("run", metavar="[RUN]", required=False, shell_complete=folders)
+@click.command(cls=SettingsCommand, shown=lambda key: key.startswith("data."))
 @preset_options
 @set_any_option
 @out_option(help="Write partition.csv, split.csv and partition.png there.")
-@files_option(
-    "--plot",
-    metavar="FILE",
-    help="Draw the split with example images of the clients: a .png, .pdf or .svg file.",
-)
 @verbose_option
 def partition(
-    run: str | None,
     preset: str | None,
     config: str | None,
     out: str | None,
-    plot: str | None,
     flags: Settings,
 ) -> None:
     """Show how a run would split the data over clients.
 
     Prints the training samples of each client by class. --out DIR also writes the table, a figure,
-    and split.csv, which '--set data.partition_file=DIR/split.csv --partition files' reads. --plot
-    FILE draws example images as well, with the clients' feature shift; of a RUN, a directory with a
-    partition.csv, it draws the samples by class and client alone.
+    and split.csv, which '--set data.partition_file=DIR/split.csv --partition files' reads.
 
     \b
       fedsim partition --alpha 0.1
       fedsim partition -d retinamnist --data-dir data/ --clients 20 --out split/
-      fedsim partition -d FILE.py:function --plot shares.png
-      fedsim partition runs/digits/fedld/RUN --plot clients.png
+      fedsim partition -d FILE.py:function --out shares/
     """
-    if run is not None:
-        plot_run(Path(run), plot, alone=not (preset or config or out or flags))
-        return
     from fedsim.data import holdout, patients
     from fedsim.display.tables import show
     from fedsim.engine.blocks import named
@@ -83,54 +65,39 @@ def partition(
     from fedsim.training.malicious import malicious_clients
 
     settings = configuration(preset, config, flags)
-    check_output(out, plot)
+    check_output(out)
     dataset, split, kind = loading.load(settings)
     malicious = malicious_clients(settings.attack, settings.data, split)
     samples = counted(sum(map(len, split.train)), "training sample")
     clients = counted(split.num_clients, "client")
-    title = f"{dataset.name}, {kind}: {samples} of {dataset.num_classes} classes on {clients}"
-    echo(title)
+    echo(f"{dataset.name}, {kind}: {samples} of {dataset.num_classes} classes on {clients}")
     group = patients.grouping(dataset, kind, settings.data.group)
-    if said := patients.grouping_line(dataset, split, group):
-        echo(said)
-    for remark in dataset.remarks:
-        echo(remark)
-    if sites := site_line(dataset):
-        echo(sites)
-    if excluded := holdout.num_left_out(dataset):
-        echo(f"left out: {excluded} users with fewer than data.min_samples training samples")
-    if split.held_out:
-        echo(f"held out from training: {named(split.held_out)}")
-    if malicious:
-        echo(f"malicious: {named(malicious)}")
+    excluded = holdout.num_left_out(dataset)
+    lines = (
+        patients.grouping_line(dataset, split, group),
+        *dataset.remarks,
+        site_line(dataset),
+        excluded and f"left out: {excluded} users with fewer than data.min_samples samples",
+        split.held_out and f"held out from training: {named(split.held_out)}",
+        malicious and f"malicious: {named(malicious)}",
+    )
+    for line in filter(None, lines):
+        echo(str(line))
     show(class_table(dataset, split))
     if out:
         write_split(dataset, split, Path(out), malicious)
         echo(f"files: {out}/partition.csv, {out}/split.csv, {out}/partition.png")
-    if plot:
-        shift = settings.data.feature_shift
-        note = "Training images" + (f", feature shift {shift}" if shift != "none" else "")
-        save_picture(dataset, split, title, note, Path(plot))
-        echo(f"picture: {plot}")
 
 
-def check_output(out: str | None, plot: str | None) -> None:
-    """Raises a ConfigError for files that cannot be written, would be overwritten, or lie in a
-    run directory."""
+def check_output(out: str | None) -> None:
+    """Refuses files that would be overwritten, or lie in a run directory."""
     from fedsim.storage.run_dir import check_outside_runs
 
     if out:
         check_outside_runs(Path(out))
-        if Path(out).exists() and not Path(out).is_dir():
-            raise ConfigError(f"--out {out}: is not a directory")
         for name in FILES:
             if Path(out, name).exists():
                 raise ConfigError(f"--out {out}: {name} is already there")
-    if plot is not None:
-        file = Path(plot)
-        if file.suffix.lower() not in PICTURES:
-            raise ConfigError(f"--plot {file}: the name must end in {', '.join(PICTURES)}")
-        check_new_file(file, "--plot")
 
 
 def class_table(dataset: Dataset, split: Partition) -> list[dict[str, str]]:
@@ -140,31 +107,21 @@ def class_table(dataset: Dataset, split: Partition) -> list[dict[str, str]]:
     """
     import numpy as np
 
-    shown = not dataset.vocabulary or dataset.num_classes <= CLASSES_OF_TEXT
-    heads = [class_head(dataset, c) for c in range(dataset.num_classes)] if shown else []
+    names = dataset.class_names
+    if dataset.vocabulary and dataset.num_classes > CLASSES_OF_TEXT:
+        names = ()
+    names = tuple(n if len(n) <= LONG else f"{n[: LONG - 3]}..." for n in names)
+    heads = [f"class {n}" if n == str(c) else f"{c} {n}" for c, n in enumerate(names)]
     rows = []
-    for client, own in enumerate([*split.train, np.concatenate(split.train)]):
+    for client, samples in enumerate([*split.train, np.concatenate(split.train)]):
         last = client == split.num_clients
         row = {"client": "all" if last else str(client)}
         if split.names:
             row["name"] = "" if last else split.names[client]
-        counts = np.bincount(dataset.y[own], minlength=dataset.num_classes) if heads else ()
+        counts = np.bincount(dataset.y[samples], minlength=dataset.num_classes) if heads else ()
         row |= {head: str(count) for head, count in zip(heads, counts, strict=True)}
-        rows.append(row | {"samples": str(len(own))})
+        rows.append(row | {"samples": str(len(samples))})
     return rows
-
-
-def class_head(dataset: Dataset, label: int) -> str:
-    """The heading of a class: its index and name, or ``class 3`` where that is its name."""
-    name = class_names(dataset)[label]
-    if name == str(label):
-        return f"class {label}"
-    return f"{label} {name if len(name) <= LONG else name[: LONG - 3] + '...'}"
-
-
-def class_names(dataset: Dataset) -> list[str]:
-    """The names of the classes, quoted where they cannot be seen (a line end, a space)."""
-    return [n if n.isprintable() and n.strip() else repr(n) for n in dataset.class_names]
 
 
 def site_line(dataset: Dataset) -> str:
@@ -179,61 +136,30 @@ def site_line(dataset: Dataset) -> str:
 
 
 def write_split(dataset: Dataset, split: Partition, folder: Path, malicious: Sequence[int]) -> None:
-    """Writes the table, the figure and the split for ``data.partition_file``."""
+    """Writes the table, the split for ``data.partition_file``, and the figure, with some images of
+    up to ten clients where the samples are images."""
     import pandas as pd
 
     from fedsim.core import files
     from fedsim.data import partitions, splits
+    from fedsim.data.images import resize
     from fedsim.storage.run_dir import csv_text
 
     frame = pd.DataFrame(partitions.table(dataset, split, malicious=malicious))
     samples = splits.columns(dataset, split, malicious)
-    names = () if dataset.per_token else class_names(dataset)
-    figure = analysis("figures.partition").figure(frame, names)
+    drawing = analysis("figures.partition")
+    rows = []
+    most = drawing.CLIENTS if dataset.inputs == "images" else 0
+    for client in drawing.spread(split.num_clients, most).tolist():
+        owned = split.train[client]
+        shown = owned[drawing.in_proportion(dataset.y[owned])]
+        images = resize(dataset.x[shown], min(MAX_PIXELS, dataset.x.shape[-1]))
+        name = split.names[client] if split.names else f"Client {client}"
+        labels = [dataset.class_names[label] for label in dataset.y[shown].tolist()]
+        rows.append(drawing.ImageRow(f"{name}\n{len(owned):,} samples", images, labels))
+    classes = ["text"] if dataset.per_token else dataset.class_names  # the table's label is -1
+    figure = drawing.figure(frame, classes, rows)
     with files.replacing_folder(folder) as unfinished, analysis("figures.style").look():
         (unfinished / "partition.csv").write_bytes(csv_text(frame).encode())
         (unfinished / "split.csv").write_bytes(csv_text(samples).encode())
         figure.savefig(unfinished / "partition.png", dpi=150, bbox_inches="tight")
-
-
-def plot_run(run: Path, plot: str | None, *, alone: bool) -> None:
-    """Draws the samples by class and client of a run, given as it or its partition.csv.
-
-    Raises:
-        click.UsageError: no file for it, or not ``alone``: there are settings, or an --out.
-    """
-    if plot is None or not alone:
-        raise click.UsageError("RUN: goes with --plot FILE, and with no setting or --out")
-    check_output(None, plot)
-    files = analysis("files")
-    frame, names = files.read_partition(run), files.class_names(run if run.is_dir() else run.parent)
-    analysis("figures.style").save(
-        analysis("figures.partition").figure(frame, names or ()), Path(plot)
-    )
-    echo(f"picture: {plot}")
-
-
-def save_picture(dataset: Dataset, split: Partition, title: str, note: str, file: Path) -> None:
-    """Draws samples by class and client, and example images of up to ten clients.
-
-    Features and text have no example images; ``note`` stands above the images.
-    """
-    import pandas as pd
-
-    from fedsim.data import partitions
-    from fedsim.data.images import resize
-
-    drawing = analysis("figures.partition")
-    rows = []
-    shown_clients = drawing.CLIENTS if dataset.inputs == "images" else 0
-    for client in drawing.spread(split.num_clients, shown_clients).tolist():
-        samples = split.train[client]
-        shown = samples[drawing.in_proportion(dataset.y[samples])]
-        images = resize(dataset.x[shown], min(MAX_PIXELS, dataset.x.shape[-1]))
-        name = split.names[client] if split.names else f"Client {client}"
-        labels = [class_names(dataset)[label] for label in dataset.y[shown].tolist()]
-        rows.append(drawing.ImageRow(f"{name}\n{len(samples):,} samples", images, labels))
-    frame = pd.DataFrame(partitions.table(dataset, split))
-    classes = ["text"] if dataset.per_token else class_names(dataset)  # the table's label is -1
-    figure = drawing.figure_with_images(frame, title, classes, rows, note)
-    analysis("figures.style").save(figure, file)

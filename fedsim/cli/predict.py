@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from fedsim.cli.common import check_new_file, on_run
+from fedsim.cli.common import check_new_file, on_run, write_table
 from fedsim.cli.names import files, folders
 from fedsim.cli.options import (
     GroupedCommand,
@@ -23,38 +20,35 @@ from fedsim.cli.options import (
 from fedsim.core.terminal import echo
 from fedsim.core.text import counted, few
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 SHOWN = 8
 """So many classes are listed with their numbers of predictions."""
 
-what_option = partial(click.option, cls=GroupedOption, group="What to predict")
+predict_option = partial(click.option, cls=GroupedOption, group="What to predict")
 
 
 @click.command(cls=GroupedCommand)
 @on_run()
 @click.argument("more", metavar="", nargs=-1, shell_complete=files)
-@what_option(
+@predict_option(
     "--images",
     metavar="DIR|FILE...",
     shell_complete=files,
     help="New images, without labels: a folder with all that is in it, or files.",
 )
-@what_option(
+@predict_option(
     "--client",
     type=number_or_name,
     metavar="K|NAME",
     help="Use this client's model: its number, or the name of its site or hospital. Of samples "
     "that clients own, only its own are predicted.",
 )
-@what_option(
+@predict_option(
     "--split",
     metavar="NAME",
     help="test, val or train; own_test, own_val or own_train, which are the clients' own parts; or "
     "all, every sample of the data set.  [default: test; all with --data-dir]",
 )
-@what_option(
+@predict_option(
     "--data-dir",
     metavar="NEW",
     shell_complete=folders,
@@ -76,20 +70,16 @@ def predict(
 ) -> None:
     """Write what the final models of a run predict, sample by sample.
 
-    RUN is the directory of a finished run, by default the newest below runs/. FILE gets the columns
-    sample, client_id, label, prediction, a probability_K for each class K, label_name,
-    prediction_name, and file where samples are files. Without --client the models are those that
-    the run evaluates: the global one, or, with personalised methods, each client's own.
+    RUN is the directory of a finished run, by default the newest below runs/. FILE gets a row per
+    sample: label, prediction and the probability of each class. Without --client the models are
+    those that the run evaluates: the global one, or, with personalised methods, each client's own.
 
-    With --images FILE gets the columns file, prediction (the name of the class) and a
-    probability_CLASS for each class. The run's own data need not be there. With a personalised
-    method --client says whose model it is to be.
+    With --images the run's own data need not be there.
 
     \b
       fedsim predict RUN --images new_scans/ --out new.csv
       fedsim predict RUN --client 2 --images a.jpg b.jpg --out two.csv
-      fedsim predict RUN --client 3 --split own_test --out client3.csv
-      fedsim predict RUN --client 'hospital b' --out hospital_b.csv
+      fedsim predict RUN --client 'hospital b' --split own_test --out hospital_b.csv
       fedsim predict RUN --data-dir new_images/ --out new.csv
     """
     if images is None and more:
@@ -97,57 +87,20 @@ def predict(
     if images is not None and (split or data_dir):
         raise click.UsageError("--images does not go with --split or --data-dir")
     check_new_file(Path(out), "--out")
-    if images is not None:
-        _predict_images(Path(run), (images, *more), client, Path(out), accept_changed_code)
-        return
-    from fedsim.predictions.predict import prepared
+    from fedsim.predictions.predict import predict as predicted
 
-    prediction = prepared(
+    frame = predicted(
         run,
         client=client,
         split=split,
         data_dir=data_dir,
+        images=None if images is None else (images, *more),
         accept_changed_code=accept_changed_code,
     )
-    rows = right = 0
-    for frame in _written(prediction.frames(), Path(out)):
-        rows += len(frame)
-        right += int((frame["label"] == frame["prediction"]).sum())
-    echo(f"{rows} predictions of {prediction.models}: accuracy {right / rows:.4f}")
-    echo(f"file  {out}")
-
-
-def _predict_images(
-    run: Path,
-    paths: Sequence[str],
-    client: int | str | None,
-    out: Path,
-    accept_changed_code: bool,
-) -> None:
-    """Writes the predictions for image files, and says how many there are of each class."""
-    from fedsim.predictions.new_images import frames, image_files, image_model
-
-    images = image_files(paths)
-    model = image_model(run, client, accept_changed_code=accept_changed_code)
-    counts: Counter[str] = Counter()
-    for frame in _written(frames(model, images), out):
-        counts.update(frame["prediction"])
-    whose = "the global model" if client is None else f"client {client}'s model"
-    shown = few([f"{count} {name}" for name, count in counts.most_common()], SHOWN, "classes")
-    echo(f"{counted(len(images), 'image')}, predicted by {whose}: {shown}")
-    echo(f"file  {out}")
-
-
-def _written(frames: Iterable[pd.DataFrame], out: Path) -> Iterator[pd.DataFrame]:
-    """Writes the rows of all frames to a CSV file, which is there once all are written."""
-    from fedsim.core.files import replacing
-    from fedsim.storage.run_dir import csv_text
-
-    with (
-        replacing(out) as unfinished,
-        unfinished.open("w", encoding="utf-8", newline="") as file,
-    ):
-        for number, frame in enumerate(frames):
-            header, _, lines = csv_text(frame).partition("\n")
-            file.write(f"{header}\n{lines}" if number == 0 else lines)
-            yield frame
+    if images is None:
+        right = (frame["label"] == frame["prediction"]).mean()
+        echo(f"{counted(len(frame), 'prediction')}: accuracy {right:.4f}")
+    else:
+        shown = [f"{count} {name}" for name, count in frame["prediction"].value_counts().items()]
+        echo(f"{counted(len(frame), 'image')}: {few(shown, SHOWN, 'classes')}")
+    write_table(frame, out, "table")

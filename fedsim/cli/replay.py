@@ -88,12 +88,9 @@ def replay(
 ) -> None:
     """Do rounds of a run again with one thing changed.
 
-    Both sides start from the state of the run before round R; cohorts, random numbers and the
-    states of clients and server are those of the run, and what the change replaces on the server
-    starts afresh, which is said. RUN stays as it is. Without a change the rounds are compared with
-    what the run wrote, byte for byte; the exit status is then 1 where they differ.
-
-    Data, model, privacy and simulated time cannot change in the middle of a run.
+    Both sides start from the state of the run before round R; what the change replaces on the
+    server starts afresh. RUN stays as it is. Without a change the rounds are compared with what the
+    run wrote, byte for byte; the exit status is then 1 where they differ.
 
     \b
       fedsim replay RUN --round 3
@@ -141,11 +138,12 @@ def _show(made: Replay, table: pd.DataFrame) -> None:
     for part in made.fresh:
         echo(f"starts afresh: {part}")
     for _, rows in table.groupby("round"):
-        common = rows[rows["client_id"].isna()]
-        differing = common[common["difference"] != 0].rename(columns={"replayed": "replay"})
-        texts = differing.drop(columns="client_id").map(_text).to_dict("records")
-        show([{str(column): text for column, text in row.items()} for row in texts])
-        if same := ", ".join(common.loc[common["difference"] == 0, "quantity"]):
+        common = rows[rows["client_id"].isna()].rename(columns={"replayed": "replay"})
+        same_rows = common["difference"] == 0
+        differing = common[~same_rows].drop(columns="client_id").map(_text).astype(str)
+        columns = list(map(str, differing))
+        show([dict(zip(columns, row, strict=True)) for row in differing.to_numpy().tolist()])
+        if same := ", ".join(common.loc[same_rows, "quantity"]):
             echo(f"the same: {same}")
         echo(of_clients(rows[rows["client_id"].notna()]))
 
@@ -155,12 +153,10 @@ def of_clients(rows: pd.DataFrame) -> str:
 
     The last digits of a norm depend on how many updates were multiplied with each other.
     """
-    differs = (rows["difference"].abs() > ROUNDING * rows["original"].abs()).groupby(
-        rows["client_id"]
-    )
     sides = rows.groupby("client_id")[["original", "replayed"]].count()
     alone = list(sides.index[(sides == 0).any(axis=1)])
-    both = differs.any().drop(alone)
+    differs = rows["difference"].abs() > ROUNDING * rows["original"].abs()
+    both = differs.groupby(rows["client_id"]).any().drop(alone)
     gone = f"; on one side alone: {', '.join(map(str, alone))}" if alone else ""
     return f"clients: {(~both).sum()} of {len(both)} trained the same{gone}"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -11,12 +10,11 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from fedsim.cli.common import make_importable, repeatable, tracebacks
-from fedsim.cli.dry_run import check_dry_run, dry_run_options, show_estimate
-from fedsim.cli.names import origin, published_tables
+from fedsim.cli.dry_run import dry_run_options, show_estimate
+from fedsim.cli.names import published_tables
 from fedsim.cli.options import (
     OF_SEVERAL_RUNS,
     SettingsCommand,
-    format_option,
     out_option,
     parallel_option,
     set_option,
@@ -63,7 +61,6 @@ ALLOWED = ("data.dir", "model.weights", "evaluation.batch_size")
 @out_option(help="Directory of the job; runs/reproduce-NAME-JOB by default.")
 @dry_run_options
 @parallel_option
-@format_option
 @verbose_option
 @click.pass_context
 def reproduce(
@@ -74,10 +71,8 @@ def reproduce(
     job: str | None,
     out: str | None,
     dry_run: bool,
-    measure: bool | None,
-    gpu_price: float | None,
+    no_measure: bool,
     parallel: Literal["auto"] | int,
-    form: str,
     flags: Settings,
 ) -> None:
     """Test a published table: a verdict on each number and claim.
@@ -86,46 +81,43 @@ def reproduce(
     continues; its directory then has values.csv (what each run gave) and verdicts.csv.
 
     \b
-      fedsim reproduce --list --data-dir data/
+      fedsim reproduce --list
       fedsim reproduce fedld_fig2 --dry-run
       fedsim reproduce fedld_fig2 --data-dir data/retinamnist
       fedsim reproduce fedld_table1_retina --job full --data-dir data/ --gpus-per-client 0.2
 
     A number is confirmed where the 90 % interval of the difference ours - published lies inside a
-    margin fixed beforehand (two one-sided t tests), contradicted where its 95 % interval lies
-    outside, and else not decidable, with the number of seeds that would decide. A claim that one
-    method is above another is tested by a paired t test, with Holm's correction over the claims of
-    the table. A scaled job tests claims alone.
+    margin fixed beforehand, contradicted where its 95 % interval lies outside, else not decidable.
+    A claim that one method is above another is tested by a paired t test, with Holm's correction.
     """
-    check_dry_run(dry_run, measure, gpu_price)
     if listed:
-        if other := name or ("--dry-run" if dry_run else job and "--job"):
-            raise ConfigError(f"--list: shows all tables; leave out {other}")
-        _list(_folder_of(flags), form)
+        _list()
         return
-    if form != "table":
-        raise ConfigError(f"--format {form}: goes with --list; verdicts are in verdicts.csv")
     table, chosen = _table(name, job)
-    _check_allowed(flags)
+    for key, setting in flags.items():
+        if key not in ALLOWED and not key.startswith("engine."):
+            raise ConfigError(
+                f"{setting.origin}: a table is tested with its own settings; allowed are those of "
+                f"section engine, {', '.join(ALLOWED)}"
+            )
+    echo(f"{table.title} ({table.source})")
     if chosen is None:
         _show_untested(table)
         return
-    _check_data(chosen, _folder_of(flags))
     from fedsim.storage.directories import folder_of
     from fedsim.studies import sweep as sweeps
 
     folder = folder_of(out, "reproduce", f"{table.name}-{chosen.name}")
-    echo(f"{table.title} ({table.source})")
-    echo(f"{chosen.name} job: {counted(chosen.runs, 'run')} of the preset {chosen.preset}")
+    runs = f"{counted(chosen.runs, 'run')} of the preset {chosen.preset}"
+    echo(f"{chosen.name} job: {runs}; data: {chosen.data}")
     with repeatable(ctx, lambda: ("the runs are", folder)):
         make_importable(chosen.experiment.settings, flags)
-        if not dry_run:
+        if not (dry_run or no_measure):
             _run(ctx, table, chosen, flags, folder, parallel)
             return
-        runs = sweeps.expand(chosen.experiment, flags, parallel=parallel)
-        echo("\n".join(run.name for run in runs))
-        configs = [run.config for run in runs]
-        show_estimate(configs, parallel, measure=measure is not False, gpu_price=gpu_price)
+        planned = sweeps.expand(chosen.experiment, flags, parallel=parallel)
+        echo("\n".join(run.name for run in planned))
+        show_estimate([run.config for run in planned], parallel, measured=not no_measure)
 
 
 def _run(
@@ -162,92 +154,30 @@ def _table(name: str | None, job: str | None) -> tuple[Table, Job | None]:
     return table, table.jobs[job or next(iter(table.jobs))] if table.jobs else None
 
 
-def _check_allowed(flags: Settings) -> None:
-    """Refuses settings that would make another experiment of a job."""
-    for key, setting in flags.items():
-        if key not in ALLOWED and not key.startswith("engine."):
-            raise ConfigError(
-                f"{setting.origin}: a table is tested with its own settings; allowed are those of "
-                f"section engine, {', '.join(ALLOWED)}"
-            )
-
-
-def _folder_of(flags: Settings) -> Path | None:
-    """What --data-dir says."""
-    setting = flags.get("data.dir")
-    return None if setting is None or setting.value is None else Path(str(setting.value))
-
-
-def data_of(job: Job, folder: Path | None) -> str:
-    """``yes`` where a job's data are embedded, or one of their files is in the folder or the cache.
-
-    ``download`` where they are fetched if no folder is given, else ``no``. Of a data set that is
-    one file the folder is this file.
-    """
-    from fedsim import data
-    from fedsim.core.files import cache_dir
-
-    if folder is not None and folder.is_file():
-        there = any(folder.match(pattern) for pattern in job.find)
-    else:
-        place = folder or cache_dir()
-        patterns = [depth + pattern for pattern in job.find for depth in ("", "*/", "*/*/")]
-        there = any(any(place.glob(pattern)) for pattern in patterns)
-    if there or not job.find:
-        return "yes"
-    name = job.experiment.settings.get("data.name")
-    info = data.find(str(name.value)) if name else None
-    return "download" if info is not None and origin(info) == "download" else "no"
-
-
-def _check_data(job: Job, folder: Path | None) -> None:
-    """Refuses a job whose data are not there and cannot be downloaded."""
-    state = data_of(job, folder)
-    if state == "no" or (state == "download" and folder is not None):
-        place = "no --data-dir given" if folder is None else f"--data-dir {folder}"
-        raise ConfigError(
-            f"{place}: no file {' or '.join(job.find)} there; the {job.name} job needs {job.data}"
-        )
-
-
-def _list(folder: Path | None, form: str) -> None:
+def _list() -> None:
     """Prints all tables with their jobs."""
     from fedsim.audit import published
     from fedsim.display.tables import show
     from fedsim.storage.directories import folder_of
 
     rows = []
-    for name in published.names():
-        table = published.load(name)
-        row = {"table": name, "job": "-", "tests": _tests(len(table.numbers), 0), "runs": "-"}
-        row |= {"time": "-", "data": "-", "state": "not testable here", "needs": table.missing}
-        row["title"] = table.title
+    for table in map(published.load, published.names()):
+        row = {"table": table.name, "job": "-", "tests": _tests(table.numbers, ()), "runs": "-"}
+        row |= {"time": "-", "state": "not testable here"}
         for job in table.jobs.values():
-            numbers, claims = table.tested(job)
-            rows.append(
-                row
-                | {
-                    "job": job.name,
-                    "tests": _tests(len(numbers), len(claims)),
-                    "runs": str(job.runs),
-                    "time": "not measured" if job.seconds is None else duration(job.seconds),
-                    "data": data_of(job, folder),
-                    "state": _state(folder_of(None, "reproduce", f"{name}-{job.name}"), job),
-                    "needs": job.data,
-                }
-            )
+            folder = folder_of(None, "reproduce", f"{table.name}-{job.name}")
+            time = "not measured" if job.seconds is None else duration(job.seconds)
+            of_job = {"job": job.name, "tests": _tests(*table.tested(job)), "runs": str(job.runs)}
+            rows.append(row | of_job | {"time": time, "state": _state(folder, job)})
         rows += [] if table.jobs else [row]
-    if form == "json":
-        echo(json.dumps(rows, indent=2))
-        return
-    show([{key: row[key] for key in row if key not in ("needs", "title")} for row in rows])
-    echo("time: on two busy cores; data: whether they are in --data-dir, without it in the cache")
+    show(rows)
+    echo("time: on two busy cores")
 
 
-def _tests(numbers: int, claims: int) -> str:
+def _tests(numbers: Sequence[object], claims: Sequence[object]) -> str:
     """``18 numbers, 15 claims``."""
-    counts = {"number": numbers, "claim": claims}
-    return ", ".join(counted(count, noun) for noun, count in counts.items() if count) or "-"
+    parts = {"number": numbers, "claim": claims}
+    return ", ".join(counted(len(each), noun) for noun, each in parts.items() if each) or "-"
 
 
 def _state(folder: Path, job: Job) -> str:
@@ -265,7 +195,6 @@ def _show_untested(table: Table) -> None:
     """Prints the numbers of a table without a job."""
     from fedsim.display.tables import show
 
-    echo(f"{table.title} ({table.source})")
     columns = ("method", "setting", "published")
     numbers = [(n.method, n.setting, f"{n.value:g}") for n in table.numbers]
     show([dict(zip(columns, row, strict=True)) for row in numbers])

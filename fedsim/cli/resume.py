@@ -46,10 +46,9 @@ def resume(
 ) -> None:
     """Continue a run that was interrupted, killed or failed.
 
-    DIR is its directory. The run continues from its newest checkpoint; at the end, its files are
-    those of a run without interruption. Only settings that cannot change the result, such as where
-    the work is done, may be changed. Trackers that the run had continue without --track. Of a
-    finished run the result is shown.
+    The run in DIR continues from its newest checkpoint; at the end, its files are those of a run
+    without interruption. Only settings that cannot change the result may be changed. Trackers that
+    the run had continue without --track. Of a finished run the result is shown.
 
     \b
       fedsim resume runs/digits/fedld/RUN

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fedsim.cli.common import configuration, interruptible, trackers_of
-from fedsim.cli.dry_run import check_dry_run, dry_run_options, show_estimate
+from fedsim.cli.dry_run import dry_run_options, show_estimate
 from fedsim.cli.options import (
     SettingsCommand,
     common,
@@ -19,12 +19,13 @@ from fedsim.cli.options import (
     track_option,
     verbose_option,
 )
+from fedsim.core.reading import check_on_disk
 
 if TYPE_CHECKING:
     from fedsim.config.experiments import Settings
 
 
-@click.command(cls=SettingsCommand, shown=common, rare=("measure", "gpu_price", "track"))
+@click.command(cls=SettingsCommand, shown=common)
 @preset_options
 @set_any_option
 @out_option(help="Directory of the run; a new one under runs/ by default.")
@@ -40,16 +41,14 @@ def run(
     config: str | None,
     out: str | None,
     dry_run: bool,
-    measure: bool | None,
-    gpu_price: float | None,
+    no_measure: bool,
     track: tuple[str, ...],
     flags: Settings,
 ) -> None:
     """Run one experiment and write its tables.
 
     Without options, a classification task: FedLD on scikit-learn's digits, 50 clients, 10 % of them
-    in each of 100 rounds, Dirichlet(0.5). Flags win over the file, the file over the preset, the
-    preset over defaults.
+    in each of 100 rounds, Dirichlet(0.5). Flags win over the file, the file over the preset.
 
     \b
       fedsim run -a fedavg --alpha 0.1 --seed 1
@@ -65,12 +64,12 @@ def run(
     from fedsim.display.progress import display
     from fedsim.storage.run_dir import check_free
 
-    check_dry_run(dry_run, measure, gpu_price)
+    check_on_disk("--out", out)
     folder, shown = Path(out) if out else None, display()
     with interruptible(ctx, shown):
         settings = configuration(preset, config, flags)
-        if dry_run:
-            show_estimate([settings], 1, measure=measure is not False, gpu_price=gpu_price)
+        if dry_run or no_measure:
+            show_estimate([settings], 1, measured=not no_measure)
             return
         if folder is not None:
             check_free(folder)

@@ -14,7 +14,7 @@ import click
 
 from fedsim.cli import searches
 from fedsim.cli.common import make_importable, repeatable, tracebacks, trackers_of
-from fedsim.cli.dry_run import check_dry_run, dry_run_options, show_estimate
+from fedsim.cli.dry_run import dry_run_options, show_estimate
 from fedsim.cli.names import preset_or_file
 from fedsim.cli.options import (
     OF_SEVERAL_RUNS,
@@ -76,19 +76,17 @@ def sweep(ctx: click.Context, /, **options: Any) -> None:
     done as by 'fedsim tune', one with 'methods:' as by 'fedsim study'.
 
     \b
-      fedsim sweep table3_small
       fedsim sweep table3_small --seed 0 --rounds 5       a quick look
       fedsim sweep table1_retina_split1 --data-dir data/ --gpus-per-client 0.2
       fedsim sweep my_grid.yaml --dry-run                 what it will take
-      fedsim sweep my_grid.yaml --parallel 4              four runs at once
 
-    As many runs as fit are executed at once ('--parallel auto'); results do not depend on that.
-    Without a GPU, runs that fill the machine use the serial engine unless another is given.
+    As many runs as fit are executed at once; results do not depend on that. Without a GPU, runs
+    that fill the machine use the serial engine unless another is given.
 
-    Each run has its own directory in DIR; DIR/summary.csv has a row per run, DIR/aggregate.csv
-    mean, standard deviation and 95 % interval over the seeds, or over the partitions if 'data.seed'
-    is in the grid. A run that fails does not stop the others. After an interruption or a failure
-    the same command continues: unfinished runs resume from their newest checkpoint.
+    DIR/summary.csv has a row per run, DIR/aggregate.csv mean, standard deviation and 95 % interval
+    over the seeds, or over the partitions if 'data.seed' is in the grid. A run that fails does not
+    stop the others. Afterwards the same command continues: unfinished runs resume from their
+    newest checkpoint.
     """
     _do(ctx, **options)
 
@@ -97,15 +95,14 @@ def sweep(ctx: click.Context, /, **options: Any) -> None:
     "--trials",
     type=click.IntRange(1, MOST_RUNS),
     metavar="N",
-    help="Number of trials; the same command with a larger number continues the search.  [default: "
-    "25; with --sampler grid all]",
+    help="Number of trials; a larger one continues the search.  [default: 25; of a grid all]",
 )
 @search_option(
     "--by",
     type=click.Choice(METRICS),
     metavar="METRIC",
-    help="Metric on the validation part: val_accuracy, val_balanced_accuracy, val_auc (maximised) "
-    "or val_loss (minimised).  [default: val_accuracy]",
+    help="Metric on the validation part: val_accuracy (default), val_balanced_accuracy, val_auc, "
+    "or val_loss, which is minimised.",
 )
 @search_option(
     "--sampler",
@@ -122,16 +119,14 @@ def sweep(ctx: click.Context, /, **options: Any) -> None:
 @search_option(
     "--pruner",
     type=click.Choice(PRUNERS),
-    help="Stops bad trials early. median: below the median of complete trials, after a quarter of "
-    "the rounds; asha: all but the best third, after a ninth and a third of the rounds.  [default: "
-    "median]",
+    help="Stops bad trials early: below the median, or, of asha, all but the best third.  "
+    "[default: median]",
 )
 @search_option(
     "--confirm",
     type=click.IntRange(1, MOST_RUNS),
     metavar="K",
-    help="Train the K best trials again on fresh training seeds; the best of those that finish on "
-    "all of them is best.yaml.",
+    help="Train the K best trials again on fresh training seeds; best.yaml is the best on them.",
 )
 @search_option(
     "--search",
@@ -145,15 +140,12 @@ def tune(ctx: click.Context, /, **options: Any) -> None:
     """Search hyperparameters by the validation part, with Optuna.
 
     FILE is a YAML file of settings with a section 'search:' of lines 'KEY: FORM', where FORM is
-    uniform(a, b), loguniform(a, b), int(a, b) or choice(a, b, ...); PRESET is a name of 'fedsim
-    list presets'. A flag takes the place of a searched key. What trials are compared under (data,
-    evaluation, seeds, clock, attack, participation, communication, privacy) is not searched. Needs
-    the extra 'tune'.
+    uniform(a, b), loguniform(a, b), int(a, b) or choice(a, b, ...). A flag takes the place of a
+    searched key. Needs the extra 'tune'.
 
     \b
       fedsim tune my_search.yaml --trials 40 --confirm 3
       fedsim tune table3_small -a fedld --val-fraction 0.1 --search 'train.lr=choice(0.01, 0.1)'
-      fedsim tune my_search.yaml --sampler grid --by val_loss --parallel 4
 
     A trial is a run for each training seed, those of 'grid: {seed: [0, 1, 2]}' or --seed. Its value
     is the mean over them of the metric after the last evaluated round. The test part is not used.
@@ -171,18 +163,17 @@ def study(ctx: click.Context, /, **options: Any) -> None:
 
     FILE is a YAML file of settings with 'methods:' and 'partitions:' (rows 'NAME: {KEY: VALUE}'; of
     partitions also a list of seeds), 'search:' as in 'fedsim tune' (for one method under its name),
-    'trials:' of each method on each partition, and 'seeds:' of the comparison. A key stands in one
-    place: the search, a method or a partition.
+    'trials:' of each method on each partition, and 'seeds:' of the comparison. Needs the extra
+    'tune'.
 
     \b
-      fedsim study launch/study_small.yaml --dry-run
       fedsim study launch/study_small.yaml --out runs/study
       fedsim table runs/study/runs --by label --out table.tex
 
     Each method is tuned on each partition by its validation part (DIR/tuning, DIR/chosen.csv),
     then trained with the chosen settings on training seeds that the tuning has not used
     (DIR/runs), and reported (DIR/report). After an interruption or a failure the same command
-    continues. Needs the extra 'tune'.
+    continues.
     """
     _do(ctx, "study", **options)
 
@@ -195,8 +186,7 @@ def _do(
     flags: Settings,
     out: str | None,
     dry_run: bool,
-    measure: bool | None,
-    gpu_price: float | None,
+    no_measure: bool,
     parallel: Literal["auto"] | int,
     track: tuple[str, ...],
     accept_changed_code: bool,
@@ -207,25 +197,24 @@ def _do(
 
     ``budget`` are the options of the search, None where they are not given.
     """
-    check_dry_run(dry_run, measure, gpu_price)
     place: tuple[str, Path] | None = None
     with repeatable(ctx, lambda: place):
+        from fedsim.storage.directories import folder_of
         from fedsim.studies import execute
         from fedsim.studies import plan as plans
 
         loaded = _load(experiment, kind, searched, budget)
-        folder = _folder(out, loaded.kind, experiment)
-        contents = "the search is" if loaded.kind == "tune" else "the runs are"
-        place = contents, folder
+        folder = folder_of(out, loaded.kind, experiment)
+        place = "the search is" if loaded.kind == "tune" else "the runs are", folder
         rows = (*loaded.partitions, *loaded.methods)
         make_importable(loaded.settings, *(row.settings for row in rows), flags)
         trackers_of(track)  # refuses one that is not installed before anything starts
         plan = plans.make(loaded, flags, parallel, Path(experiment).name)
         if plan.untuned:
             echo(f"not tuned, nothing to search: {', '.join(plan.untuned)}")
-        if dry_run:
+        if dry_run or no_measure:
             _list(plan)
-            show_estimate(plan.configs, parallel, measure=measure is not False, gpu_price=gpu_price)
+            show_estimate(plan.configs, parallel, measured=not no_measure)
             return
         from fedsim.display.progress import display
 
@@ -241,15 +230,8 @@ def _do(
     if loaded.kind == "tune":
         _show_search(outcome, folder, confirm=loaded.confirm > 0)
     if plan.grid:
-        show_ended(
-            outcome, folder, {run.group: {"configuration": run.title} for run in outcome.runs}
-        )
-
-
-def _folder(out: str | None, kind: str, experiment: str) -> Path:
-    from fedsim.storage.directories import folder_of
-
-    return folder_of(out, kind, experiment)
+        names = {run.group: {"configuration": run.title} for run in outcome.runs}
+        _show_ended(outcome, folder, names)
 
 
 def _load(
@@ -289,18 +271,12 @@ def _list(plan: Plan) -> None:
     echo(f"tuning: {counted(trials, 'trial')}, {counted(plan.tuning_runs, 'run')}")
     if plan.file.methods:
         seeds = ", ".join(map(str, plan.seeds))
-        echo(
-            f"comparison: {counted(len(plan.compared_names), 'run')}, "
-            f"{counted(len(plan.cells), 'row')} with training seeds {seeds}"
-        )
+        runs, rows = len(plan.compared_names), counted(len(plan.cells), "row")
+        echo(f"comparison: {counted(runs, 'run')}, {rows} with training seeds {seeds}")
 
 
 def _show_search(outcome: Outcome, folder: Path, *, confirm: bool) -> None:
-    """Prints the best trial, and how the others ended.
-
-    Raises:
-        FedsimError: no trial is complete, or none on the fresh seeds, if it was to be confirmed.
-    """
+    """Prints the best trial, and how the others ended; fails where none is confirmed."""
     (tuning,) = outcome.tunings
     best, by, seeds = tuning.leaders[0], tuning.plan.proposer.by, tuning.plan.seeds
     states = Counter(trial.state for trial in tuning.ended)
@@ -327,34 +303,22 @@ def _show_search(outcome: Outcome, folder: Path, *, confirm: bool) -> None:
 
 
 def _show_study(plan: Plan, outcome: Outcome, folder: Path) -> None:
-    """Prints what was chosen, the table of the comparison, and where the report is.
-
-    Raises:
-        FedsimError: a run failed.
-    """
+    """Prints what was chosen, the table of the comparison, and where the report is."""
     from fedsim.display.tables import show
     from fedsim.studies import execute
-    from fedsim.studies import study as studies
+    from fedsim.studies import plan as plans
     from fedsim.studies import sweep as sweeps
 
-    fixed = ("method", "partition", "trial", "metric", "value", "trials")
-    rows = studies.chosen_rows(plan, studies.best_trials(plan, outcome.tunings))
-    named = any(row["partition"] for row in rows)
-    shown = []
-    for row in rows:
-        cells = {"method": row["method"]} | ({"partition": row["partition"]} if named else {})
-        cells |= {key: value for key, value in row.items() if key not in fixed}
-        cells |= {str(row["metric"]): row["value"], "trials": row["trials"]}
-        shown.append({key: _text(value) for key, value in cells.items()})
     echo("chosen on the validation part")
-    show(shown)
+    rows = plans.chosen_rows(plan, plans.best_trials(plan, outcome.tunings))
+    show([{key: _text(value) for key, value in row.items()} for row in rows])
     names = {
         f"method={sweeps.plain(cell.name)}": {"method": cell.method}
         | ({"partition": cell.partition} if cell.partition else {})
         for cell in plan.cells
     }
     try:
-        show_ended(outcome, folder / studies.RUNS, names)
+        _show_ended(outcome, folder / plans.RUNS, names)
     finally:
         if len(outcome.failed) < len(outcome.runs):
             echo(f"wrote {execute.report(plan, folder)}")
@@ -364,12 +328,8 @@ def _text(value: object) -> str:
     return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def show_ended(outcome: Outcome, folder: Path, names: Names) -> None:
-    """Prints the table of a sweep in a folder; ``names`` are those of :func:`show_aggregate`.
-
-    Raises:
-        FedsimError: a run failed.
-    """
+def _show_ended(outcome: Outcome, folder: Path, names: Names) -> None:
+    """Prints the table of the runs in a folder; fails where a run did."""
     if outcome.table is not None and len(outcome.failed) < len(outcome.runs):
         import pandas as pd
 
@@ -396,29 +356,26 @@ def show_aggregate(
     *,
     by_validation: bool = False,
 ) -> None:
-    """Prints the rows of aggregate.csv, with how many runs of each collapsed where any did.
+    """Prints the rows of aggregate.csv, by configuration named by some cells or by itself.
 
-    Args:
-        table: aggregate.csv.
-        rounds: of the longest run; the heading of the mean over the last ten says fewer, and for
-            a single round, where it is the final accuracy, there is no such column.
-        names: by configuration the cells that say what it is; without them, its own name.
-        by_validation: whether the best round is chosen on the validation part, so that its test
-            accuracy may be below the final one; the heading then says so.
+    ``rounds`` are those of the longest run. With ``by_validation`` the best round is chosen on the
+    validation part, so that its test accuracy may be below the final one.
     """
     from fedsim.display.tables import interval, show
 
+    units = "seeds on one partition)"
+    if (table["unit"] == "partition").any():
+        units = "partitions, each with the mean over its training seeds)"
     echo(
         "test accuracy in percent: mean +- half-width of its 95 % interval (t distribution over n "
-        + (
-            "partitions, each with the mean over its training seeds)"
-            if (table["unit"] == "partition").any()
-            else "seeds on one partition)"
-        )
+        f"{units}"
     )
     columns = {head: c for head, c in COLUMNS.items() if table[f"{c}_mean"].notna().any()}
     if rounds == 1:
-        columns = {head: c for head, c in columns.items() if not head.startswith("last10")}
+        columns.pop("last10 %", None)
+    heads = {"last10 %": f"last{min(10, rounds)} %"}
+    if by_validation:
+        heads["best %"] = "best by val. %"
     collapsed = table["collapsed"].fillna(0)
     rows = []
     for (_, line), count in zip(table.iterrows(), collapsed, strict=True):
@@ -427,9 +384,7 @@ def show_aggregate(
         row = {key: cell or "-" for key, cell in named.items()} | {"n": str(line["n"])}
         for head, column in columns.items():
             mean, half = line[f"{column}_mean"], line[f"{column}_ci95"]
-            name = head.replace("last10", f"last{min(10, rounds)}")
-            name = name.replace("best %", "best by val. %") if by_validation else name
-            row[name] = interval(100 * mean, 100 * half, 2)
+            row[heads.get(head, head)] = interval(100 * mean, 100 * half, 2)
         if collapsed.any():
             row["collapsed"] = f"{count} of {line['runs']}" if count else "-"
         rows.append(row)

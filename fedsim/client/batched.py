@@ -38,13 +38,7 @@ def without_vmap(model: nn.Module) -> bool:
 
 
 def prepare(model: nn.Module, padding: Callable[[], Padding], vmapped: bool) -> None:
-    """Gives the layers forward passes for a block of clients, in place.
-
-    Args:
-        model: a copy that is used for nothing else.
-        padding: returns that of the current batch.
-        vmapped: whether the model sees one client, within vmap, or all of them.
-    """
+    """Gives the layers forward passes for a block of clients, in place."""
     for m in model.modules():
         forward: Callable[..., Tensor] | None
         if isinstance(m, _BatchNorm):

@@ -42,11 +42,6 @@ class BlockEnv:
     """The :class:`LocalEnv` of a block, for ``loss`` and ``adjust_grads``.
 
     It has no client's own data or state: ``begin`` returns what these hooks need of them.
-
-    Args:
-        env: of any of the clients.
-        stack: of the model.
-
     ``params`` and :meth:`grads` are stacked, (A, *shape).
     """
 
@@ -100,11 +95,7 @@ class _Weighted:
 
 
 def train_block(
-    rule: LocalRule,
-    envs: Sequence[LocalEnv],
-    stack: Stack,
-    width: int,
-    steps: Steps | None = None,
+    rule: LocalRule, envs: Sequence[LocalEnv], stack: Stack, width: int, steps: Steps | None = None
 ) -> tuple[list[ClientUpdate], Tensor]:
     """Trains the clients as one model; agrees with train_local up to rounding.
 
@@ -116,11 +107,8 @@ def train_block(
             client if that is smaller.
         steps: the worker's, where its steps are recorded and replayed.
 
-    Returns:
-        The updates in the order of ``envs``, without deltas, and the vectors (B, D) after training.
-
-    Raises:
-        ContractError: the clients are not sorted, or do not fit the width.
+    Returns the updates in the order of ``envs``, without deltas, and the vectors (B, D) after
+    training.
     """
     device = envs[0].start.device
     plan = BatchPlan(envs, width)
@@ -190,7 +178,7 @@ def _train(
 ) -> list[float]:
     """All steps; the vectors ``rows`` (B, D) are changed in place. The clients' training losses."""
     env, training = envs[0], envs[0].training
-    clip, P = training.clip_norm, env.flat.layout.num_params
+    P = env.flat.layout.num_params
     stack.reset()
     stack.draws.begin([e.dropout_seed for e in envs], step=1)
     for norm in stack.norms:
@@ -205,12 +193,51 @@ def _train(
         momentum = [fixed.steps.tensor("momentum", params)] if training.momentum else []
         s = fixed.state
     stats = stack.views(values)[len(env.flat.params) :]
+    step = _step(rule, env, stack, s, params, stats, momentum, lr, relative, fixed is None)
+    losses = rows.new_zeros(plan.steps[0], len(rows))
+    for t in range(len(losses)):
+        sizes = plan.sizes(t)
+        A = len(sizes)
+        samples, weights, alone = plan.numbers[:A, t], plan.weights[:A, t], plan.alone[:A]
+        stack.padding = Padding(weights, alone)
+        if stack.augments:
+            images = _augmented(env, x, samples, sizes, streams)
+        else:
+            images = env.train(x[samples.flatten()]).unflatten(0, samples.shape)
+        batch = images, y[samples], weights, alone
+        if fixed is None:
+            losses[t, :A] = step(t == 0, *batch)
+        else:
+            key = "block", rows.shape, t == 0
+            written = [values, params, *momentum]
+            losses[t, :A] = fixed.run(partial(step, t == 0), key, written, None, *batch)
+        stack.draws.advance()
+    if fixed is not None:
+        rows.copy_(values)
+    rows[:, :P] = params
+    return plan.means(losses, y)
+
+
+def _step(
+    rule: LocalRule,
+    env: LocalEnv,
+    stack: Stack,
+    s: Any,
+    params: Tensor,
+    stats: Sequence[Tensor],
+    momentum: list[Tensor],
+    lr: float | Tensor,
+    relative: Tensor,
+    grows: bool,
+) -> Callable[..., Tensor]:
+    """A step of A clients on a padded batch of each: their cross-entropies (A,).
+
+    It writes ``params`` (B, P), ``stats``, and ``momentum``, which ``grows`` in the first step.
+    """
     block = BlockEnv(env, stack)
-    loss = _loss(rule, block, stack, s)
+    loss, clip = _loss(rule, block, stack, s), env.training.clip_norm
 
     def step(first: bool, images: Tensor, y: Tensor, weights: Tensor, alone: Tensor) -> Tensor:
-        """A step of A clients on a padded batch of each: their cross-entropies (A,)."""
-        nonlocal momentum
         stack.draws.first()
         A = len(images)
         leaf = _pair(params[:A]).requires_grad_()
@@ -234,33 +261,12 @@ def _train(
                 norms = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
                 gradient *= (clip / (norms + 1e-6)).clamp(max=1.0)
             held = [m[:A] for m in momentum]
-            held = sgd([params[:A]], [gradient], held, training, lr, first)
-            if fixed is None:
-                momentum = held
+            held = sgd([params[:A]], [gradient], held, env.training, lr, first)
+            if grows:
+                momentum[:] = held
         return ce.detach()[:A]
 
-    losses = rows.new_zeros(plan.steps[0], len(rows))
-    for t in range(len(losses)):
-        sizes = plan.sizes(t)
-        A = len(sizes)
-        samples, weights, alone = plan.numbers[:A, t], plan.weights[:A, t], plan.alone[:A]
-        stack.padding = Padding(weights, alone)
-        if stack.augments:
-            images = _augmented(env, x, samples, sizes, streams)
-        else:
-            images = env.train(x[samples.flatten()]).unflatten(0, samples.shape)
-        batch = images, y[samples], weights, alone
-        if fixed is None:
-            losses[t, :A] = step(t == 0, *batch)
-        else:
-            key = "block", rows.shape, t == 0
-            written = [values, params, *momentum]
-            losses[t, :A] = fixed.run(partial(step, t == 0), key, written, None, *batch)
-        stack.draws.advance()
-    if fixed is not None:
-        rows.copy_(values)
-    rows[:, :P] = params
-    return plan.means(losses, y)
+    return step
 
 
 def _loss(

@@ -92,16 +92,11 @@ FORMS: Mapping[str, str] = {
 class MarginControl:
     """The classification loss of a method: cross-entropy with one form of margin control.
 
-    Half-precision logits are computed in float32.
-
     Args:
         form: a key of :data:`FORMS`.
         weight: lambda of the additive forms.
         threshold: tau, T or u of the forms that have one; None for the form's default
             (2 for ``sigma_damp``, else 1).
-
-    Raises:
-        ConfigError: the form is unknown, the weight negative or the threshold not positive.
     """
 
     form: str = "none"
@@ -134,10 +129,8 @@ class MarginControl:
     def weighted(self, logits: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         """:meth:`with_cross_entropy` where batches are padded, for one or many clients: (...) each.
 
-        Args:
-            logits: (..., B, C), or (..., B, T, C) where every token has a label.
-            labels: (..., B) or (..., B, T).
-            weights: (..., B) one over the number of samples, 0 for padding.
+        Of logits (..., B, C) or (..., B, T, C), labels (..., B) or (..., B, T), and weights
+        (..., B), one over the number of samples, 0 for padding.
         """
         if labels.ndim > weights.ndim:
             counted = ((weights > 0).unsqueeze(-1) & (labels >= 0)).flatten(-2).to(weights)

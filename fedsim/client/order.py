@@ -82,12 +82,6 @@ def draws_before(batches: Sequence[int], client: int, number: int, steps: int) -
     with ``shuffle=True``, whose iterator was made before the global generator was seeded. A pass
     begins with the first batch that is taken from it: its sampler draws a seed, and before that, in
     all passes but a client's first one, the new iterator another one.
-
-    Args:
-        batches: of a pass, by client.
-        client: whose pass it is.
-        number: of the pass, from 0.
-        steps: of a client in a round.
     """
     round = number * batches[client] // steps
     drawn = 0

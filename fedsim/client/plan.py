@@ -31,9 +31,6 @@ class BatchPlan:
     and ``weights`` (B, T, W) one over the batch size. Padding has weight 0 and repeats the client's
     first sample, so that all values are finite. ``alone`` (B,) marks clients whose batches have a
     single sample.
-
-    Raises:
-        ContractError: the clients are not sorted by their steps, or do not fit the width.
     """
 
     def __init__(self, envs: Sequence[LocalEnv], width: int) -> None:

@@ -36,24 +36,14 @@ def poisson_batches(env: LocalEnv, epochs: int, order: torch.Generator) -> Itera
 
 
 class PrivateGradients:
-    """The gradients of a client's steps.
-
-    Args:
-        env: of the client.
-        private: clipping norm and noise.
-    """
+    """The gradients of a client's steps."""
 
     def __init__(self, env: LocalEnv, private: PrivateSteps) -> None:
         self._env, self._private = env, private
         self._noise = torch_generator(env.ctx.seed, "sample_noise", env.key, env.client_id)
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
-        """Writes ``p.grad`` of ``env.params``; returns the sum of the samples' cross-entropies.
-
-        Args:
-            x: (b, ...) stored samples, b >= 0.
-            y: (b,) their labels.
-        """
+        """Writes ``p.grad`` of ``env.params``; returns the sum of the samples' cross-entropies."""
         env, private = self._env, self._private
         sums = [torch.zeros_like(p) for p in env.params]
         total = env.start.new_zeros(())
@@ -66,24 +56,17 @@ class PrivateGradients:
                     into += gradient.sum(0)
                 total = total + ce.sum()
         expected = min(env.training.batch_size, len(env.x))
+        scale = private.noise_multiplier * private.clip
         for p, gradient in zip(env.params, sums, strict=True):
             if private.noise_multiplier > 0:
                 drawn = torch.randn(p.shape, generator=self._noise, dtype=p.dtype)
-                gradient.add_(
-                    drawn.to(p.device), alpha=private.noise_multiplier * private.clip
-                )  # fmt: skip
+                gradient.add_(drawn.to(p.device), alpha=scale)
             p.grad = gradient.div_(expected)
         return total
 
 
 def sample_gradients(env: LocalEnv, x: Tensor, y: Tensor) -> tuple[list[Tensor], Tensor]:
-    """The gradients (b, *shape) of each of ``env.params`` by sample, and cross-entropies (b,).
-
-    Args:
-        env: of the client.
-        x: (b, ...) model input.
-        y: (b,) labels.
-    """
+    """The gradients (b, *shape) of each of ``env.params`` by sample, and cross-entropies (b,)."""
     names = [slot.name for slot in env.slots()]
     named = dict(zip(names, env.params, strict=True))
     return _by_sample(env.model, named, env.criterion, x, y, env.precision)
@@ -113,13 +96,7 @@ def _by_sample(
 
 
 def obstacle(flat: FlatModel, criterion: MarginControl, x: Tensor) -> str | None:
-    """Why a model has no gradients by sample: what torch said; None where it has them.
-
-    Args:
-        flat: the model, in the mode in which it trains.
-        criterion: the classification loss.
-        x: (b, ...) model input.
-    """
+    """Why a model has no gradients by sample: what torch said; None where it has them."""
     named = {slot.name: p for slot, p in flat.params}
     with torch_scope(0):
         try:

@@ -35,23 +35,12 @@ LIBRARIES = frozenset(
 
 
 def fault(
-    flat: FlatModel,
-    fresh: FlatModel,
-    criterion: MarginControl,
-    training: Training,
-    samples: Tensor,
+    flat: FlatModel, fresh: FlatModel, criterion: MarginControl, training: Training, samples: Tensor
 ) -> str | None:
     """Why a model cannot be trained as its tensors say; None where it can.
 
     A training step and an evaluation pass are compared with passes of another such model that has
     seen other values and samples before. The model has its values again in the end.
-
-    Args:
-        flat: the model, on the CPU.
-        fresh: the same model, built anew; its values do not matter.
-        criterion: the classification loss.
-        training: the optimiser and its settings.
-        samples: (n >= 3, ...) model inputs.
     """
     here, some = flat.flat.detach().clone(), samples[:2]
     try:
@@ -212,8 +201,6 @@ def _content(name: str, value: Any, seen: set[int], depth: int) -> Iterator[tupl
         yield name, _digest(value.get_state().numpy())
     elif isinstance(value, np.random.Generator):
         yield name, repr(value.bit_generator.state)
-    elif isinstance(value, np.random.RandomState):
-        yield name, repr(value.get_state())
     elif isinstance(value, random.Random):
         yield name, hash(value.getstate())
     elif isinstance(value, set | frozenset):

@@ -13,15 +13,7 @@ from fedsim.client.batched import Padding, prepare, without_vmap
 from fedsim.client.criterion import MarginControl
 from fedsim.client.rule import UNDECLARED, LocalRule
 from fedsim.core.errors import described
-from fedsim.core.layout import (
-    FlatModel,
-    Pristine,
-    changed,
-    frozen_names,
-    layout_of,
-    places,
-    values,
-)
+from fedsim.core.layout import FlatModel, Pristine, changed, frozen_names, layout_of, places, values
 from fedsim.core.rng import draws, seed_torch, torch_scope
 
 
@@ -30,12 +22,8 @@ def obstacle(
 ) -> str | None:
     """Why clients cannot be trained as a block; None where they can.
 
-    Args:
-        model: to be trained; unchanged.
-        rule: the client part of the method.
-        criterion: the classification loss.
-        samples: (n >= 3, ...) model inputs. Where they are given, a model with layers of its own
-            is run on them, for two clients at once and for each alone.
+    With ``samples`` (n >= 3, ...), model inputs, a model with layers of its own is run on them, for
+    two clients at once and for each alone.
     """
     if isinstance(rule.stackable, str) and rule.stackable != UNDECLARED:
         return rule.stackable

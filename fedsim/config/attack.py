@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from fedsim.attacks import ATTACKS
 from fedsim.config.part import PartSection
 from fedsim.config.section import Key
-from fedsim.core.settings import MOST, InvalidSetting
+from fedsim.core.settings import MOST, InvalidSetting, client_ids
 
 
 class AttackConfig(PartSection):
@@ -61,14 +61,7 @@ class AttackConfig(PartSection):
     @field_validator("clients", mode="plain")
     @classmethod
     def _ids(cls, value: object) -> str | None:
-        if value is None:
-            return None
-        ids = value if isinstance(value, list | tuple) else str(value).split(",")
-        texts = [str(client).strip() for client in ids]
-        valid = all(text.isascii() and text.isdigit() and len(text) < 10 for text in texts)
-        if not (texts and valid):
-            raise ValueError("must be ids of clients, separated by commas, as in 0,3,7")
-        return ",".join(map(str, sorted(set(map(int, texts)))))
+        return None if value is None else client_ids(value)
 
     @property
     def client_ids(self) -> list[int]:

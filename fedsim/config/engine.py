@@ -54,7 +54,7 @@ class EngineConfig(Section):
     client_timeout: Annotated[
         AmountOrNone, Key("--client-timeout", "SECONDS", role="placement", of_ray=True)
     ] = None
-    """Seconds until a client's work in a round counts as lost; unset: ten times the median for work
+    """Seconds until a client's work in a round counts as lost; unset: ten times the slowest work
     of its size, at least 60 s."""
     max_retries: Annotated[CountOrZero, Key("--max-retries", role="placement", of_ray=True)] = 3
     """How often a client's lost work is retried before the client counts as failed."""

@@ -18,18 +18,17 @@ A file holds the keys of :class:`fedsim.config.run.RunConfig`, nested or dotted,
 
 from __future__ import annotations
 
-import reprlib
-import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
+from pydantic import Field, StringConstraints, TypeAdapter, ValidationError
 
-from fedsim.core.errors import ConfigError, nearest, spelled
+from fedsim.core.errors import ConfigError, nearest
 from fedsim.core.searches import METRICS, PRUNERS, SAMPLERS
+from fedsim.core.settings import first_problem
 
 MOST_NAME = 200
 """Characters of the name of a row, which may be the label of a run."""
@@ -37,15 +36,21 @@ TRIALS, SEEDS = 25, 3
 """Trials of a search, and training seeds of a comparison, by default."""
 MOST_RUNS, MOST_SEEDS = 10_000, 1000
 """The most runs of one sweep or search, and seeds of a comparison."""
-WORDS = {"by": METRICS, "sampler": SAMPLERS, "pruner": PRUNERS}
-NUMBERS = {
-    **dict.fromkeys(("trials", "confirm"), (1, MOST_RUNS)),
-    "seeds": (1, MOST_SEEDS),
-    "sampler_seed": (0, 2**64 - 1),
+Runs = Annotated[int, Field(ge=1, le=MOST_RUNS)]
+Seeds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, max_length=MOST_SEEDS)]
+Text = Annotated[str, StringConstraints(strip_whitespace=True)]
+OPTIONS: Mapping[str, Any] = {
+    "trials": Runs,
+    "confirm": Runs,
+    "seeds": Annotated[int, Field(ge=1, le=MOST_SEEDS)] | Seeds,
+    "by": Literal[METRICS],
+    "sampler": Literal[SAMPLERS],
+    "sampler_seed": Annotated[int, Field(ge=0, lt=2**64)],
+    "pruner": Literal[PRUNERS],
 }
-"""Keys of a search or study: their words, or the smallest and the largest number."""
-OPTIONS = {*WORDS, *NUMBERS}
-SPECIAL = {*OPTIONS, "about", "preset", "grid", "search", "methods", "partitions", "baseline"}
+"""Types of the keys of a search or study."""
+TYPES = {**OPTIONS, "about": Text, "preset": Text, "baseline": Text, "partitions": Seeds}
+SPECIAL = {*TYPES, "grid", "search", "methods"}
 """The keys of a file that are no settings."""
 NOT_IN_ROWS = {
     "seed": "the training seeds are the same for all: 'grid: {seed: [...]}' of the trials, "
@@ -67,7 +72,7 @@ Settings = Mapping[str, Setting]
 
 
 COLUMNS_KEY = "data.columns"
-"""The key whose value may be a mapping: a third level of keys."""
+"""The key whose value may be a mapping."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +100,7 @@ class Experiment:
     """The content of one file; the keys are described above.
 
     ``search`` is for every method, ``search_of`` for one alone. ``trials`` None: :data:`TRIALS`, or
-    all combinations of a grid. ``seeds`` as a number: not yet known which. ``origins`` says where
-    a key was given that is no setting.
+    all combinations of a grid. ``origins`` says where keys that are no settings were given.
     """
 
     settings: Settings = field(default_factory=dict)
@@ -138,32 +142,20 @@ class Experiment:
 
 
 def read(path: Path) -> Experiment:
-    """The experiment in a YAML file.
-
-    Raises:
-        ConfigError: the file is missing or cannot be read; names file and line.
-    """
-    return parse(text_of(path), str(path), with_lines=True)
-
-
-def text_of(path: Path) -> str:
-    """The text of a file of settings; a ConfigError where it is missing or cannot be read."""
+    """The experiment in a YAML file; a ConfigError names file and line."""
     try:
-        return path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         detail = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise ConfigError(f"{path}: cannot be read: {detail}") from error
+    return parse(text, str(path))
 
 
 def as_yaml(content: Mapping[str, Any]) -> str:
-    """The text of a file with this content.
-
-    Raises:
-        ConfigError: a value that is no text, number, list or mapping.
-    """
+    """The text of a file with this content; a ConfigError where a value is no plain one."""
     try:
         return yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True)
-    except (yaml.YAMLError, RecursionError) as error:
+    except yaml.YAMLError as error:
         raise ConfigError(f"values must be texts, numbers, lists or mappings ({error})") from error
 
 
@@ -173,44 +165,17 @@ def parse(text: str, source: str, with_lines: bool = True) -> Experiment:
     Raises:
         ConfigError: not valid YAML, a key that is given twice, or a malformed grid.
     """
-    with one_error(source):
-        return Reader(text, source, with_lines).experiment()
-
-
-@contextmanager
-def one_error(source: str) -> Iterator[None]:
-    """Raises a ConfigError with file and line for what the YAML in the block does wrong."""
     try:
-        yield
+        return _Document(text, source, with_lines).experiment()
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         origin = f"{source}:{mark.line + 1}" if mark else source
         problem = getattr(error, "problem", None) or "unreadable characters"
         raise ConfigError(f"{origin}: not valid YAML: {problem}") from error
-    except RecursionError as error:
-        raise ConfigError(f"{source}: nested too deeply; sections are one level deep") from error
 
 
-def check_names(names: Sequence[str], origin: str) -> None:
-    """Refuses names of rows that are empty, too long or equal but for case and blanks."""
-    seen: dict[str, str] = {}
-    for name in names:
-        if not any(map(str.isalnum, name)) or len(name) > MOST_NAME:
-            raise ConfigError(
-                f"{origin}: {reprlib.repr(name)} given; a name must have a letter or digit, and "
-                f"at most {MOST_NAME} characters"
-            )
-        spelling = "".join(unicodedata.normalize("NFKC", name).casefold().split())
-        if spelling in seen:
-            raise ConfigError(
-                f"{origin}: the names {seen[spelling]!r} and {name!r} are the same but for "
-                "case and blanks"
-            )
-        seen[spelling] = name
-
-
-class Reader:
-    """Walks the nodes of one YAML document."""
+class _Document:
+    """The nodes of a YAML document, each with its line."""
 
     def __init__(self, text: str, source: str, with_lines: bool) -> None:
         self.loader = yaml.SafeLoader(text)
@@ -219,34 +184,39 @@ class Reader:
     def experiment(self) -> Experiment:
         """The content of the document."""
         root = self.loader.get_single_node()
-        if root is None:
-            return Experiment()
-        settings: dict[str, Setting] = {}
-        special: dict[str, yaml.Node] = {}
-        for key, node in self.pairs(root, "the file"):
-            if key in SPECIAL:
-                special[key] = node
-            else:
-                self.add(settings, key, node)
+        nodes = dict(self.pairs(root, "the file")) if root else {}
+        special = {key: nodes[key] for key in nodes if key in SPECIAL}
+        origins = {key: self.origin(node, key) for key, node in special.items()}
+        options = {
+            key: self.option(key, special[key])
+            for key in special
+            if key in TYPES and key != "partitions"
+        }
         methods = self.rows("methods", special["methods"]) if "methods" in special else ()
-        search, search_of = self.searches(special, [method.label for method in methods])
+        names = [method.label for method in methods]
         for key in {"partitions", "seeds", "baseline"} & special.keys() if not methods else ():
-            raise ConfigError(f"{self.origin(special[key], key)}: is of a study, with 'methods:'")
-        content = Experiment(
-            settings=settings,
-            about=self.text(special, "about") or "",
-            preset=self.text(special, "preset"),
-            grid=self.axes(special["grid"]) if "grid" in special else (),
-            search=search,
+            raise ConfigError(f"{origins[key]}: is of a study, with 'methods:'")
+        baseline = options.get("baseline")
+        if baseline is not None and baseline not in names:
+            raise ConfigError(
+                f"{origins['baseline']}: {baseline!r} given; must be one of the methods, "
+                f"{', '.join(names)}{nearest(baseline, names)}"
+            )
+        if "partitions" in special:
+            options["partitions"] = self.partitions(special["partitions"])
+        search = dict(self.pairs(special["search"], "search")) if "search" in special else {}
+        grid = self.pairs(special["grid"], "grid") if "grid" in special else ()
+        return Experiment(
+            settings=self.settings((key, nodes[key]) for key in nodes if key not in special),
+            grid=tuple(self.axis(name, values) for name, values in grid),
+            search=self.settings((key, search[key]) for key in search if key not in names),
             methods=methods,
-            search_of=search_of,
-            baseline=self.baseline(special, [method.label for method in methods]),
-            origins={key: self.origin(node, key) for key, node in special.items()},
-            **{key: self.option(key, node) for key, node in special.items() if key in OPTIONS},
+            search_of={
+                key: self.settings(self.pairs(search[key], key)) for key in search if key in names
+            },
+            origins=origins,
+            **options,
         )
-        if "partitions" not in special:
-            return content
-        return replace(content, partitions=self.partitions(special["partitions"]))
 
     def origin(self, node: yaml.Node, key: str) -> str:
         """Where a key was given: ``FILE:3 (key)``."""
@@ -257,23 +227,8 @@ class Reader:
         """The plain value of a node."""
         try:
             return self.loader.construct_object(node, deep=True)
-        except (ValueError, LookupError, AttributeError, OverflowError) as error:
-            # 2020-13-45, !!bool x, a sum beyond the largest number
-            kind = node.tag.rpartition(":")[2]
-            text = reprlib.repr(node.value)
-            raise ConfigError(
-                f"{self.origin(node, key)}: {text} given; not a {kind} of YAML ({error})"
-            ) from error
-
-    def text(self, nodes: Mapping[str, yaml.Node], key: str) -> str | None:
-        """The text of a key; None where it is not given."""
-        if key not in nodes:
-            return None
-        value = self.value(nodes[key], key)
-        if not isinstance(value, str):
-            text = reprlib.repr(value)
-            raise ConfigError(f"{self.origin(nodes[key], key)}: {text} given; must be a text")
-        return value.strip()
+        except ValueError as error:  # 2020-13-45
+            raise ConfigError(f"{self.origin(node, key)}: not a value of YAML ({error})") from error
 
     def pairs(self, node: yaml.Node, title: str) -> Iterator[tuple[str, yaml.Node]]:
         """Keys and value nodes of a mapping whose keys are texts, each given once."""
@@ -289,81 +244,45 @@ class Reader:
             seen.add(key)
             yield key, value_node
 
-    def add(self, settings: dict[str, Setting], key: str, node: yaml.Node) -> None:
-        """Adds a key, or all keys of a section."""
-        if isinstance(node, yaml.MappingNode):
-            for leaf, leaf_node in self.pairs(node, key):
-                if isinstance(leaf_node, yaml.MappingNode) and f"{key}.{leaf}" != COLUMNS_KEY:
-                    origin = self.origin(leaf_node, f"{key}.{leaf}")
-                    raise ConfigError(f"{origin}: sections are one level deep")
-                self.add(settings, f"{key}.{leaf}", leaf_node)
-            return
-        setting = Setting(self.value(node, key), self.origin(node, key))
-        if key in settings:
-            raise ConfigError(f"{setting.origin}: given twice")
-        settings[key] = setting
-
-    def space(self, node: yaml.Node) -> Settings:
-        """The settings of a section ``search``."""
+    def settings(self, pairs: Iterable[tuple[str, yaml.Node]]) -> dict[str, Setting]:
+        """The settings of keys and sections, by dotted key."""
         settings: dict[str, Setting] = {}
-        for key, value in self.pairs(node, "search"):
-            self.add(settings, key, value)
+        for key, node in pairs:
+            self.add(settings, key, node)
         return settings
 
-    def searches(
-        self, nodes: Mapping[str, yaml.Node], methods: Sequence[str]
-    ) -> tuple[Settings, dict[str, Settings]]:
-        """What is searched for all methods, and for one alone."""
-        shared: dict[str, Setting] = {}
-        alone: dict[str, Settings] = {}
-        for key, node in self.pairs(nodes["search"], "search") if "search" in nodes else ():
-            if key in methods:
-                alone[key] = self.space(node)
-            else:
-                self.add(shared, key, node)
-        return shared, alone
+    def add(self, settings: dict[str, Setting], section: str, node: yaml.Node) -> None:
+        """Adds a key, or all keys of a section."""
+        pairs: Iterable[tuple[str, yaml.Node]] = [(section, node)]
+        if isinstance(node, yaml.MappingNode):
+            pairs = ((f"{section}.{leaf}", value) for leaf, value in self.pairs(node, section))
+        for key, value in pairs:
+            origin = self.origin(value, key)
+            if isinstance(value, yaml.MappingNode) and key != COLUMNS_KEY:
+                raise ConfigError(f"{origin}: sections are one level deep")
+            if key in settings:
+                raise ConfigError(f"{origin}: given twice")
+            settings[key] = Setting(self.value(value, key), origin)
 
     def option(self, key: str, node: yaml.Node) -> Any:
-        """The value of a key of a search or study."""
-        value, origin = self.value(node, key), self.origin(node, key)
-        if key in WORDS:
-            words = WORDS[key]
-            if value not in words:
-                raise ConfigError(
-                    f"{origin}: {value!r} given; must be one of {', '.join(words)}"
-                    f"{nearest(str(value), words)}"
-                )
-            return value
-        if key == "seeds" and isinstance(value, list):
-            return _whole_numbers(value, origin, "a number or a list of seeds")
-        least, most = NUMBERS[key]
-        if type(value) is not int or not least <= value <= most:
-            raise ConfigError(
-                f"{origin}: {value!r} given; must be a whole number from {least} to {most:,}"
-            )
-        return value
-
-    def baseline(self, nodes: Mapping[str, yaml.Node], methods: Sequence[str]) -> str | None:
-        """The method that the others are compared with."""
-        name = self.text(nodes, "baseline")
-        name = None if name is None else spelled(name, methods) or name
-        if name is not None and name not in methods:
-            raise ConfigError(
-                f"{self.origin(nodes['baseline'], 'baseline')}: {name!r} given; must be one of "
-                f"the methods, {', '.join(methods)}{nearest(name, methods)}"
-            )
-        return name
+        """The value of a key that is no setting, by its type."""
+        try:
+            value = TypeAdapter(TYPES[key]).validate_python(self.value(node, key), strict=True)
+        except ValidationError as error:
+            raise ConfigError(f"{self.origin(node, key)}: {first_problem(error)}") from None
+        if isinstance(value, list) and len(set(value)) < len(value):
+            raise ConfigError(f"{self.origin(node, key)}: a seed is given twice")
+        return tuple(value) if isinstance(value, list) else value
 
     def rows(self, key: str, node: yaml.Node) -> tuple[AxisValue, ...]:
         """Named rows of settings, at least one."""
         rows = tuple(self.row(name, row, f"{key}.{name}") for name, row in self.pairs(node, key))
         for row in rows:
-            for setting, reason in NOT_IN_ROWS.items():
-                if setting in row.settings:
-                    raise ConfigError(f"{row.settings[setting].origin}: {reason}")
+            for setting in NOT_IN_ROWS.keys() & row.settings.keys():
+                raise ConfigError(f"{row.settings[setting].origin}: {NOT_IN_ROWS[setting]}")
         if not rows:
             raise ConfigError(f"{self.origin(node, key)}: must have at least one row")
-        check_names([row.label for row in rows], self.origin(node, key))
+        _check_names([row.label for row in rows], self.origin(node, key))
         return rows
 
     def partitions(self, node: yaml.Node) -> tuple[AxisValue, ...]:
@@ -371,60 +290,55 @@ class Reader:
         if isinstance(node, yaml.MappingNode):
             return self.rows("partitions", node)
         origin = self.origin(node, "partitions")
-        seeds = _whole_numbers(self.value(node, "partitions"), origin, "names, or a list of seeds")
         return tuple(
-            AxisValue(f"split-{seed}", {"data.seed": Setting(seed, origin)}) for seed in seeds
+            AxisValue(f"split-{seed}", {"data.seed": Setting(seed, origin)})
+            for seed in self.option("partitions", node)
         )
 
-    def axes(self, node: yaml.Node) -> tuple[Axis, ...]:
-        """The axes of a section ``grid``."""
-        return tuple(self.axis(name, values) for name, values in self.pairs(node, "grid"))
-
     def axis(self, name: str, node: yaml.Node) -> Axis:
-        """An axis and its values, all different."""
-        if not isinstance(node, yaml.SequenceNode) or not node.value:
-            raise ConfigError(f"{self.origin(node, f'grid.{name}')}: must be a list of values")
-        values = tuple(self.axis_value(name, entry) for entry in node.value)
+        """An axis of a grid and its values, all different."""
         origin = self.origin(node, f"grid.{name}")
-        contents = [(v.named, v.label if v.named else v.settings[name].value) for v in values]
+        if not isinstance(node, yaml.SequenceNode) or not node.value:
+            raise ConfigError(f"{origin}: must be a list of values")
+        values = tuple(self.axis_value(name, entry) for entry in node.value)
+        contents = [v.label if v.named else v.settings[name].value for v in values]
         for place, content in enumerate(contents):
             if content in contents[:place]:
                 raise ConfigError(f"{origin}: {values[place].label} is given twice")
-        check_names([value.label for value in values if value.named], origin)
+        _check_names([value.label for value in values if value.named], origin)
         return Axis(name, values)
 
     def axis_value(self, axis: str, node: yaml.Node) -> AxisValue:
         """A value of an axis: plain, or a named row."""
+        key = f"grid.{axis}"
         if not isinstance(node, yaml.MappingNode):
-            key = f"grid.{axis}"
-            setting = Setting(self.value(node, key), self.origin(node, key))
-            value = setting.value
-            if isinstance(value, list) and any(isinstance(v, list | dict) for v in value):
-                raise ConfigError(f"{setting.origin}: a list in a list of values may not hold more")
+            value = self.value(node, key)
             label = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-            return AxisValue(label, {axis: setting})
-        named = list(self.pairs(node, f"grid.{axis}"))
+            return AxisValue(label, {axis: Setting(value, self.origin(node, key))})
+        named = list(self.pairs(node, key))
         if len(named) != 1 or not isinstance(named[0][1], yaml.MappingNode):
             raise ConfigError(
-                f"{self.origin(node, f'grid.{axis}')}: a row must be 'name: {{key: value, ...}}'"
+                f"{self.origin(node, key)}: a row must be 'name: {{key: value, ...}}'"
             )
         label, row = named[0]
-        return self.row(label, row, f"grid.{axis}.{label}")
+        return self.row(label, row, f"{key}.{label}")
 
-    def row(self, label: str, node: yaml.Node, origin: str) -> AxisValue:
+    def row(self, label: str, node: yaml.Node, title: str) -> AxisValue:
         """A named row of settings."""
-        settings: dict[str, Setting] = {}
-        for key, value in self.pairs(node, origin):
-            self.add(settings, key, value)
-        return AxisValue(label, settings, named=True)
+        return AxisValue(label, self.settings(self.pairs(node, title)), named=True)
 
 
-def _whole_numbers(value: object, origin: str, wanted: str) -> tuple[int, ...]:
-    """A list of different whole numbers from 0, at least one."""
-    numbers = value if isinstance(value, list) else []
-    whole = all(type(number) is int and number >= 0 for number in numbers)
-    if not numbers or not whole or len(numbers) > MOST_SEEDS:
-        raise ConfigError(f"{origin}: {value!r} given; must be {wanted}, whole numbers from 0")
-    if len(set(numbers)) < len(numbers):
-        raise ConfigError(f"{origin}: a seed is given twice")
-    return tuple(numbers)
+def _check_names(names: Sequence[str], origin: str) -> None:
+    """Refuses names of rows that are empty, too long or equal but for case and blanks."""
+    seen: dict[str, str] = {}
+    for name in names:
+        if not any(map(str.isalnum, name)) or len(name) > MOST_NAME:
+            raise ConfigError(
+                f"{origin}: {name!r} given; a name must have a letter or digit, and at most "
+                f"{MOST_NAME} characters"
+            )
+        before = seen.setdefault("".join(name.casefold().split()), name)
+        if before is not name:
+            raise ConfigError(
+                f"{origin}: the names {before!r} and {name!r} are the same but for case and blanks"
+            )

@@ -36,15 +36,10 @@ class PartSection(Section):
         return {k: v for k, v in self.changed.items() if k != "name" and k not in self.common}
 
     def make(self, kind: type[T], first: Iterable[Any], options: Mapping[str, Any]) -> T:
-        """The part that is named.
+        """The part that is named, of this ``kind``.
 
-        Args:
-            kind: of what its ``build`` returns.
-            first: the arguments of ``build`` before the settings.
-            options: by name of a part the settings in a section of that name.
-
-        Raises:
-            ConfigError: it refuses a setting.
+        ``first`` are the arguments of ``build`` before the settings, ``options`` by name of a part
+        the settings in a section of that name.
         """
         name = self.name or ""
         declared = self.registry.parameters(name)

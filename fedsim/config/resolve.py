@@ -3,6 +3,7 @@
 import logging
 import reprlib
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,23 +14,21 @@ from fedsim import data
 from fedsim.config import experiments, presets
 from fedsim.config.experiments import COLUMNS_KEY, Setting, Settings
 from fedsim.config.run import RunConfig
-from fedsim.config.sections import SECTIONS, SHORTHANDS, fields
+from fedsim.config.sections import SECTIONS, fields
 from fedsim.config.validation import is_section
 from fedsim.core.errors import ConfigError
 from fedsim.core.normalization import OF_DATASET
 from fedsim.core.settings import InvalidSetting, column_names
 
 _LOGGER = logging.getLogger("fedsim")
+FAST = {"engine.precision": "bf16", "engine.deterministic": False}
+"""What the switch ``--fast`` stands for; its key is ``engine.fast``."""
 
 
 def load_config(
     *, preset: str | None = None, file: Path | None = None, overrides: Settings | None = None
 ) -> RunConfig:
-    """The configuration of one run, from the layers that :func:`read_layers` reads.
-
-    Raises:
-        ConfigError: a setting cannot be used; one line that says what, where, and what is allowed.
-    """
+    """The configuration of one run; a ConfigError says what, where, and what is allowed."""
     return resolve(*read_layers(preset=preset, file=file, overrides=overrides))
 
 
@@ -38,19 +37,12 @@ def read_layers(
 ) -> tuple[Settings, Settings, Settings]:
     """The settings of preset, file and flags; a later layer wins.
 
-    ``preset`` takes the place of the own ``preset`` of ``file``, a YAML file without a grid or a
-    search; ``overrides`` are the flags, see :func:`from_flags`.
-
-    Raises:
-        ConfigError: there is no such preset, or the file cannot be read or has a grid or search.
+    ``preset`` takes the place of that of ``file``; ``overrides`` are of :func:`from_flags`.
     """
     written = experiments.read(file) if file is not None else experiments.Experiment()
-    if written.methods:
-        raise ConfigError(f"{file} (methods): a study is run by 'fedsim study {file}'")
-    if written.search:  # a search may have a grid of seeds
-        raise ConfigError(f"{file} (search): a search is run by 'fedsim tune {file}'")
-    if written.grid:
-        raise ConfigError(f"{file} (grid): a grid is run by 'fedsim sweep {file}'")
+    for key, command in (("methods", "study"), ("search", "tune"), ("grid", "sweep")):
+        if getattr(written, key):
+            raise ConfigError(f"{file} ({key}): is done by 'fedsim {command} {file}'")
     name, origin = written.preset, f"{file} (preset)"
     if preset is not None:
         name, origin = preset, "--preset"
@@ -67,8 +59,9 @@ def resolve(*layers: Settings, build: bool = True) -> RunConfig:
     Raises:
         ConfigError: as :func:`load_config`.
     """
-    merged = _merged(layers)
+    merged = {key: setting for layer in layers for key, setting in layer.items()}
     nested: dict[str, Any] = {}
+    columns: dict[str, object] = {}
     keys = fields()
     for key, setting in merged.items():
         section, _, leaf = key.rpartition(".")
@@ -76,42 +69,24 @@ def resolve(*layers: Settings, build: bool = True) -> RunConfig:
             if setting.value is not None:
                 value = reprlib.repr(setting.value)
                 raise ConfigError(f"{setting.origin}: {value} given; {leaf} is a section of keys")
+        elif section == COLUMNS_KEY:  # data.columns.label
+            columns[leaf] = setting.value
         elif not section and key in keys:
             nested[key] = setting.value
         elif key in keys or is_section(section):
             nested.setdefault(section, {})[leaf] = setting.value
         else:
             raise ConfigError(f"{setting.origin}: {RunConfig.unknown(key)}")
+    if columns:
+        values = nested.setdefault("data", {})
+        with suppress(ValueError):  # data.columns is refused below
+            values["columns"] = column_names(values.get("columns") or {}) | columns
     try:
         return RunConfig.model_validate(nested, context={"build": build})
     except InvalidSetting as error:
         below = (s.origin for key, s in merged.items() if key.startswith(f"{error.key}."))
         origin = merged[error.key].origin if error.key in merged else next(below, error.key)
         raise ConfigError(f"{origin}: {error.reason}") from None
-
-
-def _merged(layers: Iterable[Settings]) -> dict[str, Setting]:
-    """All settings; those of single columns, ``data.columns.label``, as one of ``data.columns``.
-
-    Raises:
-        ConfigError: a column that is none.
-    """
-    merged: dict[str, Setting] = {}
-    for layer in layers:
-        for key, setting in layer.items():
-            section, _, leaf = key.rpartition(".")
-            if section != COLUMNS_KEY:
-                merged[key] = setting
-                continue
-            before = merged.get(COLUMNS_KEY, setting)
-            try:
-                one = {leaf: setting.value}
-                column_names(one)
-                others = {} if before is setting else column_names(before.value or "")
-            except ValueError as error:
-                raise ConfigError(f"{setting.origin}: {error}") from None
-            merged[COLUMNS_KEY] = Setting(others | one, setting.origin)
-    return merged
 
 
 def warn_unused(settings: Settings, runs: Iterable[RunConfig]) -> None:
@@ -123,10 +98,7 @@ def warn_unused(settings: Settings, runs: Iterable[RunConfig]) -> None:
 
 
 def unused(settings: Settings, runs: Iterable[RunConfig]) -> dict[str, str]:
-    """The keys of methods and data sets that none of the runs uses, each with a line that says so.
-
-    The line names where the key was given.
-    """
+    """The keys of methods and data sets that none of the runs uses, each with a line on it."""
     methods: dict[str, None] = {}
     data_sets: dict[str, None] = {}
     split: set[str | None] = set()
@@ -150,30 +122,35 @@ def from_flags(flags: Mapping[str, tuple[str, object]], sets: Iterable[str] = ()
 
     ``flags`` are by dotted key the flag and its value, None where the flag is absent; ``sets`` are
     of ``--set``, each ``key=value``; ``null`` is None.
-
-    Raises:
-        ConfigError: a text without ``=``, or a key that is given twice.
     """
     settings = {
         key: Setting(None if value == "null" else value, flag)
         for key, (flag, value) in flags.items()
-        if value is not None and key not in SHORTHANDS
+        if value is not None and key != "engine.fast"
     }
-    for key, meant in SHORTHANDS.items():
-        flag, switched_on = flags.get(key, ("", None))
-        for full_key, value in meant.items() if switched_on else ():
-            if full_key in settings:
-                raise ConfigError(
-                    f"{flag}: {full_key} is also given by {settings[full_key].origin}"
-                )
-            settings[full_key] = Setting(value, flag)
-    for text in sets:
+    flag, fast = flags.get("engine.fast", ("", None))
+    for key, value in FAST.items() if fast else ():
+        if key in settings:
+            raise ConfigError(f"{flag}: {key} is also given by {settings[key].origin}")
+        settings[key] = Setting(value, flag)
+    for key, setting in pairs("--set", sets, "train.lr=0.05").items():
+        if key in settings:
+            text = f"--set {key}={setting.value}"
+            raise ConfigError(f"{text}: {key} is also given by {settings[key].origin}")
+        settings[key] = Setting(None if setting.value == "null" else setting.value, setting.origin)
+    return settings
+
+
+def pairs(flag: str, texts: Iterable[str], example: str) -> dict[str, Setting]:
+    """The settings of a flag that is given several times, each ``key=value``."""
+    settings: dict[str, Setting] = {}
+    for text in texts:
         key, equals, value = text.partition("=")
         if not (equals and key):
-            raise ConfigError(f"--set {text}: must be key=value, such as --set train.lr=0.05")
+            raise ConfigError(f"{flag} {text}: must be key=value, such as {flag} '{example}'")
         if key in settings:
-            raise ConfigError(f"--set {text}: {key} is also given by {settings[key].origin}")
-        settings[key] = Setting(None if value == "null" else value, f"--set {key}")
+            raise ConfigError(f"{flag} {text}: {key} is also given by {settings[key].origin}")
+        settings[key] = Setting(value, f"{flag} {key}")
     return settings
 
 

@@ -7,28 +7,26 @@ used raises :class:`~fedsim.core.settings.InvalidSetting`, one line that names t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationInfo, model_validator
 
 from fedsim import algorithms, data, models
-from fedsim.config.hints import unknown_key
 from fedsim.config.keys import conditions
-from fedsim.config.section import Section
+from fedsim.config.section import Section, unknown_key
 from fedsim.config.sections import DataConfig, RunSettings, TrainConfig, fields
 from fedsim.config.validation import (
     check_data_options,
     check_hyperparameters,
     check_name,
-    check_part_options,
-    check_unused_options,
     default_options,
     is_section,
+    options_of,
 )
-from fedsim.core.errors import ConfigError, spelled
+from fedsim.core.errors import ConfigError
 from fedsim.core.normalization import OF_DATASET
-from fedsim.core.settings import InvalidSetting, with_folder
+from fedsim.core.settings import InvalidSetting, checked, with_folder
 from fedsim.core.text import counted
 from fedsim.core.types import ModelSpec, PrivateSteps, Training
 from fedsim.data import partitions
@@ -36,52 +34,22 @@ from fedsim.models import trainable
 
 if TYPE_CHECKING:
     from fedsim.client import LocalRule
-    from fedsim.config.attack import AttackConfig
-    from fedsim.config.sections import (
-        AsyncConfig,
-        ClockConfig,
-        CompressConfig,
-        DpConfig,
-        EngineConfig,
-        EvaluationConfig,
-        ModelConfig,
-    )
+
+
+PARTS = (("data", "partition"), ("attack", "name"), ("compress", "name"))
+"""Keys of parts that may be functions of the user's, with options of their own."""
 
 
 class RunConfig(RunSettings):
     """A whole run. Options of a method or a data set are given in a section of its name.
 
-    ``RunConfig(algorithm="fedprox", fedprox={"mu": 0.1})``; the options of the methods and the data
-    set in use are filled up with the defaults that their functions declare.
-
-    Raises:
-        ConfigError: a value that cannot be used, in one line.
+    ``RunConfig(algorithm="fedprox", fedprox={"mu": 0.1})``. Options that are left out have the
+    defaults that their functions declare. A ConfigError, in one line, where a value cannot be used.
     """
 
-    if TYPE_CHECKING:  # sections as dictionaries, too, and options, for checkers without a plugin
+    if TYPE_CHECKING:  # sections may be dictionaries, too, and options stand beside them
 
-        def __init__(
-            self,
-            *,
-            algorithm: str = ...,
-            server: str | Sequence[str] | None = ...,
-            margin: str | None = ...,
-            margin_weight: float | None = ...,
-            margin_threshold: float | None = ...,
-            label: str | None = ...,
-            seed: int = ...,
-            data: DataConfig | Mapping[str, Any] = ...,
-            model: ModelConfig | Mapping[str, Any] = ...,
-            train: TrainConfig | Mapping[str, Any] = ...,
-            evaluation: EvaluationConfig | Mapping[str, Any] = ...,
-            clock: ClockConfig | Mapping[str, Any] = ...,
-            async_: AsyncConfig | Mapping[str, Any] = ...,
-            attack: AttackConfig | Mapping[str, Any] = ...,
-            compress: CompressConfig | Mapping[str, Any] = ...,
-            dp: DpConfig | Mapping[str, Any] = ...,
-            engine: EngineConfig | Mapping[str, Any] = ...,
-            **options: Mapping[str, Any],
-        ) -> None: ...
+        def __init__(self, **settings: Any) -> None: ...
 
     @model_validator(mode="before")
     @classmethod
@@ -101,72 +69,91 @@ class RunConfig(RunSettings):
         sections = dict(given.get("hyperparameters") or {})
         sections |= {name: given[name] for name in given if is_section(name)}
         algorithm = given.get("algorithm", cls.model_fields["algorithm"].default)
-        if isinstance(algorithm, str):
-            algorithm = given["algorithm"] = spelled(algorithm, algorithms.names()) or algorithm
-        chain = _chain(given.get("server"))
-        servers = tuple(spelled(name, algorithms.names()) or name for name in chain)
-        data_name = _of_data(given, "name")
-        partition = _of_data(given, "partition")
+        servers, data_name = _chain(given.get("server")), _of_data(given, "name")
         roles = [("algorithm", algorithm), *(("server", name) for name in servers)]
-        named = {"data.partition": partition}
-        named |= {f"{key}.name": _section(given, key).get("name") for key in ("attack", "compress")}
-        parts = {n: key for key, n in named.items() if isinstance(n, str) and ":" in n}
-        roles += [("data.name", data_name), *((key, name) for name, key in parts.items())]
+        roles += [("data.name", data_name)]
+        for section, leaf in PARTS:
+            if ":" in str(name := _section(given, section).get(leaf)):
+                roles += [(f"{section}.{leaf}", name)]
+        key_of: dict[str, str] = {}
         for key, name in roles:
-            if isinstance(name, str):
-                if key in ("algorithm", "server"):
-                    check_name(key, name, algorithms.names(), "algorithm", user_defined=True)
-                own = sections.get(name) or {}
-                if isinstance(own, Mapping):  # else it is refused below
-                    known = build or ":" in name or key == "data.name"
-                    own = (default_options(key, name) if known else {}) | dict(own)
-                sections[name] = own
-        checked, rule = {}, None
+            if not isinstance(name, str):
+                continue
+            key_of.setdefault(name, key)
+            if key in ("algorithm", "server"):
+                check_name(key, name, algorithms.names(), "algorithm", user_defined=True)
+            options = sections.get(name) or {}
+            if isinstance(options, Mapping):  # else it is refused below
+                declared = build or ":" in name or key == "data.name"
+                options = (default_options(key, name) if declared else {}) | dict(options)
+            sections[name] = options
+        kept, rule = {}, None
         for name, section in sections.items():
-            if not build and name != data_name and data.find(name) is None:
-                checked[name] = section
-            elif name in parts:
-                checked[name] = check_part_options(parts[name], name, section)
-            elif ":" in name and name not in (role for _, role in roles):
-                checked[name] = check_unused_options(name, section)
-            elif name != data_name and data.find(name) is None:
-                checked[name], method = check_hyperparameters(name, section)
-                if name == algorithm:
-                    rule = method.local
-            elif options := check_data_options(name, section, data_name, _of_data(given, "dir")):
-                checked[name] = options
+            if not isinstance(section, Mapping | None):
+                raise InvalidSetting(name, f"{section!r} given; must be a section of options")
+            options = section or {}
+            of_data = name == data_name or data.find(name) is not None
+            key = key_of.get(name, "")
+            if (not key and ":" in name) or not (build or of_data):
+                kept[name] = section
+            elif tuple(key.split(".")) in PARTS:
+                kept[name] = checked(name, options_of(key, name), options, "option")
+            elif not of_data:
+                kept[name], method = check_hyperparameters(name, options)
+                rule = method.local if name == algorithm else rule
+            elif used := check_data_options(name, options, data_name, _of_data(given, "dir")):
+                kept[name] = used
         rest = {name: value for name, value in given.items() if not is_section(name)}
         if servers:
             rest["server"] = ",".join(servers)
-        asked = {"optimizer", "lr_head"} & _section(rest, "train").keys()
-        if asked or (rule is not None and rule.plain_sgd):
+        special = {"optimizer", "lr_head"} & _section(rest, "train").keys()
+        if special or (rule is not None and rule.plain_sgd):
             rest["train"] = _training(algorithm, rule, rest.get("train", {}))
-        return rest | {"hyperparameters": checked}
+        return rest | {"hyperparameters": kept}
 
     @model_validator(mode="after")
     def _fits_together(self) -> RunConfig:
         self._check_names()
         self._check_columns()
         self._check_effects()
-        self._check_training()
-        self._check_attack()
         try:
             trainable.parse(self.model.trainable)
         except ValueError as error:
             reason = f"{self.model.trainable!r} given; {error}"
             raise InvalidSetting("model.trainable", reason) from None
-        fractions = [("val_fraction", "test_fraction")]
-        for key, beside in (*fractions, ("client_test_fraction", "client_val_fraction")):
-            part, other = getattr(self.data, key), getattr(self.data, beside)
-            if part + other >= 1:
-                reason = f"with data.{beside}={other} nothing is left for training"
-                raise InvalidSetting(f"data.{key}", f"{part} given; {reason}")
-        if self.evaluation.cosines and self.evaluation.conflicts == "never":
-            raise InvalidSetting(
-                "evaluation.conflicts",
-                "never given, but evaluation.cosines=true needs the inner products of updates",
-            )
+        for refused, key, reason in self._refusals():
+            if refused:
+                raise InvalidSetting(key, reason)
         return self
+
+    def _refusals(self) -> Iterator[tuple[bool, str, str]]:
+        """Whether a setting is refused beside the others, its key, and why."""
+        t, attack, evaluation = self.train, self.attack, self.evaluation
+        for one, two in (("test", "val"), ("client_val", "client_test")):
+            part, other = (getattr(self.data, f"{name}_fraction") for name in (two, one))
+            why = f"{part} given; with data.{one}_fraction={other} nothing is left for training"
+            yield part + other >= 1, f"data.{two}_fraction", why
+        why = "never given, but evaluation.cosines=true needs the inner products of updates"
+        never = evaluation.conflicts == "never"
+        yield evaluation.cosines and never, "evaluation.conflicts", why
+        steps = t.local_steps is not None
+        why = f"{t.local_steps} given with train.local_epochs={t.local_epochs}; give one of them"
+        yield steps and t.local_epochs != 1, "train.local_steps", why
+        why = "warmup_round given, which counts train.local_epochs, and train.local_steps, too"
+        yield steps and t.lr_schedule == "warmup_round", "train.lr_schedule", why
+        why = (
+            "dataloader given; it needs train.local_steps and train.sample_rate=1: the order "
+            "depends on what all clients do in all rounds"
+        )
+        alone = t.shuffle == "dataloader" and (not steps or t.sample_rate != 1)
+        yield alone, "train.shuffle", why
+        why = "fixed given; give train.clients too, ids or a CSV file"
+        yield t.selection == "fixed" and t.clients is None, "train.selection", why
+        left = t.rounds - attack.start_round + 1
+        why = f"{attack.start_round} given, train.rounds is {t.rounds}: the attack never starts"
+        yield attack.name is not None and left < 1, "attack.start_round", why
+        why = f"{attack.warmup} given; the attack has {counted(left, 'round')}: it never ends"
+        yield (attack.warmup or 0) > left, "attack.warmup", why
 
     def value(self, key: str) -> Any:
         """The value of a dotted key."""
@@ -217,45 +204,6 @@ class RunConfig(RunSettings):
                     reason = f"{value} given; it has no effect without {condition}"
                     raise InvalidSetting(key, reason)
 
-    def _check_training(self) -> None:
-        """Steps in place of epochs, orders of batches that only they have, a list of clients."""
-        t = self.train
-        if t.local_steps is not None and t.local_epochs != 1:
-            raise InvalidSetting(
-                "train.local_steps",
-                f"{t.local_steps} given with train.local_epochs={t.local_epochs}; give one of them",
-            )
-        if t.local_steps is not None and t.lr_schedule == "warmup_round":
-            raise InvalidSetting(
-                "train.lr_schedule",
-                "warmup_round given, which counts train.local_epochs, and train.local_steps, too",
-            )
-        if t.shuffle == "dataloader" and (t.local_steps is None or t.sample_rate != 1):
-            raise InvalidSetting(
-                "train.shuffle",
-                "dataloader given; it needs train.local_steps and train.sample_rate=1: the order "
-                "depends on what all clients do in all rounds",
-            )
-        if t.selection == "fixed" and t.clients is None:
-            reason = "fixed given; give train.clients too, ids or a CSV file"
-            raise InvalidSetting("train.selection", reason)
-
-    def _check_attack(self) -> None:
-        """An attack that starts, and a warm-up that ends."""
-        attack, rounds = self.attack, self.train.rounds
-        left = rounds - attack.start_round + 1
-        if attack.name is not None and left < 1:
-            raise InvalidSetting(
-                "attack.start_round",
-                f"{attack.start_round} given, train.rounds is {rounds}: the attack never starts",
-            )
-        if attack.warmup is not None and attack.warmup > left:
-            raise InvalidSetting(
-                "attack.warmup",
-                f"{attack.warmup} given; the attack has {counted(left, 'round')}, so that its "
-                "warm-up never ends",
-            )
-
     @property
     def methods(self) -> tuple[str, ...]:
         """The methods in use: the algorithm, and those that ``server`` names."""
@@ -305,10 +253,7 @@ class RunConfig(RunSettings):
         group: str = "none",
         client_batch: int | None = None,
     ) -> RunConfig:
-        """This configuration with what data and model decided filled in, for ``config.yaml``.
-
-        ``client_batch`` None leaves that as it is.
-        """
+        """This configuration with what data and model decided filled in, for ``config.yaml``."""
         batch = {} if client_batch is None else {"client_batch": client_batch}
         data = {"num_clients": num_clients, "partition": partition, "group": group}
         data["normalization"] = self.data.normalization or OF_DATASET
@@ -347,24 +292,16 @@ def _chain(server: Any) -> tuple[str, ...]:
 
 
 def _training(algorithm: str, rule: LocalRule | None, section: Any) -> TrainConfig:
-    """Section ``train``, where the client part of ``algorithm`` can be trained so.
+    """Section ``train`` as the client part of ``algorithm``, None where it is not built, allows.
 
-    There is no momentum with AdamW, nor where clients train by plain SGD. ``rule`` is None where
-    the method is not built.
+    There is no momentum with AdamW, nor where clients train by plain SGD.
     """
     train = TrainConfig.model_validate(section)
-    if rule is not None and rule.needs_sgd:
-        if train.optimizer != "sgd":
-            raise InvalidSetting(
-                "train.optimizer",
-                f"{train.optimizer} given; the equations of {algorithm} hold for SGD only",
-            )
-        if train.lr_head is not None:
-            raise InvalidSetting(
-                "train.lr_head",
-                f"{train.lr_head:g} given; the equations of {algorithm} hold for one learning rate "
-                "only",
-            )
+    for key, plain, what in (("optimizer", "sgd", "SGD"), ("lr_head", None, "one learning rate")):
+        value = getattr(train, key)
+        if rule is not None and rule.needs_sgd and value != plain:
+            reason = f"{value} given; the equations of {algorithm} hold for {what} only"
+            raise InvalidSetting(f"train.{key}", reason)
     if train.optimizer == "adamw":
         why = "AdamW has no momentum"
     elif rule is not None and rule.plain_sgd:
@@ -372,9 +309,8 @@ def _training(algorithm: str, rule: LocalRule | None, section: Any) -> TrainConf
     else:
         return train
     if "momentum" in train.model_fields_set and train.momentum > 0:
-        raise InvalidSetting(
-            "train.momentum", f"{train.momentum} given; {why}: leave it out, or set it to 0"
-        )
+        reason = f"{train.momentum} given; {why}: leave it out, or set it to 0"
+        raise InvalidSetting("train.momentum", reason)
     return train.model_copy(update={"momentum": 0.0})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -15,13 +16,26 @@ from pydantic import (
     model_validator,
 )
 
-from fedsim.config.hints import unknown_key
-from fedsim.core.reading import ON_DISK, URL
+from fedsim.core.errors import nearest
+from fedsim.core.reading import URL
 from fedsim.core.settings import InvalidSetting, first_problem
 
 Role = Literal["result", "neutral", "placement", "device"]
 """result: results depend on the key; neutral: but for last bits none does; placement: it may change
 when a run is resumed, and changes nothing; device: it may change, the kind of device must not."""
+
+
+def unknown_key(key: str, names: Iterable[str], keys: Iterable[str]) -> str:
+    """Why the dotted ``key`` is refused, with the one of ``names``, or else of the ``keys`` of all
+    sections, that is probably meant."""
+    names = tuple(names)
+    section, dot, leaf = key.rpartition(".")
+    meant = [k for k in names if dot and k.startswith(f"{section}.") and leaf in k[len(section) :]]
+    if len(meant) != 1 or len(leaf) < 4:
+        meant = [k for k in keys if k.rpartition(".")[2] == leaf]
+        meant = meant or [k for k in names if k.endswith(f".{key}")]
+    hint = f" (did you mean {meant[0]!r}?)" if meant else nearest(key, names)
+    return f"unknown key {key!r}{hint}"
 
 
 @dataclass(frozen=True)
@@ -36,8 +50,7 @@ class Key:
         path: what the value may be, relative to where a run was started.
         role: what depends on it.
         only_with: other keys without which it has no effect, each with the values that count,
-            ``async.staleness=hinge`` or ``train.selection=size|fixed``, or alone, ``dp.quantile``,
-            where anything but the default counts.
+            ``train.selection=size|fixed``, or alone, where anything but the default counts.
         column: its column in summary.csv where that has another name; None: it has none.
         column_with: leaf of the section; where that has its default, there is no column.
         shape: whether a round may take longer with another value.
@@ -75,10 +88,8 @@ class Section(BaseModel):
         field = cls.model_fields[info.field_name or ""]
         if isinstance(value, bool) and field.annotation is not bool:
             raise ValueError("must not be true or false")
-        if isinstance(value, bytes):
-            raise ValueError("must not be binary data")
         if isinstance(value, str) and URL.match(value):
-            raise ValueError(ON_DISK)
+            raise ValueError("must be a path on this machine: mount the storage, or copy from it")
         return value
 
     @model_validator(mode="wrap")
@@ -96,10 +107,4 @@ class Section(BaseModel):
     @classmethod
     def unknown(cls, key: str) -> str:
         """Why the dotted ``key`` is refused, with the nearest key that exists."""
-        keys = [
-            section.prefix + leaf
-            for section in sorted(Section.__subclasses__(), key=lambda section: section.prefix)
-            for leaf, field in section.model_fields.items()
-            if not isinstance(field.default, Section)
-        ]
-        return unknown_key(key, [cls.prefix + leaf for leaf in cls.model_fields], keys)
+        return unknown_key(key, [cls.prefix + leaf for leaf in cls.model_fields], ())

@@ -36,6 +36,7 @@ from fedsim.core.settings import (
     Scalar,
     Shards,
     Share,
+    client_ids,
     column_names,
     in_line,
     with_folder,
@@ -44,10 +45,6 @@ from fedsim.core.settings import (
 from fedsim.systems import distributions
 from fedsim.systems.clock import BOUNDS, TIMED
 
-SHORTHANDS: Mapping[str, Mapping[str, object]] = {
-    "engine.fast": {"engine.precision": "bf16", "engine.deterministic": False},
-}
-"""Switches of the command line, and the settings that each stands for."""
 OWN_ROUNDS = ("train.schedule=synchronous", "clock.mode=sync")
 DECOMPOSED = ("evaluation.decompose_every",)
 
@@ -266,12 +263,7 @@ class TrainConfig(Section):
     def _ids_or_file(cls, value: object) -> str | None:
         if value is None or str(value).endswith(".csv"):
             return None if value is None else str(value)
-        ids = value if isinstance(value, list | tuple) else str(value).split(",")
-        texts = [str(client).strip() for client in ids]
-        valid = all(text.isascii() and text.isdigit() and len(text) < 10 for text in texts)
-        if not (texts and valid):
-            raise ValueError("must be ids of clients, as in 0,3,7, or a file FILE.csv")
-        return ",".join(map(str, sorted(set(map(int, texts)))))
+        return client_ids(value, ", or a file FILE.csv")
 
 
 class EvaluationConfig(Section):

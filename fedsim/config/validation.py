@@ -12,11 +12,9 @@ from fedsim.attacks import ATTACKS
 from fedsim.compressors import COMPRESSORS
 from fedsim.config.attack import AttackConfig
 from fedsim.config.compress import CompressConfig
-from fedsim.core import imports
 from fedsim.core.errors import ConfigError, nearest
 from fedsim.core.settings import InvalidSetting, Scalar, checked, defaults
 from fedsim.data import partitions
-from fedsim.server import plain
 
 if TYPE_CHECKING:
     from fedsim.algorithms.base import Algorithm
@@ -72,40 +70,15 @@ def default_options(key: str, name: str) -> dict[str, Any]:
         raise InvalidSetting(key, str(error)) from error
 
 
-def check_part_options(key: str, name: str, given: Any) -> dict[str, Scalar]:
-    """The section of the user's partition, attack or compressor that ``key`` names."""
-    if not isinstance(given, Mapping):
-        raise InvalidSetting(name, f"{given!r} given; must be a section of options")
-    return checked(name, options_of(key, name), given, "option")
-
-
-def check_unused_options(name: str, given: Any) -> dict[str, Scalar]:
-    """The section of a ``module:function`` that is not used."""
-    if not isinstance(given, Mapping | None):
-        raise InvalidSetting(name, f"{given!r} given; must be a section of options")
-    where = f"section {name!r}"
-    try:
-        declared = imports.signature(imports.resolve(name, where), where, evaluate=True).parameters
-    except ConfigError as error:
-        raise InvalidSetting(name, str(error)) from error
-    given = given or {}
-    typed = {key: plain.typed(p) for key, p in declared.items()}
-    used = {k: p for k, p in typed.items() if k in given or p.default is not p.empty}
-    return checked(name, used, given, "option")
-
-
-def check_data_options(name: str, given: Any, used: object, folder: object) -> dict[str, Scalar]:
+def check_data_options(
+    name: str, given: Mapping[str, object], used: object, folder: object
+) -> dict[str, Scalar]:
     """The section of data set ``name``; empty where ``used``, the value of data.name, is another.
 
     ``folder`` is the value of data.dir; with one, generated data are not drawn.
-
-    Raises:
-        InvalidSetting: no such option or value, or one that has no effect and not its default.
     """
-    if not isinstance(given, Mapping | None):
-        raise InvalidSetting(name, f"{given!r} given; must be a section of options")
     declared, info = data.options(name), data.find(name)
-    values = checked(name, declared, given or {}, "option")
+    values = checked(name, declared, given, "option")
     generated = info is not None and info.generated
     if name == used and not (generated and folder):
         return values
@@ -116,27 +89,14 @@ def check_data_options(name: str, given: Any, used: object, folder: object) -> d
     return values if name == used else {}
 
 
-def check_hyperparameters(name: str, given: Any) -> tuple[dict[str, Scalar], Algorithm]:
-    """One method's section, with the types that ``build`` declares, and the method it builds.
-
-    Where ``build`` refuses the values, the key is that of the value that it refuses alone.
-    """
-    if not isinstance(given, Mapping | None):
-        raise InvalidSetting(name, f"{given!r} given; must be a section of hyperparameters")
+def check_hyperparameters(
+    name: str, given: Mapping[str, object]
+) -> tuple[dict[str, Scalar], Algorithm]:
+    """One method's section, with the types that ``build`` declares, and the method it builds."""
     try:
-        values = algorithms.check(name, given or {})
+        values = algorithms.check(name, given)
+        return values, algorithms.load(name, values)
     except InvalidSetting:
         raise
     except ConfigError as error:
-        raise InvalidSetting(name, str(error)) from error
-    try:
-        return values, algorithms.load(name, values)
-    except ConfigError as error:
-        declared = algorithms.parameters(name)
-        required = {k: v for k, v in values.items() if declared[k].default is Parameter.empty}
-        for leaf, value in values.items():
-            try:
-                algorithms.load(name, required | {leaf: value})
-            except ConfigError:
-                raise InvalidSetting(f"{name}.{leaf}", str(error)) from error
         raise InvalidSetting(name, str(error)) from error

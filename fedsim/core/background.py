@@ -8,11 +8,7 @@ from contextlib import AbstractContextManager
 
 
 class Background(AbstractContextManager["Background"]):
-    """A thread that does one thing at a time; leaving the block waits for it.
-
-    Args:
-        name: of the thread.
-    """
+    """A thread, by name, that does one thing at a time; leaving the block waits for it."""
 
     def __init__(self, name: str) -> None:
         self._pool = futures.ThreadPoolExecutor(1, name)
@@ -33,11 +29,7 @@ class Background(AbstractContextManager["Background"]):
         self._current = self._pool.submit(call)
 
     def wait(self) -> None:
-        """Returns when nothing is being done.
-
-        Raises:
-            Exception: that of the last thing, if it failed; once.
-        """
+        """Returns when nothing is being done; raises once what the last thing did."""
         if self._current is not None:
             futures.wait([self._current])  # an interrupt here leaves it to the next call
             current, self._current = self._current, None

@@ -48,21 +48,12 @@ class WorkerError(FedsimError):
     """A client's work that failed or was lost; names round and client, and has a cause."""
 
 
-class EngineLostError(WorkerError):
-    """Processes that the run needs have ended, and take this one along; it was said at once."""
-
-
 class StoreError(FedsimError):
     """A run directory that cannot be written or read."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal told the process to end.
-
-    Args:
-        number: of the signal.
-        again: whether it is the second one: the process is to end at once.
-    """
+    """A signal, by its ``number``, told the process to end; ``again``: at once."""
 
     def __init__(self, number: int, again: bool = False) -> None:
         super().__init__(number)
@@ -84,13 +75,8 @@ MOST = 400
 
 
 def described(error: BaseException) -> str:
-    """``Type: text (file.py:12, in function)`` in one line, the place in the user's own code.
-
-    The place is missing where no function of the user's was running.
-    """
-    text = "its text cannot be shown"
-    with suppress(Exception):
-        text = " ".join(str(error).split())
+    """``Type: text (file.py:12, in function)`` in one line, the place in the user's own code."""
+    text = " ".join(str(error).split())
     text = text if len(text) <= MOST else f"{text[:MOST]} ..."
     kind = type(error).__name__
     place = _place(error)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from filelock import FileLock, Timeout
 
-from fedsim.core.errors import ConfigError, HeldError, StoreError
+from fedsim.core.errors import HeldError, StoreError
 from fedsim.core.types import Array
 
 logger = logging.getLogger("fedsim")
@@ -30,8 +30,6 @@ UNFINISHED = ".writing-"
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary path to write to; the file is then flushed to the disk and renamed to ``path``.
-
-    Nobody else may write the file at the same time.
 
     Raises:
         StoreError: it cannot be written; what was there before is still there, as after any error.
@@ -54,25 +52,21 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
     ``folder`` is made where it is missing; other files in it stay.
 
     Raises:
-        StoreError: a file cannot be written. Then none is moved, and no folder made here stays.
+        StoreError: a file cannot be written; what was there before is still there.
     """
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=folder) as name:
-                unfinished = Path(name)
-                yield unfinished
-                for path in sorted(unfinished.rglob("*")):
-                    target = folder / path.relative_to(unfinished)
-                    if not path.is_dir():
+                yield Path(name)
+                for path in sorted(Path(name).rglob("*")):
+                    target = folder / path.relative_to(name)
+                    if path.is_dir():
+                        target.mkdir(exist_ok=True)
+                    else:
                         sync(path)
-                    elif not target.exists():
-                        target.mkdir()
-                        made.insert(0, target)
-                for path in sorted(unfinished.rglob("*")):
-                    if not path.is_dir():
-                        path.replace(folder / path.relative_to(unfinished))
+                        path.replace(target)
     except BaseException:
         for path in made:
             with suppress(OSError):  # files were moved into it before another could not be
@@ -87,20 +81,8 @@ def write(path: Path, data: bytes) -> None:
 
 
 def cache_dir() -> Path:
-    """The folder for packed and downloaded data sets, and what else can be made anew.
-
-    Raises:
-        ConfigError: none is set, and the user has no home folder.
-    """
-    if folder := os.environ.get("FEDSIM_CACHE"):
-        return Path(folder)
-    try:
-        return Path.home() / ".cache" / "fedsim"
-    except RuntimeError:
-        raise ConfigError(
-            "FEDSIM_CACHE: not set, and this user has no home folder (HOME is not set, passwd has "
-            "no entry): set it to a folder for packed and downloaded data"
-        ) from None
+    """The folder for packed and downloaded data sets, and what else can be made anew."""
+    return Path(os.environ.get("FEDSIM_CACHE") or Path.home() / ".cache" / "fedsim")
 
 
 def sha256_of(*parts: str | bytes | Array) -> str:
@@ -131,12 +113,11 @@ def blocks(path: Path, size: int | None = None) -> Iterator[bytes]:
 
 def sync(path: Path) -> None:
     """Flushes a file, or a folder's entries where the file system can, to the disk (fsync)."""
-    is_folder = path.is_dir()
-    descriptor = os.open(path, os.O_RDONLY if is_folder else os.O_RDWR)
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP) or not is_folder:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP) or not path.is_dir():
             raise
     finally:
         os.close(descriptor)
@@ -163,18 +144,15 @@ LOCK_FILE = ".lock"
 LOCK_WAIT = 0.2
 """Seconds to wait for a lock: longer than :func:`lock_holder` ever holds one."""
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
-"""Error numbers of file systems without locks."""
+"""Of file systems without locks."""
 
 
 @contextmanager
 def lock(folder: Path) -> Iterator[None]:
     """Locks a run directory while the block runs; the lock of a process that dies is released.
 
-    On a file system without locks the block runs unprotected, with a warning.
-
-    Raises:
-        HeldError: another process, or another run of this one, holds the lock.
-        StoreError: the lock file cannot be written.
+    On a file system without locks the block runs unprotected, with a warning. A HeldError where
+    another process, or another run of this one, holds the lock.
     """
     path = folder / LOCK_FILE
     held = FileLock(
@@ -187,9 +165,8 @@ def lock(folder: Path) -> Iterator[None]:
     try:
         held.acquire()
     except Timeout:
-        raise HeldError(
-            f"{folder}: another live run holds this directory ({_read_holder(path)})"
-        ) from None
+        holder = path.read_text(encoding="utf-8").strip() or "it does not say which"
+        raise HeldError(f"{folder}: another live run holds this directory ({holder})") from None
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise StoreError(f"{path}: cannot be written ({error.strerror or error})") from error
@@ -204,13 +181,10 @@ def lock(folder: Path) -> Iterator[None]:
 
 
 class LockHolder(NamedTuple):
-    """A process that locked a run directory and has not released it in order.
+    """A process, by number and machine, that locked a run directory and has not released it.
 
-    Args:
-        process: its number and machine.
-        held: whether it still holds the lock; else it was killed, or this file system does not
-            show the locks of other machines.
-        elsewhere: whether it is a process of another machine.
+    Not ``held``: it was killed, or this file system does not show the locks of other machines.
+    ``elsewhere``: of another machine.
     """
 
     process: str
@@ -221,7 +195,7 @@ class LockHolder(NamedTuple):
 def lock_holder(folder: Path) -> LockHolder | None:
     """Who holds the lock of a run directory, or was killed while it did; None: nobody.
 
-    Only a lock that somebody left is tried, shared and for an instant, so that no run is disturbed.
+    A lock that somebody left is tried for an instant, shared, so that no run is disturbed.
     """
     try:
         with (folder / LOCK_FILE).open("rb") as file:
@@ -251,17 +225,8 @@ def _write_holder(descriptor: int) -> None:
     os.write(descriptor, f"pid {os.getpid()} on {platform.node()}\n".encode())
 
 
-def _read_holder(path: Path) -> str:
-    with suppress(OSError, UnicodeDecodeError):
-        return path.read_text(encoding="utf-8").strip() or "it does not say which"
-    return "it does not say which"
-
-
 def run_around(path: Path) -> Path | None:
-    """The run directory that a path lies in, also by a link; None where it lies in none.
-
-    A config.yaml alone makes no run directory of a folder above: it may be one of the user's own.
-    """
+    """The run directory that a path lies in, also by a link; None where it lies in none."""
     for folder in Path(os.path.realpath(path)).parents:
         signs = ("env.json", "rounds.csv", LOCK_FILE)
         if (folder / "config.yaml").is_file() and any((folder / s).is_file() for s in signs):

@@ -7,7 +7,6 @@ import functools
 import importlib
 import inspect
 import os
-import pkgutil
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -25,11 +24,7 @@ _refusals: list[str] = []
 
 @contextmanager
 def refused(reason: str) -> Iterator[None]:
-    """Within the block no function that a configuration names is imported, wherever it stands.
-
-    Args:
-        reason: why not, and what to do; the end of the ConfigError that names the function.
-    """
+    """Within the block no function that a configuration names is imported, for this reason."""
     _refusals.append(reason)
     try:
         yield
@@ -40,13 +35,9 @@ def refused(reason: str) -> Iterator[None]:
 def resolve(name: str, where: str) -> Callable[..., Any]:
     """The callable that ``module:function`` or ``FILE.py:function`` names; its module is imported.
 
-    Args:
-        name: dotted module or file, colon, name in it.
-        where: where the name was given; every message begins with it.
-
     Raises:
         ConfigError: not of this form, a module that cannot be imported (whatever it raises), or
-            nothing callable of that name.
+            nothing callable of that name; the message begins with ``where``.
     """
     module_name, function_name = module_of(name, where), name.rpartition(":")[2]
     if not all((*module_name.split("."), function_name)):
@@ -58,12 +49,10 @@ def resolve(name: str, where: str) -> Callable[..., Any]:
     except BaseException as error:  # also of a module that ends the process
         reason = one_line(error) if isinstance(error, ImportError) else described(error)
         raise ConfigError(f"{where}: {module_name!r} cannot be imported ({reason})") from error
-    file, module_file = name.rpartition(":")[0], getattr(module, "__file__", None) or "built in"
+    file, module_file = name.rpartition(":")[0], str(getattr(module, "__file__", None))
     if file.endswith(SUFFIX) and Path(module_file).resolve() != Path(file).resolve():
-        raise ConfigError(
-            f"{where}: Python already has another module {module_name!r} ({module_file}); "
-            f"rename {file}"
-        )
+        taken = f"another module {module_name!r} ({module_file})"
+        raise ConfigError(f"{where}: Python already has {taken}; rename {file}")
     function = getattr(module, function_name, None)
     if not callable(function):
         callables = [key for key, value in vars(module).items() if callable(value)]
@@ -77,12 +66,9 @@ def resolve(name: str, where: str) -> Callable[..., Any]:
 def module_of(name: str, where: str) -> str:
     """The dotted module of ``module:function``.
 
-    Of ``FILE.py:function`` it is the file's name, and its folder is put into ``sys.path``, where
-    the file also finds its neighbours, and into ``PYTHONPATH`` for the workers of a Ray that this
-    process starts; on another cluster the file has to lie in the working directory.
-
-    Raises:
-        ConfigError: there is no such file, its name is no module's, or :func:`refused` forbids it.
+    Of ``FILE.py:function`` it is the file's name, and its folder is put into ``sys.path`` and, for
+    the workers of a Ray that this process starts, into ``PYTHONPATH``; on another cluster the file
+    has to lie in the working directory.
     """
     if _refusals:
         raise ConfigError(f"{where}: {name}: {_refusals[-1]}")
@@ -91,10 +77,7 @@ def module_of(name: str, where: str) -> str:
         return module
     file = Path(module)
     if not file.is_file():
-        raise ConfigError(
-            f"{where}: there is no file {module} in {Path.cwd()}; a relative path starts where the "
-            "command is given"
-        )
+        raise ConfigError(f"{where}: there is no file {module} in {Path.cwd()}")
     if not file.stem.isidentifier():
         raise ConfigError(f"{where}: {file.name} is no name of a module; rename it, as in my.py")
     folder = str(file.resolve().parent)
@@ -109,10 +92,7 @@ def module_of(name: str, where: str) -> str:
 def signature(
     function: Callable[..., Any], where: str, *, evaluate: bool = False
 ) -> inspect.Signature:
-    """The parameters of ``function``; ``evaluate`` turns annotations that are text into types.
-
-    A ConfigError where they are unknown (some functions in C) or one cannot be evaluated.
-    """
+    """The parameters of ``function``; ``evaluate`` turns annotations that are text into types."""
     try:
         return inspect.signature(function, eval_str=evaluate)
     except (ValueError, TypeError, NameError, AttributeError, SyntaxError) as error:
@@ -122,10 +102,7 @@ def signature(
 def options(
     function: Callable[..., Any], where: str, besides: Iterable[str] = ()
 ) -> dict[str, inspect.Parameter]:
-    """The typed keyword-only parameters of a function but those ``besides``, as its options.
-
-    A ConfigError as of :func:`signature`.
-    """
+    """The typed keyword-only parameters of a function but those ``besides``, as its options."""
     declared = signature(function, where).parameters.values()
     names = [p.name for p in declared if p.kind is p.KEYWORD_ONLY and p.annotation is not p.empty]
     typed = signature(function, where, evaluate=True).parameters if {*names} - {*besides} else {}
@@ -133,57 +110,34 @@ def options(
 
 
 def call(function: Callable[..., Any], where: str, *args: Any, **kwargs: Any) -> Any:
-    """Calls a user's ``function``.
-
-    Raises:
-        ConfigError: it takes other arguments, or raises anything but an error of fedsim's.
-    """
-    expected = signature(function, where)
-    try:
-        expected.bind(*args, **kwargs)
-    except TypeError as error:
-        raise ConfigError(
-            f"{where}: the function takes {expected}, not this call ({error})"
-        ) from error
+    """Calls a user's ``function``; a ConfigError where it takes other arguments or raises."""
     with users_code(where, ConfigError):
         return function(*args, **kwargs)
 
 
-def plugins(folders: Iterable[str], function: str) -> tuple[str, ...]:
-    """The names of the modules that define ``function`` at their top, sorted; imports nothing.
+@functools.cache
+def plugins(folders: tuple[str, ...], function: str) -> tuple[str, ...]:
+    """The names of the modules in ``folders`` that define ``function`` at their top, sorted.
 
-    Any other file is a helper of its neighbours.
-
-    Args:
-        folders: ``__path__`` of a package.
-        function: what a plugin is called by, such as ``build``.
+    Imports nothing; any other file is a helper of its neighbours.
     """
-    versions = tuple((folder, Path(folder).stat().st_mtime_ns) for folder in folders)
-    return _plugins(versions, function)
-
-
-@functools.cache  # a configuration asks some thirty times
-def _plugins(folders: tuple[tuple[str, int], ...], function: str) -> tuple[str, ...]:
-    """The same of folders as they were when a file last came or went."""
-    defines = re.compile(rf"^def {function}\b".encode(), re.MULTILINE)
-    names = []
-    for module in pkgutil.iter_modules([folder for folder, _ in folders]):
-        spec = module.module_finder.find_spec(module.name, None)
-        file = Path(spec.origin or "") if spec is not None else Path()
-        if file.suffix == ".py" and defines.search(file.read_bytes()):
-            names.append(module.name)
-    return tuple(sorted(names))
+    defines = re.compile(rf"^def {function}\b", re.MULTILINE)
+    patterns = ("[!_]*.py", "*/__init__.py")
+    files = [f for folder in folders for pattern in patterns for f in Path(folder).glob(pattern)]
+    return tuple(
+        sorted(
+            file.parent.name if file.stem == "__init__" else file.stem
+            for file in files
+            if defines.search(file.read_text(encoding="utf-8"))
+        )
+    )
 
 
 @contextmanager
 def users_code(where: str, kind: type[FedsimError]) -> Iterator[None]:
-    """Runs code of the user's; what it raises becomes an error that names the line.
+    """Runs code of the user's; what it raises becomes an error of a ``kind`` that names the line.
 
-    Errors of fedsim and Ctrl-C pass as they are.
-
-    Args:
-        where: what the message begins with.
-        kind: of the error.
+    Errors of fedsim and Ctrl-C pass as they are; the message begins with ``where``.
     """
     try:
         yield

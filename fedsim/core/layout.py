@@ -106,13 +106,9 @@ def select(layout: Layout, wanted: Callable[[Slot], bool]) -> np.ndarray:
 class Pristine:
     """What the modules of a model hold beside the model's values, to be put back as it was.
 
-    That are the tensor objects under each name, all attributes, and the values of buffers, of
-    tensors and of arrays that are plain attributes, and of lists, dicts, sets and deques. A forward
-    pass may replace or change them: :meth:`restore` makes them again what they are now.
-
-    Args:
-        model: without lazy tensors.
-        values: tensors of which the values are others' business.
+    That are the tensor objects under each name, all attributes, and the values of buffers, and of
+    tensors, arrays and containers that are plain attributes, which a forward pass may change; not
+    the values of the tensors ``values``. A model has no lazy tensors.
     """
 
     def __init__(self, model: nn.Module, values: Collection[Tensor] = ()) -> None:
@@ -185,15 +181,9 @@ class FlatModel:
 
     Other buffers and all attributes are those of a new model again at every :meth:`load`.
     ``tensors`` are those of the slots by name, ``params`` lists the parameters that require
-    gradients, with their slots, ``norms`` the BatchNorm modules that are in training mode where the
-    model is. The model starts in training mode.
-
-    Args:
-        model: the model.
-        device: where it is to be.
-        dtype: of ``flat``.
-        frozen: values of the tensors that :func:`freeze` took out; on the CPU the model shares
-            their memory. None leaves them as they are.
+    gradients, with their slots, ``norms`` the BatchNorm modules that train with the model.
+    ``frozen`` are values of the tensors that :func:`freeze` took out; on the CPU the model shares
+    their memory.
     """
 
     def __init__(
@@ -275,8 +265,6 @@ class FlatModel:
     def settle(self) -> None:
         """Takes into ``flat`` what a forward pass has put in the place of parameters and buffers.
 
-        Free if all are where they were.
-
         Raises:
             ContractError: another parameter, or a tensor of another shape, is in a place.
         """
@@ -306,11 +294,10 @@ class FlatModel:
                     t[k] = tensor
 
     def mode(self, train: bool) -> None:
-        """Switches to training or evaluation mode.
+        """Switches to training or evaluation mode; frozen norms stay in evaluation mode.
 
-        Free if every module is in it already, but for modules with a ``train`` of their own: these
-        may keep what they compute of their values until it is called, so it is called whenever
-        values have changed. Frozen BatchNorm and InstanceNorm stay in evaluation mode.
+        Free if every module is in it already, but for modules with a ``train`` of their own, which
+        may keep what they compute of their values until it is called.
         """
         if self._changed or any(module.training != train for module in self._modules):
             self._changed = False
@@ -364,9 +351,7 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 def unsuitable(model: nn.Module, before: Collection[Any]) -> str | None:
     """What of a model's tensors cannot be values of one vector of float32; None: all can.
 
-    Args:
-        model: after a forward pass.
-        before: the attributes of its modules before that pass.
+    ``before`` are the attributes of its modules before a forward pass.
     """
     if set(map(id, model.parameters())) != {id(p) for _, p in model.named_parameters()}:
         return "parameters() gives others than named_parameters()"

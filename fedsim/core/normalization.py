@@ -14,12 +14,8 @@ _FORM = "must be dataset, or MEAN/STD or MEAN/STD/PIXELS with a number per chann
 
 @dataclass(frozen=True)
 class Normalization:
-    """What a network's images are normalised with.
-
-    Args:
-        mean: per channel, of values in 0..1.
-        std: per channel, of values in 0..1.
-        size: height and width in pixels that the network sees; None: the data set's.
+    """What a network's images are normalised with: per channel, of values in 0..1; ``size``: height
+    and width in pixels that the network sees, None: the data set's.
     """
 
     mean: tuple[float, ...]
@@ -29,15 +25,15 @@ class Normalization:
     @classmethod
     def parse(cls, text: str) -> Normalization:
         """That of ``mean/std`` or ``mean/std/size``; a ValueError says what is allowed."""
-        mean, slash, rest = text.partition("/")
+        mean, _, rest = text.partition("/")
         std, _, size = rest.partition("/")
         try:
             means, stds = (tuple(map(float, part.split(","))) for part in (mean, std))
-            size_is_fine = not size or 1 <= int(size) <= 8192
+            sizes = range(1, 8193)
+            fits = len(means) == len(stds) and min(stds) > 0 and (not size or int(size) in sizes)
         except ValueError:
             raise ValueError(_FORM) from None
-        fits = len(means) == len(stds) and min(stds) > 0 and size_is_fine
-        if not (slash and fits and all(map(math.isfinite, (*means, *stds)))):
+        if not (fits and all(map(math.isfinite, (*means, *stds)))):
             raise ValueError(_FORM)
         return cls(means, stds, int(size) if size else None)
 
@@ -48,10 +44,7 @@ class Normalization:
     def applied(self, dataset: Dataset) -> Dataset:
         """The data set with it; grey images get the means over the channels.
 
-        Images that are stored at another size are fitted on the device, batch by batch.
-
-        Raises:
-            ValueError: another number of channels than the images have.
+        A ValueError where the images have another number of channels.
         """
         if dataset.pipeline is None:
             return dataset

@@ -25,12 +25,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Registry:
-    """The parts of one kind.
-
-    Args:
-        kind: what one is called in messages, such as ``attack``.
-        package: whose files define ``build``.
-        first: the number of parameters that ``build`` gets from fedsim, before the settings.
+    """The parts of one ``kind``, as messages call it: files of a ``package`` that define ``build``,
+    whose ``first`` so many parameters fedsim gives.
     """
 
     kind: str
@@ -39,14 +35,10 @@ class Registry:
 
     def names(self) -> tuple[str, ...]:
         """The names of all built-in parts, sorted."""
-        return plugins(importlib.import_module(self.package).__path__, "build")
+        return plugins(tuple(importlib.import_module(self.package).__path__), "build")
 
     def check_known(self, name: str) -> None:
-        """Refuses what is no built-in part.
-
-        Raises:
-            ConfigError: there is none of that name.
-        """
+        """Refuses what is no built-in part."""
         if name not in self.names():
             raise ConfigError(
                 f"unknown {self.kind} {name!r}; known are {', '.join(self.names())}, "
@@ -54,11 +46,7 @@ class Registry:
             )
 
     def builder(self, name: str) -> Callable[..., Any]:
-        """The function that builds a part; its module is imported.
-
-        Raises:
-            ConfigError: there is none of that name.
-        """
+        """The function that builds a part; its module is imported."""
         if ":" in name:
             return resolve(name, self.title(name))
         self.check_known(name)
@@ -66,11 +54,7 @@ class Registry:
         return build
 
     def parameters(self, name: str) -> Mapping[str, Parameter]:
-        """The settings of a part: the keyword parameters of its ``build``.
-
-        Raises:
-            ConfigError: no such part, or a parameter without a type or a name to give it by.
-        """
+        """The settings of a part: the keyword parameters of its ``build``, with their types."""
         declared = signature(self.builder(name), self.title(name), evaluate=True).parameters
         settings = dict(list(declared.items())[self.first :])
         for key, parameter in settings.items():
@@ -90,12 +74,7 @@ class Registry:
         return {key.arg: ast.literal_eval(value) for key, value in pairs if value is not None}
 
     def build(self, name: str, kind: type[T], first: Iterable[Any], values: Mapping[str, Any]) -> T:
-        """The part; ``first`` are the arguments that fedsim gives.
-
-        Raises:
-            ConfigError: no such part or setting, a value that it refuses, or a function of the
-                user's that builds something else than ``kind``.
-        """
+        """The part; ``first`` are the arguments that fedsim gives, ``values`` the settings."""
         builder, settings = self.builder(name), checked(name, self.parameters(name), values)
         return self.made(name, kind, builder, *first, **settings)
 

@@ -1,8 +1,7 @@
 """Values that the runs of one process have in common, such as their data, made once.
 
-Nothing is kept unless a driver of several runs says so (:func:`across_runs`): a single run would
-hold memory for nothing. What is kept is valid as long as the driver lives, as imported code is: it
-does not look whether a file has changed since.
+Only a driver of several runs keeps them (:func:`across_runs`), as long as it lives, as imported
+code is: it does not look whether a file has changed since.
 """
 
 from __future__ import annotations
@@ -13,9 +12,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-MOST = {"model": 4, "cut": 4, "features": 4}
-"""How many values of a kind are kept, where that is more than one: those that were used last."""
-_kept: dict[str, dict[Hashable, Any]] | None = None
+_kept: dict[str, tuple[Hashable, Any]] | None = None
 
 
 @contextmanager
@@ -30,27 +27,20 @@ def across_runs() -> Iterator[None]:
 
 
 def once(kind: str, key: Hashable, make: Callable[[], T]) -> T:
-    """What ``make`` returns, or what it returned before for an equal key; nobody may change it.
-
-    The oldest value is let go before another one is made.
-    """
+    """What ``make`` returns, or what it returned the last time for an equal key, unchanged."""
     if _kept is None:
         return make()
-    values = _kept.setdefault(kind, {})
-    if key in values:
-        values[key] = value = values.pop(key)  # now the last one
-    else:
-        while len(values) >= MOST.get(kind, 1):
-            del values[next(iter(values))]
-        values[key] = value = make()
+    if kind not in _kept or _kept[kind][0] != key:
+        _kept.pop(kind, None)  # the memory is free before the next one is made
+        _kept[kind] = key, make()
+    value: T = _kept[kind][1]
     return value
 
 
 def copied(kind: str, key: Hashable, make: Callable[[], T]) -> T:
     """The same for a value that the caller may change: a copy of its own, by pickle.
 
-    Unlike :func:`copy.deepcopy`, pickle refuses what refers to the value from outside, such as a
-    network with a hook that is a closure. That is made anew each time.
+    What pickle refuses, such as a network with a hook that is a closure, is made anew each time.
     """
     if _kept is None:
         return make()

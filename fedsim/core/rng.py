@@ -49,9 +49,7 @@ def torch_scope(seed: int, device: torch.device | None = None) -> Iterator[None]
     """Runs code that knows only global generators (initialisers, dropout, a user's model).
 
     Those of torch for the CPU and ``device``, of NumPy and of Python are seeded inside and restored
-    afterwards;
-    :func:`seed_torch` may seed them anew inside. Threads of a process take turns: a scope waits for
-    the end of another thread's, so that neither changes what the other one draws.
+    afterwards. Threads of a process take turns.
     """
     with _TURN:
         restore = remembered(device)
@@ -81,19 +79,15 @@ def one_torch_thread() -> Iterator[None]:
 def seed_torch(seed: int, device: torch.device | None = None) -> None:
     """Seeds all global generators, those of torch for ``device`` too; in :func:`torch_scope` only.
 
-    ``torch.random.manual_seed`` also seeds devices that nobody uses, and formats a stack trace for
-    those that are not initialised: that takes longer than a small client's training.
+    Faster than ``torch.random.manual_seed``, which also seeds devices that nobody uses.
     """
     for g in _global_generators(device):
         g.manual_seed(seed)
 
 
 class TorchStreams:
-    """The draws of several clients from the global generators, for clients that take turns.
-
-    Args:
-        seed: that of a client by its number, as :func:`seed_torch` takes it.
-        device: that of the generators beside the CPU's.
+    """The draws of several clients that take turns from the global generators, those of ``device``
+    too; ``seed`` gives that of a client by its number.
     """
 
     def __init__(self, seed: Callable[[int], int], device: torch.device | None = None) -> None:

@@ -10,6 +10,9 @@ from dataclasses import Field, dataclass, fields
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, dataclass_transform
 
+Real = float | None
+Whole = int | None
+Name = str | None
 OPTIONAL = "optional"
 """Mark of a column that a table has only where its first rows have a value in it."""
 WHEN = ("final", "best", "last10")
@@ -21,12 +24,8 @@ the best accuracy, the mean of those among the last ten."""
 class Metric:
     """What summaries, tables and curves know of a number by round; it marks its column.
 
-    Args:
-        title: in a heading, such as ``balanced accuracy``.
-        unit: % for shares in 0..1, nats, or none.
-        lowest: whether small values are better.
-        takes: those of :data:`WHEN` that summary.csv has.
-        late: whether these columns stand at its end.
+    ``title`` stands in a heading; ``lowest``: small values are better; ``takes``: those of
+    :data:`WHEN` that summary.csv has, at its end where they are ``late``.
     """
 
     title: str
@@ -93,13 +92,9 @@ class PartitionRow(Row, table="partition"):
     client_id: Annotated[int, "the client"]
     label: Annotated[int, "the class index; -1 for text with a label per token"]
     train_samples: Annotated[int, "training samples of the client with this label"]
-    test_samples: Annotated[int, "test samples of its own; 0 with one common test part"]
-    name: Annotated[str | None, "of the client's site, user or file, where it has one"] = None
-    malicious: Annotated[
-        int | None,
-        "1 for a malicious client, else 0; the column is there where there are any",
-        OPTIONAL,
-    ] = None
+    test_samples: Annotated[int, "of its own for testing; 0 with one common test part"]
+    name: Annotated[Name, "of the client's site, user or file"] = None
+    malicious: Annotated[Whole, "1 for a malicious client, else 0; there with any", OPTIONAL] = None
 
 
 class SplitRow(Row, table="split"):
@@ -110,23 +105,14 @@ class SplitRow(Row, table="split"):
     """
 
     sample: Annotated[int, "its index in the data set, from 0"]
-    part: Annotated[
-        str, "train, val or test: a common part; own_val or own_test: a client's, out of train"
-    ]
-    client_id: Annotated[
-        int | None,
-        "whose training or own sample; of a common part whose site's or user's, empty for nobody's",
-    ]
+    part: Annotated[str, "train, val, test: common; own_val, own_test: a client's, out of train"]
+    client_id: Annotated[Whole, "whose sample; of a common part whose site's or user's, or empty"]
     label: Annotated[int, "the class index; -1 for text with a label per token"]
-    file: Annotated[str | None, "relative to the folder of the data"] = None
-    patient: Annotated[str | None, "whose sample"] = None
-    site: Annotated[str | None, "or user"] = None
-    name: Annotated[str | None, "of the client's file or user"] = None
-    malicious: Annotated[
-        int | None,
-        "1 where its client is malicious, else 0, empty for nobody's; the column is there where "
-        "there are any",
-    ] = None
+    file: Annotated[Name, "relative to the folder of the data"] = None
+    patient: Annotated[Name, "whose sample"] = None
+    site: Annotated[Name, "or user"] = None
+    name: Annotated[Name, "of the client's file or user"] = None
+    malicious: Annotated[Whole, "1 where its client is malicious, else 0; there with any"] = None
 
 
 class RowOfRound(Row):
@@ -142,88 +128,63 @@ class RoundRow(RowOfRound, table="rounds"):
     cohort_size: Annotated[int, "clients drawn, those that were dropped included"]
     dropped: Annotated[int, "clients of the cohort that do not count"]
     train_loss: Annotated[
-        float | None,
-        "mean over the samples of all local epochs, weighted by samples over clients",
+        Real,
+        "mean over the samples of all local epochs and clients",
         Metric("training loss", "nats", lowest=True),
     ] = None
-    val_loss: Annotated[float | None, "on the validation part", LOSS] = None
-    val_accuracy: Annotated[float | None, "on the validation part", ACCURACY] = None
-    test_loss: Annotated[float | None, "on the test part", LOSS] = None
+    val_loss: Annotated[Real, "on the validation part", LOSS] = None
+    val_accuracy: Annotated[Real, "on the validation part", ACCURACY] = None
+    test_loss: Annotated[Real, "on the test part", LOSS] = None
     test_accuracy: Annotated[
-        float | None,
-        "on the test part; of personalised methods the mean over clients; pooled where clients "
-        "own the test samples",
-        ACCURACY,
+        Real, "on the test part; of personalised methods the mean over clients", ACCURACY
     ] = None
-    test_balanced_accuracy: Annotated[
-        float | None, "mean recall of the classes with support", BALANCED
-    ] = None
-    test_macro_f1: Annotated[float | None, "mean F1 of the classes with support", MACRO_F1] = None
+    test_balanced_accuracy: Annotated[Real, "mean recall of classes with support", BALANCED] = None
+    test_macro_f1: Annotated[Real, "mean F1 of the classes with support", MACRO_F1] = None
     test_auc: Annotated[
-        float | None,
-        "macro one-vs-rest (two classes: of class 1); empty if a class is absent",
-        AUC,
+        Real, "macro one-vs-rest (two classes: of class 1); empty if one is absent", AUC
     ] = None
     conflict_ratio: Annotated[
-        float | None,
+        Real,
         "share of pairs of updates with a negative inner product",
         Metric("conflicting client pairs", lowest=True),
     ] = None
     update_norm: Annotated[
-        float | None,
-        "2-norm of the server's step, parameters alone",
-        Metric("norm of the server step", ""),
+        Real, "2-norm of the server's step, parameters alone", Metric("norm of the server step", "")
     ] = None
-    gradient_diversity: Annotated[
-        float | None, "weighted mean of the updates' squared norms by that of their mean"
-    ] = None
-    top_axis_share: Annotated[
-        float | None, "share of the first principal axis in the updates' squared length"
-    ] = None
-    client_test_accuracy: Annotated[
-        float | None, "unweighted mean over the clients that own test samples"
-    ] = None
-    simulated_seconds: Annotated[float | None, "of the round on the virtual clock"] = None
-    downlink_bytes: Annotated[int | None, "from the server to the cohort"] = None
-    uplink_bytes: Annotated[int | None, "from the cohort to the server"] = None
-    val_balanced_accuracy: Annotated[
-        float | None,
-        "on the validation part, as test_balanced_accuracy",
-        BALANCED,
-    ] = None
-    val_macro_f1: Annotated[float | None, "on the validation part, as test_macro_f1", MACRO_F1] = (
-        None
-    )
-    val_auc: Annotated[float | None, "on the validation part, as test_auc", AUC] = None
-    test_ece: Annotated[
-        float | None,
-        "expected calibration error, 15 bins of confidence of equal width",
-        ECE,
-    ] = None
-    val_ece: Annotated[float | None, "on the validation part, as test_ece", ECE] = None
+    gradient_diversity: Annotated[Real, "weighted mean of squared norms by that of the mean"] = None
+    top_axis_share: Annotated[Real, "of the first principal axis in the squared length"] = None
+    client_test_accuracy: Annotated[Real, "mean over the clients that own test samples"] = None
+    simulated_seconds: Annotated[Real, "of the round on the virtual clock"] = None
+    downlink_bytes: Annotated[Whole, "from the server to the cohort"] = None
+    uplink_bytes: Annotated[Whole, "from the cohort to the server"] = None
+    val_balanced_accuracy: Annotated[Real, "on the validation part", BALANCED] = None
+    val_macro_f1: Annotated[Real, "on the validation part", MACRO_F1] = None
+    val_auc: Annotated[Real, "on the validation part", AUC] = None
+    test_ece: Annotated[Real, "expected calibration error, 15 bins of equal width", ECE] = None
+    val_ece: Annotated[Real, "on the validation part", ECE] = None
     benign_test_accuracy: Annotated[
-        float | None,
-        "unweighted mean over the clients that are not malicious, on their own test samples, or of "
-        "their models on the common test part; the column is there with an attack",
+        Real,
+        "mean over the clients that are not malicious, on their own test samples, or of their "
+        "models on the common test part; there with an attack",
         OPTIONAL,
         Metric("test accuracy of benign clients", takes=("final", "last10")),
     ] = None
     attack_success_rate: Annotated[
-        float | None,
-        "share of the test samples with a backdoor's trigger and another class, or of the source "
-        "class of flipped labels, that are given the target class",
+        Real,
+        "share of test samples with a backdoor's trigger, or of the source class of flipped "
+        "labels, that are given the target class; there with these attacks",
         OPTIONAL,
         Metric("attack success rate", lowest=True, takes=("final", "last10")),
     ] = None
     epsilon: Annotated[
-        float | None,
-        "of all rounds so far at dp.delta, for what the run did; runs with dp have the column",
+        Real,
+        "of all rounds so far at dp.delta; there with dp",
         OPTIONAL,
         Metric("epsilon", "", lowest=True),
     ] = None
     deployment_epsilon: Annotated[
-        float | None,
-        "of a deployment with dp.population and dp.noise_cohort; the column is there with these",
+        Real,
+        "of a deployment with dp.population and dp.noise_cohort",
         OPTIONAL,
         Metric("epsilon of the deployment", "", lowest=True),
     ] = None
@@ -236,27 +197,16 @@ class ClientRow(RowOfRound, table="clients"):
     status: Annotated[str, "ok or dropped"]
     num_samples: Annotated[int, "its training samples"]
     num_steps: Annotated[int, "local steps; 0 if it was dropped"] = 0
-    train_loss: Annotated[float | None, "mean over the samples of all local epochs"] = None
-    update_norm: Annotated[float | None, "2-norm of its update, federated parameters alone"] = None
-    simulated_seconds: Annotated[float | None, "download, local steps and upload"] = None
-    staleness: Annotated[
-        int | None,
-        "steps of the server since the client started, from 0; asynchronous runs have the column",
-        OPTIONAL,
-    ] = None
-    version: Annotated[
-        int | None,
-        "rounds before the client started; asynchronous runs have the column",
-        OPTIONAL,
-    ] = None
-    attacker: Annotated[
-        int | None, "1 where it is malicious, else 0; the column is there with an attack", OPTIONAL
-    ] = None
+    train_loss: Annotated[Real, "mean over the samples of all local epochs"] = None
+    update_norm: Annotated[Real, "2-norm of its update, federated parameters alone"] = None
+    simulated_seconds: Annotated[Real, "download, local steps and upload"] = None
+    staleness: Annotated[Whole, "server steps since its start, from 0; asynchronous", OPTIONAL] = (
+        None
+    )
+    version: Annotated[Whole, "rounds before it started; in asynchronous runs", OPTIONAL] = None
+    attacker: Annotated[Whole, "1 where it is malicious, else 0; with an attack", OPTIONAL] = None
     epsilon: Annotated[
-        float | None,
-        "of its samples, over its steps in all rounds so far, at dp.delta; empty where infinite or "
-        "dropped; the column is there with dp.level=example",
-        OPTIONAL,
+        Real, "of its samples in all rounds so far, at dp.delta; with dp.level=example", OPTIONAL
     ] = None
 
 
@@ -265,11 +215,9 @@ class ClassRow(RowOfRound, table="classes"):
 
     label: Annotated[int, "the class index"]
     support: Annotated[int, "test samples of the class"]
-    recall: Annotated[float | None, "empty without support"]
-    precision: Annotated[float | None, "0 without predictions"]
-    auc: Annotated[
-        float | None, "of the class against the rest; empty where one of them has no samples"
-    ] = None
+    recall: Annotated[Real, "empty without support"]
+    precision: Annotated[Real, "0 without predictions"]
+    auc: Annotated[Real, "of the class against the rest; empty where one has no samples"] = None
 
 
 class ConfusionRow(RowOfRound, table="confusion"):
@@ -287,8 +235,8 @@ class ConfusionRow(RowOfRound, table="confusion"):
 class EvaluationRow(RowOfRound, table="evaluations"):
     """A row per evaluated round and client (``client_id``) or group of test samples (``group``)."""
 
-    client_id: Annotated[int | None, "whose model or data; empty for a group"] = None
-    group: Annotated[str | None, "of test samples; empty for a client"] = None
+    client_id: Annotated[Whole, "whose model or data; empty for a group"] = None
+    group: Annotated[Name, "of test samples; empty for a client"] = None
     split: Annotated[str, "val, test, or the client's own part: own_train, own_val, own_test"]
     num_samples: Annotated[int, "samples evaluated"]
     loss: Annotated[float, "mean cross-entropy"]
@@ -309,14 +257,11 @@ class DecompositionRow(RowOfRound, table="decomposition"):
     aggregation_loss: Annotated[float, "what aggregation adds"]
     global_loss: Annotated[
         float,
-        "of the model after aggregation; of personalised methods the mean over the cohort of each "
-        "client's own model after aggregation, weighted by training samples, each on the data of "
-        "all owners; not the loss of model.safetensors",
+        "of the model after aggregation; of personalised methods the mean over the cohort's "
+        "own models, weighted by training samples, each on the data of all owners",
     ]
     shift_spread: Annotated[float, "the shift without its signs: sum_ij p_i q_j |L_ij - L_ii|"]
-    aggregation_spread: Annotated[
-        float, "the aggregation loss without its signs: sum_i p_i |L(w) - L(w_i)|"
-    ]
+    aggregation_spread: Annotated[float, "without its signs: sum_i p_i |L(w) - L(w_i)|"]
 
 
 class LossMatrixRow(RowOfRound, table="loss_matrix"):
@@ -345,9 +290,7 @@ class SpectrumRow(RowOfRound, table="spectrum"):
 class ServerRow(RowOfRound, table="server"):
     """A row per round and number that a server rule reports of its step."""
 
-    name: Annotated[
-        str, "of the number; where two parts of a chain have it, the second one's is `clipped2`"
-    ]
+    name: Annotated[str, "of the number; a second part's of a chain is `clipped2`"]
     value: Annotated[float, "the number"]
 
 
@@ -360,13 +303,9 @@ class ModelRow(RowOfRound, table="models"):
 class TimingRow(RowOfRound, table="timings"):
     """A row per round and phase; the only table beside errors.csv that differs between machines."""
 
-    phase: Annotated[
-        str, "probe, root, broadcast, train, aggregate, evaluate, decompose, checkpoint or total"
-    ]
+    phase: Annotated[str, "such as train, aggregate, evaluate, checkpoint or total"]
     seconds: Annotated[
-        float,
-        "wall-clock time; a round is hashed and written beside the next one, whose `total` has "
-        "only what it waits for that",
+        float, "wall-clock; of what is written beside the next round, its total has the wait alone"
     ]
     bytes: Annotated[int, "moved or written, 0 where that says nothing"]
 
@@ -374,7 +313,7 @@ class TimingRow(RowOfRound, table="timings"):
 class ErrorRow(RowOfRound, table="errors"):
     """A row per piece of work that was lost, failed or left out."""
 
-    client_id: Annotated[int | None, "whose work; empty where no client's training was concerned"]
+    client_id: Annotated[Whole, "whose work; empty where no client's training was concerned"]
     attempt: Annotated[int, "from 1; 0 if the client was not asked to train"]
     node: Annotated[str, "where, as far as known"]
     error: Annotated[str, "the cause"]
@@ -392,14 +331,12 @@ class FinalClientRow(Row, table="final_clients"):
 
     client_id: Annotated[int, "the client"]
     held_out: Annotated[int, "1 where it never trained, else 0"]
-    split: Annotated[
-        str, "own_test, or own_train for held-out clients where none of them owns test samples"
-    ]
+    split: Annotated[str, "own_test, or own_train for held-out clients without test samples"]
     num_samples: Annotated[int, "samples evaluated"]
     loss: Annotated[float, "mean cross-entropy of the final model"]
     accuracy: Annotated[float, "of the final model"]
-    finetuned_loss: Annotated[float | None, "after fine-tuning; empty where there is none"] = None
-    finetuned_accuracy: Annotated[float | None, "after fine-tuning"] = None
+    finetuned_loss: Annotated[Real, "after fine-tuning; empty where there is none"] = None
+    finetuned_accuracy: Annotated[Real, "after fine-tuning"] = None
 
 
 def metric_column(part: str, metric: str, when: str = "") -> str:

@@ -68,8 +68,7 @@ def checked(
 
     Args:
         section: what the keys stand under, such as the name of a method.
-        declared: the parameters, with evaluated annotations; a range is part of the type:
-            ``Annotated[float, Field(ge=0)]``.
+        declared: the parameters, with evaluated annotations.
         given: by name; one with a default may be missing.
         what: a parameter is called in messages.
 
@@ -97,31 +96,20 @@ def checked(
     return values
 
 
+@functools.lru_cache(maxsize=1024)
 def _adapter(kind: Any) -> TypeAdapter[Scalar]:
     """What checks values of a type."""
-    try:
-        return _known_adapter(kind)
-    except TypeError:  # an annotation that cannot be a key
-        return _known_adapter.__wrapped__(kind)
-
-
-@functools.lru_cache(maxsize=1024)
-def _known_adapter(kind: Any) -> TypeAdapter[Scalar]:
     return TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False))
 
 
 def listed(text: str) -> list[str]:
-    """The names in a line of CSV, stripped; one with a comma stands in quotes.
-
-    Raises:
-        ValueError: a quote is not closed, or there are several lines.
-    """
+    """The names in a line of CSV, stripped; one with a comma stands in quotes."""
     try:
         names, *more = csv.reader([text.strip(), ""], skipinitialspace=True)
     except csv.Error:
         more = []
-    if more != [[]]:
-        raise ValueError("must be one line of names with commas between; a quote has to be closed")
+    if more != [[]]:  # a quote is open, or there are several lines
+        raise ValueError("must be one line of names with commas between, and quotes closed")
     return [name.strip() for name in names]
 
 
@@ -157,23 +145,31 @@ def column_names(value: object) -> dict[str, str]:
         pairs = [tuple(text.split("=", 1)) for text in listed(value)]
     else:
         pairs = list(value.items()) if isinstance(value, Mapping) else [()]
-    if any(len(pair) != 2 for pair in pairs):
+    if any(len(pair) != 2 or pair[1] == "" for pair in pairs):
         raise ValueError(
             "must be names of columns, as in label=fine_label,site=hospital, with quotes around a "
             'pair that holds a comma, "site=ward, floor"'
         )
-    columns: dict[str, str] = {}
-    for role, name in pairs:
+    columns = {role: str(name) for role, name in pairs if name is not None}
+    for role, _ in pairs:
         if role not in COLUMNS:
             near = nearest(str(role), COLUMNS)
             raise ValueError(f"must be of {', '.join(COLUMNS)}; {role!r} is none of them{near}")
-        if role in columns:
-            raise ValueError(f"must name each column once; {role} is given twice")
-        if name is not None and (not isinstance(name, str) or not name):
-            raise ValueError(f"must be names of columns; {role}={name!r} is none")
-        if name is not None:
-            columns[role] = name
+    if len({role for role, _ in pairs}) < len(pairs):
+        raise ValueError("must name each column once")
     return {role: columns[role] for role in COLUMNS if role in columns}
+
+
+def client_ids(value: object, more: str = "") -> str:
+    """Ids of clients, given as a list or a text, ascending: ``0,3,7``; ``more`` may stand there."""
+    texts = value if isinstance(value, list | tuple) else str(value).split(",")
+    try:
+        ids = sorted({int(text) for text in texts})
+    except (TypeError, ValueError):
+        ids = []
+    if not ids or ids[0] < 0:
+        raise ValueError(f"must be ids of clients, separated by commas, as in 0,3,7{more}")
+    return ",".join(map(str, ids))
 
 
 def defaults(declared: Mapping[str, Parameter]) -> dict[str, Any]:
@@ -205,11 +201,11 @@ def first_problem(error: ValidationError) -> str:
 def word_or_number(value: object, words: Sequence[str]) -> str | int:
     """One of the words, or a whole number from 1 to :data:`MOST`."""
     text = str(value)
-    digits = text.isascii() and text.isdigit() and len(text) <= len(str(MOST))
-    number = int(text) if digits else 0
-    if text not in words and not 1 <= number <= MOST:
+    if text in words:
+        return text
+    if not re.fullmatch(r"[0-9]{1,10}", text) or not 1 <= int(text) <= MOST:
         raise ValueError(f"must be {', '.join(words)} or a whole number from 1 to {MOST}")
-    return number or text
+    return int(text)
 
 
 def with_folder(values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -218,16 +214,13 @@ def with_folder(values: Mapping[str, Any]) -> Mapping[str, Any]:
     Raises:
         InvalidSetting: there is nothing after the colon, or something else in ``data.dir``.
     """
-    name = values.get("name")
-    kind, colon, folder = name.partition(":") if isinstance(name, str) else ("", "", "")
-    wanted = {"hf": "hf:DIR with a folder", "csv": "csv:FILE with a file"}
-    if kind not in wanted or not colon:
+    kind, colon, folder = str(values.get("name")).partition(":")
+    if kind not in ("hf", "csv") or not colon:
         return values
     if not folder:
-        raise InvalidSetting("data.name", f"'{kind}:' given; must be {wanted[kind]}")
+        raise InvalidSetting("data.name", f"'{kind}:' given; must be hf:DIR or csv:FILE")
     if values.get("dir") not in (None, folder):
-        given = values["dir"]
         raise InvalidSetting(
-            "data.dir", f"{given!r} given, but data.name is {name!r}: leave it out"
+            "data.dir", f"{values['dir']!r} given beside data.name={kind}:{folder}"
         )
     return {**values, "name": kind, "dir": folder}

@@ -3,7 +3,6 @@
 import csv
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,12 +24,8 @@ class TableRow(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """The cells of a CSV file with a header, as stripped texts.
-
-    Args:
-        file: that was read.
-        columns: (n,) cells by the name of the column, in small letters.
-        numbers: (n,) of the rows, as an editor shows them.
+    """The cells of a CSV file with a header, as stripped texts, by the name of the column in small
+    letters, and the numbers of the rows as an editor shows them.
     """
 
     file: Path
@@ -49,25 +44,18 @@ class Table:
         return f"{self.file}, row {self.numbers[row]}"
 
     def whole(self, column: str, empty: int | None = None) -> I64:
-        """(n,) the whole numbers of a column; an empty cell is ``empty``, where that is given.
-
-        Raises:
-            DataError: another text; names its row.
-        """
-        values = np.empty(len(self), np.int64)
-        for row, text in enumerate(self.columns[column]):
-            if text or empty is None:
-                values[row] = whole_number(text, f"{self.where(row)}: {column}")
-            else:
-                values[row] = empty
-        return values
+        """(n,) the whole numbers of a column; an empty cell is ``empty``, where that is given."""
+        pairs = zip(self.columns[column], range(len(self)), strict=True)
+        values = [
+            empty
+            if empty is not None and not text
+            else whole_number(text, f"{self.where(row)}: {column}")
+            for text, row in pairs
+        ]
+        return np.array(values, np.int64)
 
     def cells(self, column: str, allowed: Callable[[str], bool], message: str) -> Sequence[str]:
-        """The cells of a column.
-
-        Raises:
-            DataError: one is not allowed; names the first one, in place of ``{}`` in the message.
-        """
+        """The cells of a column; the message names the first that is not allowed for ``{}``."""
         for row, cell in enumerate(self.columns[column]):
             if not allowed(cell):
                 why = message.replace("{}", repr(cell))
@@ -92,11 +80,7 @@ def whole_number(text: str, where: str) -> int:
 
 
 def read_lines(path: Path) -> list[tuple[int, str]]:
-    """Row number (from 1) and stripped text of all lines that are not blank.
-
-    Raises:
-        DataError: missing, not readable, not UTF-8, with a NUL character, or without any line.
-    """
+    """Row number (from 1) and stripped text of all lines that are not blank."""
     lines = enumerate(_text(path).split("\n"), 1)
     return [(number, line.strip()) for number, line in lines if line.strip()]
 
@@ -106,10 +90,6 @@ def records(path: Path) -> Iterator[tuple[int, list[str]]]:
 
     A value in quotes may hold separators and line breaks. Numbers are those of lines, from 1; that
     of a row is its last line's.
-
-    Raises:
-        DataError: as :func:`read_lines`, a value of more than 131,072 characters, a quote that is
-            not closed.
     """
     return _records(path, _text(path), SEPARATORS[0])
 
@@ -126,15 +106,14 @@ def read_table(
         required: columns that must be there.
         aliases: other names that a header may use, by the name that stands for them here. They
             are columns of no meaning beside a column of that name.
-
-    Raises:
-        DataError: as :func:`records`, a missing column, a column given twice, a row of another
-            length.
     """
     text, twice = _text(path), ""
     for separator in SEPARATORS:
         parsed = _records(path, text, separator)
-        _, first = next(parsed)
+        try:
+            _, first = next(parsed, (0, []))
+        except DataError:  # values in quotes with another separator between
+            continue
         names = [name.lower() for name in first]
         renamed = {name: new for name, new in (aliases or {}).items() if new not in names}
         header = [renamed.get(name, name) for name in names]
@@ -162,7 +141,7 @@ def read_table(
 
 
 def _text(path: Path) -> str:
-    """The content of a text file, with "\\n" at line ends; errors as :func:`read_lines`."""
+    """The content of a text file, with "\\n" at line ends."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
@@ -172,35 +151,17 @@ def _text(path: Path) -> str:
         raise DataError(f"{path}: not a readable UTF-8 text file ({error}){hint}") from error
     if not text.strip():
         raise DataError(f"{path}: the file is empty")
-    before, nul, _ = text.partition(_END)
-    if nul:
-        number = before.count("\n") + 1
-        raise DataError(f"{path}, row {number}: holds a NUL character")
     return text
 
 
-_END = "\0"
-"""In no text; as the last line of CSV it is a row of its own, unless a quote is open before it."""
-
-
 def _records(path: Path, text: str, separator: str) -> Iterator[tuple[int, list[str]]]:
-    lines = text.split("\n")
-    reader = csv.reader(
-        chain((f"{line}\n" for line in lines), [_END]), delimiter=separator, skipinitialspace=True
-    )
-    begin = 0
+    lines = (f"{line}\n" for line in text.split("\n"))
+    reader = csv.reader(lines, delimiter=separator, skipinitialspace=True, strict=True)
+    begin = 1
     try:
         for values in reader:
-            end = reader.line_num
-            if values == [_END]:
-                return
-            if end > len(lines):
-                raise DataError(f"{path}, row {begin + 1}: a quote is not closed")
-            if any(line.strip() for line in lines[begin:end]):
-                yield end, [value.strip() for value in values]
-            begin = end
-    except csv.Error:
-        raise DataError(
-            f"{path}, row {begin + 1}: a cell has more than {csv.field_size_limit():,} characters; "
-            "is a quote not closed?"
-        ) from None
+            if any(value.strip() for value in values) or len(values) > 1:
+                yield reader.line_num, [value.strip() for value in values]
+            begin = reader.line_num + 1
+    except csv.Error as error:
+        raise DataError(f"{path}, row {begin}: a quote is not closed ({error})") from None

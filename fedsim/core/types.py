@@ -88,13 +88,8 @@ training on validation samples."""
 class ClientTask:
     """A client's work as a value: with its base model and its client's state all that it needs.
 
-    Args:
-        client: whose state it reads, and whose random numbers it draws.
-        ctx: the round in which it starts, with that round's learning rate.
-        work: the kind of work.
-        stream: key of its random numbers beside the client, used once per client; None: the round.
-        max_steps: it stops after so many steps; None: by itself.
-        owners: whose samples it sees, pooled; empty for its client's own.
+    The client's random numbers are keyed by ``stream``, or the round, beside the client; it stops
+    after ``max_steps``, and sees the samples of ``owners``, pooled, or its own.
     """
 
     client: int
@@ -150,8 +145,7 @@ class ClientUpdate:
         state: what the client keeps for its next participation.
         diverged: what is NaN or infinite in all this, None if everything is finite.
         held: where an executor left the delta on its nodes.
-        version: of the model that it started from, see :class:`ClientTask`.
-        staleness: steps of the server since that version, known when the update is aggregated.
+        version: of the model that it started from; ``staleness``: steps of the server since then.
         wire_bytes: of the delta in a message; None where it is sent as it is.
     """
 
@@ -171,13 +165,8 @@ class ClientUpdate:
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
-    """How stored uint8 images become a model's input; data, so that it travels to the actors.
-
-    Args:
-        size: height and width in pixels that the model sees.
-        mean: per channel, of values in 0..1.
-        std: per channel, of values in 0..1.
-        augment: the name of the training augmentation (``"none"`` for none).
+    """How stored uint8 images become a model's input: ``size`` is height and width in pixels, mean
+    and std are per channel, of values in 0..1; data, so that it travels to the actors.
     """
 
     size: int
@@ -286,9 +275,8 @@ class Dataset(LabelledSamples):
 class Partition:
     """Which samples each client owns: K index arrays into ``Dataset.x`` per part.
 
-    ``names`` holds the site's, file's or user's name of each client where they have one; ``val``
-    and ``test`` are empty where clients have no such parts of their own. The clients ``held_out``,
-    ascending, never train.
+    ``names``: of each client's site, file or user, if any; ``val`` and ``test`` are empty where
+    clients have no such parts of their own. The clients ``held_out``, ascending, never train.
     """
 
     train: tuple[I64, ...]
@@ -332,12 +320,8 @@ def _partition(
 
 @dataclass(frozen=True)
 class Owned:
-    """The samples of some clients, one client after the other, to evaluate models on.
-
-    Args:
-        split: which of the clients' own parts.
-        owners: the clients.
-        most: samples of a client at most, drawn once for a run; None for all.
+    """The samples of the ``owners``, one client after the other, to evaluate models on: of the part
+    ``split``, ``most`` of a client, drawn once for a run.
     """
 
     split: Literal["train", "val", "test"]
@@ -347,12 +331,8 @@ class Owned:
 
 @dataclass(frozen=True)
 class Triggered:
-    """The samples of the common test part whose class an attack wants to be another.
-
-    Args:
-        target: the class that they are to be given.
-        source: their class; None: all but ``target``.
-        pixels: side of the square that is their trigger, 0 for none.
+    """The samples of the common test part whose class, ``source`` or any, an attack wants to be
+    ``target``; ``pixels`` is the side of the square that triggers it, 0 for none.
     """
 
     target: int
@@ -421,10 +401,9 @@ class PrivateSteps:
 class Training:
     """The hyperparameters of local training that all methods share.
 
-    ``lr`` is the learning rate before its schedule, of which ``lr_head`` is the counterpart for the
-    head's tensors; None: the same. ``private``: steps of DP-SGD; None: plain ones. ``local_steps``
-    are those of a round, with batches that carry on from round to round; None: epochs, from the
-    start in every round.
+    ``lr`` is the learning rate before its schedule, ``lr_head`` that of the head; None: the same.
+    ``private``: steps of DP-SGD. ``local_steps`` are those of a round, with batches that carry on
+    from round to round; None: epochs, from the start in every round.
     """
 
     local_epochs: int = 1

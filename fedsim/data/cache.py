@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -23,23 +22,16 @@ from numpy.typing import DTypeLike
 from fedsim.core.errors import DataError
 from fedsim.core.files import cache_dir
 from fedsim.core.types import Array
-from fedsim.data.files import ARRAY_FILE_ERRORS
 
 _VERSION = 3
 """Part of the names of packs of images: 3 since files whose content would be cut are refused."""
-_THREADS = 32
-"""The most threads that fill a pack."""
 
 logger = logging.getLogger("fedsim")
 
 
 @contextmanager
 def workspace(folder: Path) -> Iterator[Path]:
-    """A temporary folder in ``folder``, of this process alone; what is in it at the end is deleted.
-
-    Raises:
-        DataError: ``folder`` cannot be made or written.
-    """
+    """A temporary folder in ``folder``, of this process alone, deleted at the end."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         temporary = tempfile.TemporaryDirectory(dir=folder, prefix=".")
@@ -76,19 +68,9 @@ def packed_rows(
 ) -> Array:
     """(count, 3, size, size) uint8 of images in some files, memory mapped and read-only.
 
-    The pack, whose name begins with ``name``, is made anew when the list of files, a file's size or
-    its time of change, or ``how`` differs, and, with a warning, when it cannot be read.
-
-    Args:
-        name: of the data set.
-        files: what the images are read from.
-        count: number of images.
-        size: height and width in pixels.
-        how: which images of the files are decoded, and how.
-        decode: number of an image -> (3, size, size) uint8.
-
-    Raises:
-        DataError: an image cannot be decoded, or the cache folder cannot be written.
+    ``decode`` makes (3, size, size) uint8 of an image's number. The pack, whose name begins with
+    ``name``, is made anew when the list of files, a file's size or its time of change, or ``how``
+    differs, and, with a warning, when it cannot be read.
     """
     digest = hashlib.blake2b(f"{_VERSION}:{how}".encode(), digest_size=12)
     for file in files:
@@ -100,7 +82,7 @@ def packed_rows(
     def write(store: Array, i: int) -> None:
         store[i] = decode(i)
 
-    return stored(path, (count, 3, size, size), np.uint8, count, write, "the images")
+    return stored(path, (count, 3, size, size), np.uint8, count, write)
 
 
 def stored(
@@ -109,46 +91,22 @@ def stored(
     dtype: DTypeLike,
     pieces: int,
     write: Callable[[Array, int], None],
-    source: str,
 ) -> Array:
     """The array of a pack, memory mapped and read-only; made where it is missing or damaged.
 
-    Args:
-        path: of the pack; its name says what decides the array.
-        shape: of the array.
-        dtype: of the array.
-        pieces: into how many pieces the work is divided, for several threads.
-        write: fills a piece, by its number, of the array.
-        source: what the array is made from, for the warning that it was damaged.
-
-    Raises:
-        DataError: the cache folder cannot be written; and what ``write`` raises.
+    Its name says what decides the array. ``write`` fills one of the ``pieces`` into which the work
+    is divided, by its number; several threads call it.
     """
     if path.exists():
         try:
-            return _loaded(path)
-        except ARRAY_FILE_ERRORS as error:
-            logger.warning("%s: damaged (%s); it is made anew from %s", path, error, source)
-    _pack(path, shape, np.dtype(dtype), pieces, write)
-    return _loaded(path)
-
-
-def _loaded(path: Path) -> Array:
-    return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
-
-
-def _pack(
-    path: Path,
-    shape: tuple[int, ...],
-    dtype: np.dtype[Any],
-    pieces: int,
-    write: Callable[[Array, int], None],
-) -> None:
-    """Fills a temporary file beside ``path`` and renames it: never a half-written pack."""
-    threads = min(os.cpu_count() or 1, _THREADS)
-    with workspace(path.parent) as temporary, ThreadPoolExecutor(threads) as pool:
-        free, needed = shutil.disk_usage(path.parent).free, math.prod(shape) * dtype.itemsize
-        if free < needed:
+            return np.asarray(np.load(path, mmap_mode="r"))
+        except (OSError, EOFError, ValueError) as error:
+            logger.warning("%s: damaged (%s); it is made anew", path, error)
+    # in a temporary file that is renamed: never a half-written pack
+    with workspace(path.parent) as temporary, ThreadPoolExecutor() as pool:
+        free = shutil.disk_usage(path.parent).free
+        needed = math.prod(shape) * np.dtype(dtype).itemsize
+        if free < needed:  # else writing to mapped memory ends the process
             raise DataError(
                 f"cache folder {path.parent}: {free} bytes are free, {needed} are needed; set "
                 "FEDSIM_CACHE to another folder"
@@ -158,3 +116,4 @@ def _pack(
         list(pool.map(partial(write, store), range(pieces)))
         store.flush()
         os.replace(new, path)
+    return np.asarray(np.load(path, mmap_mode="r"))

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.core.terminal import is_text
-from fedsim.core.types import I64, Array, Dataset, LabelledSamples, Pipeline
+from fedsim.core.types import Array, Dataset, LabelledSamples, Pipeline
 from fedsim.data.holdout import held_out, held_out_by_user
 from fedsim.data.images import resize
 from fedsim.data.patients import numbered
@@ -30,8 +29,7 @@ Parts = NDArray[np.int8]
 class Request:
     """What every reader is asked for, as :func:`fedsim.data.load` is.
 
-    ``image_size`` None is the data set's default, ``val_fraction`` is of generated data.
-    ``source`` says how to get the data set, for messages.
+    ``image_size`` None is the data set's default; ``source`` says how to get the data set.
     """
 
     name: str
@@ -41,17 +39,12 @@ class Request:
     source: str = ""
     seed: int = 0
     num_clients: int = 50
-    val_fraction: float = 0.0
     columns: Mapping[str, str] = field(default_factory=dict)
     known_words: tuple[str, ...] | None = None
 
     @property
     def own_folder(self) -> Path:
-        """``folder``, for the data sets that cannot do without.
-
-        Raises:
-            ConfigError: none was given.
-        """
+        """``folder``; a ConfigError where none was given."""
         if self.folder is None:
             raise ConfigError(f"data set {self.name!r} needs data.dir: {self.source}")
         return self.folder
@@ -59,25 +52,14 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Raw(LabelledSamples):
-    """What a reader returns; images are square.
+    """What a reader returns; images are square, mean and std are by channel, of values in 0..1."""
 
-    Args:
-        source: the file or folder that was read, for messages.
-        mean: of images, per channel, of values in 0..1.
-        std: of images, per channel, of values in 0..1.
-        parts: (N,) part of each sample where the files say so, or None; where a part is drawn,
-            users have training samples of their own.
-        size: the model's image size where ``x`` is stored at another one and fitted on the
-            device; None: ``x`` is resized once.
-        augment: the training augmentation of the published pipeline.
-    """
-
-    source: Path | str
-    mean: tuple[float, ...] = ()
-    std: tuple[float, ...] = ()
-    parts: Parts | None = None
-    size: int | None = None
-    augment: str = "none"
+    source: Path | str  # that was read, for messages
+    mean: tuple[float, ...] = ()  # by default 0.5
+    std: tuple[float, ...] = ()  # by default 0.5
+    parts: Parts | None = None  # where the files say so; else they are drawn
+    size: int | None = None  # the model's, where ``x`` is fitted on the device; None: resized once
+    augment: str = "none"  # the training augmentation of the published pipeline
 
 
 Reader = Callable[..., Raw]
@@ -86,43 +68,26 @@ Reader = Callable[..., Raw]
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetInfo:
-    """An entry of the catalogue; a module of :mod:`fedsim.data.readers` lists its as ``DATASETS``.
+    """An entry of the catalogue, listed in ``DATASETS`` of a module of :mod:`fedsim.data.readers`.
 
-    Args:
-        name: the value of ``data.name``, and the name of the section with the options.
-        title: what it is, in a line.
-        read: the reader; its typed keyword-only parameters are the data set's options.
-        num_classes: 0 where the files say it.
-        image_size: default height and width in pixels that the model sees, 0: as stored, or no
-            images.
-        channels: 0 where the files say it, or no images.
-        default_model: the model that ``fedsim run`` takes for it.
-        default_partition: ``files``, ``by_site``, ``natural`` or ``dirichlet``.
-        source: how to get it.
-        needs_folder: whether ``data.dir`` has to be given.
-        generated: whether its samples are drawn for ``data.num_clients`` sites or users where
-            no ``data.dir`` is given; its options are those of the draw.
-        client_folders: whether ``data.partition_file`` may name a folder of client lists.
-        patients: whether its files may say whose the samples are.
-        columns: what ``data.columns`` may name: target, site, ...; empty: it has no named columns.
-        prepared: whether its samples depend on which of them are for training (scaling).
+    ``name`` is the value of ``data.name`` and the section of the options: the typed keyword-only
+    parameters of ``read``.
     """
 
     name: str
     title: str
     read: Reader
-    num_classes: int = 0
-    image_size: int = 0
+    num_classes: int = 0  # 0: the files say it
+    image_size: int = 0  # height and width that the model sees by default; 0: as stored
     channels: int = 0
     default_model: str = "cnn"
-    default_partition: str = "dirichlet"
+    default_partition: str = "dirichlet"  # or files, by_site, natural
     source: str = "downloaded on first use"
     needs_folder: bool = False
-    generated: bool = False
-    client_folders: bool = False
-    patients: bool = False
-    columns: tuple[str, ...] = ()
-    prepared: bool = False
+    generated: bool = False  # for ``data.num_clients``, where no ``data.dir`` is given
+    client_folders: bool = False  # ``data.partition_file`` may name a folder of client lists
+    columns: tuple[str, ...] = ()  # what ``data.columns`` may name
+    prepared: bool = False  # samples depend on which of them are for training (scaling)
 
 
 def parts_of(train: int, val: int, test: int) -> Parts:
@@ -149,44 +114,37 @@ def assemble(
     """
     if not len(raw.y):
         raise DataError(f"{raw.source}: data set {name}: there are no samples")
-    images = raw.x.ndim == 4
-    if not images:
-        of_images = {"image_size": image_size, "augment": None if augment == "none" else augment}
-        kind = "texts" if raw.vocabulary else "features"
-        for key, value in of_images.items():
-            if value is not None:
-                raise ConfigError(f"data.{key} {value!r}: {name} has {kind}, no images")
-    patient = raw.patient
-    if group == "auto":
-        group = "none" if raw.clients is not None else "patient"
-    if group == "patient" and patient is not None:
-        patient = numbered(patient, raw.site)
     if whole:
         parts = np.full(len(raw.y), TEST, dtype=np.int8)
     else:
-        parts = _parts(raw, patient, val_fraction, test_fraction, seed)
+        parts = _parts(raw, group, val_fraction, test_fraction, seed)
     x = raw.x
     if raw.prepare is not None:
         fixed = parts if raw.parts is None or not whole else raw.parts
         x = raw.prepare(np.flatnonzero(fixed == TRAIN))
-    if not raw.size and image_size is not None and (enlarge or image_size < x.shape[-1]):
-        x = resize(x, image_size)
+    pipeline = None
+    if x.ndim == 4:
+        if not raw.size and image_size is not None and (enlarge or image_size < x.shape[-1]):
+            x = resize(x, image_size)
+        half = (0.5,) * x.shape[1]
+        pipeline = Pipeline(
+            size=raw.size or x.shape[-1],
+            mean=raw.mean or half,
+            std=raw.std or half,
+            augment=raw.augment if augment is None else augment,
+        )
+    elif image_size is not None or augment not in (None, "none"):
+        key = "image_size" if image_size is not None else "augment"
+        kind = "texts" if raw.vocabulary else "features"
+        raise ConfigError(f"data.{key} {image_size or augment!r}: {name} has {kind}, no images")
     clients = raw.clients
     if clients is not None:
         clients = {client: i[parts[i] == TRAIN] for client, i in clients.items()}
-    pipeline = Pipeline(
-        size=raw.size or x.shape[-1],
-        mean=raw.mean,
-        std=raw.std,
-        augment=raw.augment if augment is None else augment,
-    )
     samples = {field.name: getattr(raw, field.name) for field in fields(LabelledSamples)}
     names = {TRAIN: "train", VAL: "val", TEST: "test", OWN_TEST: "own_test"}
     of_parts = {of: np.flatnonzero(parts == part) for part, of in names.items()}
     dataset = Dataset(
-        **samples | {"x": x, "clients": clients} | of_parts,
-        name=name,
-        pipeline=pipeline if images else None,
+        **samples | {"x": x, "clients": clients} | of_parts, name=name, pipeline=pipeline
     )
     check(dataset, str(raw.source), whole)
     return dataset
@@ -198,35 +156,32 @@ def in_one_part(dataset: Dataset) -> Dataset:
     return replace(dataset, train=none, val=none, test=np.arange(len(dataset.y)), own_test=none)
 
 
-def _parts(
-    raw: Raw, patient: I64 | None, val_fraction: float, test_fraction: float, seed: int
-) -> Parts:
-    """TRAIN, VAL or TEST for every sample: as the files say, and drawn where they do not."""
+def _parts(raw: Raw, group: str, val_fraction: float, test_fraction: float, seed: int) -> Parts:
+    """TRAIN, VAL or TEST for every sample: as the files say, and drawn where they do not.
+
+    Drawn within users, else by class, site and patient.
+    """
+    patient, source = raw.patient, str(raw.source)
+    if patient is not None and (group == "patient" or (group == "auto" and raw.clients is None)):
+        patient = numbered(patient, raw.site)
     parts = np.full(len(raw.y), TRAIN, dtype=np.int8) if raw.parts is None else raw.parts.copy()
     for part, fraction in ((TEST, test_fraction), (VAL, val_fraction)):
-        if fraction > 0 and not (parts == part).any():
-            train = np.flatnonzero(parts == TRAIN)
-            stream = "split.test" if part == TEST else "split.val"
-            parts[train[_drawn(raw, patient, train, fraction, seed, stream)]] = part
+        if fraction <= 0 or (parts == part).any():
+            continue
+        train = np.flatnonzero(parts == TRAIN)
+        draw = fraction, seed, "split.test" if part == TEST else "split.val", source
+        if raw.sites_are_users and raw.site is not None:
+            chosen = held_out_by_user(raw.y[train], raw.site[train], *draw)
+        else:
+            stratum = raw.y if raw.site is None else raw.y + len(raw.class_names) * raw.site
+            members = None if patient is None else patient[train]
+            chosen = held_out(stratum[train], members, *draw)
+        parts[train[chosen]] = part
     return parts
 
 
-def _drawn(
-    raw: Raw, patient: I64 | None, train: I64, fraction: float, seed: int, stream: str
-) -> I64:
-    """Positions in ``train`` of a random part: within users, else by class, site and patient."""
-    source = str(raw.source)
-    if raw.sites_are_users and raw.site is not None:
-        return held_out_by_user(raw.y[train], raw.site[train], fraction, seed, stream, source)
-    stratum = raw.y if raw.site is None else raw.y + len(raw.class_names) * raw.site
-    members = None if patient is None else patient[train]
-    return held_out(stratum[train], members, fraction, seed, stream, source)
-
-
 def check(dataset: Dataset, source: str, whole: bool = False) -> None:
-    """Refuses a data set that breaks the contract; every reader's and every user's goes through.
-
-    One that is ``whole`` need not have a training part.
+    """Refuses a data set that breaks the contract; one that is ``whole`` needs no training part.
 
     Raises:
         ConfigError: an unknown augmentation.
@@ -247,7 +202,6 @@ def _of_samples(d: Dataset) -> Rules:
     arrays = {"x": x, "y": y, "train": d.train, "val": d.val, "test": d.test}
     odd = [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]
     yield not odd, f"{', '.join(odd)} has to be a NumPy array"
-    yield all(isinstance(name, str) for name in (d.name, *d.class_names)), "names have to be texts"
     if d.pipeline is not None:
         from fedsim.data.transforms import check_augment  # imports torch, which takes seconds
 
@@ -257,8 +211,6 @@ def _of_samples(d: Dataset) -> Rules:
         normal = len(d.pipeline.mean) == len(d.pipeline.std) == x.shape[1]
         yield normal, f"mean and std need {x.shape[1]} values"
         yield min(d.pipeline.std) > 0 and d.pipeline.size > 0, "std and size have to be > 0"
-        finite = bool(np.isfinite((*d.pipeline.mean, *d.pipeline.std)).all())
-        yield finite, "mean and std have to be finite"
         yield d.vocabulary == 0, f"images with a vocabulary of {d.vocabulary}"
     elif d.vocabulary:
         shaped = x.dtype == np.int32 and x.ndim == 2
@@ -299,22 +251,15 @@ def _of_parts(d: Dataset, whole: bool) -> Rules:
     yield d.site is not None or not d.sites_are_users, "users need a site for each sample"
     twice = _given_twice(d.site_names)
     yield not twice, f"the site name {twice} is given twice"
-    for kind, codes, names in (
-        ("site", d.site, d.site_names),
-        ("patient", d.patient, d.patient_names),
-    ):
+    people = ("site", d.site, d.site_names), ("patient", d.patient, d.patient_names)
+    for kind, codes, names in people:
         shaped = codes is None or (codes.shape == (n,) and codes.dtype == np.int64)
         yield shaped, f"{kind} needs one int64 value per sample"
         in_range = codes is None or not names or _within(codes, 0, len(names))
         yield in_range, f"{kind} is outside the {len(names)} names of {kind}s"
     yield len(d.files) in (0, n), f"{len(d.files)} files, needed is one per sample or none"
-    for names in (d.class_names, d.site_names, d.patient_names, d.files, tuple(d.clients or ())):
-        odd = "" if is_text("".join(names)) else next(n for n in names if not is_text(n))
-        yield not odd, f"the name {odd!r} cannot be written as UTF-8"
-    inside = all(np.isin(group, d.test).all() for group in d.groups.values())
-    yield inside, "groups name samples outside the test part"
-    empty = [name for name, group in d.groups.items() if not len(group)]
-    yield not empty, f"groups without samples: {empty}"
+    inside = all(len(g) and np.isin(g, d.test).all() for g in d.groups.values())
+    yield inside, "groups are empty or name samples outside the test part"
 
 
 def _given_twice(names: Sequence[str]) -> str:

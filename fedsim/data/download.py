@@ -2,24 +2,17 @@
 
 import os
 import shutil
-import tarfile
-import zipfile
-import zlib
-from http.client import HTTPException
 from pathlib import Path
 
 from fedsim.core.errors import DataError, one_line
 from fedsim.core.files import cache_dir
 from fedsim.data.cache import workspace
 
-_DAMAGED = (tarfile.TarError, zipfile.BadZipFile, zlib.error)
-
 
 def fetch(urls: tuple[str, ...], md5: str, folder: str, file: str) -> Path:
     """The path of ``file`` in the cache, downloaded from the first of its mirrors that serves it.
 
-    Every process downloads to a place of its own, and the complete file takes its name at once, so
-    that several may ask for it at the same time.
+    Several processes may ask for it at the same time: the complete file takes its name at once.
 
     Raises:
         DataError: no mirror could be reached, or the sum differs (says what to put where), or
@@ -35,11 +28,11 @@ def fetch(urls: tuple[str, ...], md5: str, folder: str, file: str) -> Path:
         for url in urls:
             try:
                 utils.download_url(url, temporary, file, md5)
-                os.replace(temporary / file, target)
-            except (OSError, RuntimeError, ValueError, HTTPException) as error:
+            except Exception as error:  # noqa: BLE001 (of urllib, http and the sum)
                 causes.append(f"{url}: {one_line(error)}")
-            if target.exists():
-                return target
+                continue
+            os.replace(temporary / file, target)
+            return target
     raise DataError(
         f"cannot download {file} ({'; '.join(causes)}); get it elsewhere (md5 {md5}) and put it "
         f"into {target.parent}, or name its folder as data.dir"
@@ -47,22 +40,18 @@ def fetch(urls: tuple[str, ...], md5: str, folder: str, file: str) -> Path:
 
 
 def unpacked(archive: Path, folder: str) -> Path:
-    """A folder of the cache with what an archive holds, unpacked beside it first: never half.
-
-    Raises:
-        DataError: the archive is damaged, or the cache folder cannot be written.
-    """
+    """A folder of the cache with what an archive holds, unpacked beside it first: never half."""
     target = cache_dir() / folder
     if target.exists():
         return target
     with workspace(target.parent) as temporary:
         try:
-            if archive.suffix == ".zip":  # names that lead elsewhere are left out
+            if archive.suffix == ".zip":  # which has no filter
                 shutil.unpack_archive(archive, temporary / "files")
             else:
                 shutil.unpack_archive(archive, temporary / "files", filter="data")
             os.replace(temporary / "files", target)
-        except (OSError, EOFError, ValueError, shutil.ReadError, *_DAMAGED) as error:
+        except Exception as error:  # a damaged archive raises anything
             if not target.is_dir():  # else another process was faster
                 raise DataError(
                     f"{archive}: cannot be unpacked ({one_line(error)}); delete it"

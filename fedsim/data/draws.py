@@ -18,7 +18,7 @@ MAX_TRIES = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Draw:
-    """What a random partition is drawn from; ``labels`` (n,) of the training part, in its order."""
+    """What a random partition is drawn from; ``labels`` (n,) of the training part, in order."""
 
     labels: I64
     num_clients: int
@@ -34,22 +34,22 @@ def iid(draw: Draw) -> list[I64]:
     return np.array_split(draw.rng.permutation(len(draw.labels)), draw.num_clients)
 
 
-def dirichlet(draw: Draw, *, alpha: Alpha = 0.5) -> list[I64]:
-    """Per class q ~ Dir(alpha) over the clients, 0 for clients that have n/K samples already."""
-    return _split_classes(draw, alpha, cap=len(draw.labels) / draw.num_clients)
-
-
 def dirichlet_plain(draw: Draw, *, alpha: Alpha = 0.5) -> list[I64]:
     """Per class q ~ Dir(alpha) over the clients."""
     return _split_classes(draw, alpha, cap=np.inf)
 
 
-def _split_classes(draw: Draw, alpha: float, cap: float) -> list[I64]:
-    """Per class in ascending order: shuffle, draw q, cut at floor(cumsum(q) n_class).
+def dirichlet(draw: Draw, *, alpha: Alpha = 0.5) -> list[I64]:
+    """Per class q ~ Dir(alpha) over the clients, 0 for clients that have n/K samples already.
 
-    Where the cap leaves no client with a positive q, the uncapped q is used; the public codes
-    divide by zero there.
+    Where that leaves no client with a positive q, q itself is used; the public codes divide by
+    zero there.
     """
+    return _split_classes(draw, alpha, cap=len(draw.labels) / draw.num_clients)
+
+
+def _split_classes(draw: Draw, alpha: float, cap: float) -> list[I64]:
+    """Per class in ascending order: shuffle, draw q, cut at floor(cumsum(q) n_class)."""
     owned: list[list[I64]] = [[] for _ in range(draw.num_clients)]
     sizes = np.zeros(draw.num_clients, dtype=np.int64)
     for label in np.unique(draw.labels):
@@ -97,11 +97,8 @@ def redrawn(
 ) -> list[I64]:
     """Draws again, the generator going on, until every client has ``min_samples``; shuffles then.
 
-    With ``patient`` (n,), the samples' patients, every client must also have ``min_patients``.
-    ``alpha`` is that of the rule, for the message, where it has one.
-
-    Raises:
-        DataError: no draw of 1000 does; quotes the sizes of the best one.
+    With ``patient`` (n,), the samples' patients, every client must also have ``min_patients``. A
+    DataError where no draw of 1000 does quotes ``alpha`` and the sizes of the best one.
     """
     best: list[int] = []
     for _ in range(MAX_TRIES):
@@ -114,21 +111,13 @@ def redrawn(
                 draw.rng.shuffle(piece)
             return owned
         best = max(best, sizes, key=lambda s: min(s, default=-1))
-    reached = sorted(best)
-    smallest = "" if len(reached) <= 20 else " for its smallest clients"
-    prefix, least = "" if alpha is None else f"data.alpha {alpha} with ", ""
-    patients, advice = (
-        "",
-        f"{'a larger alpha, ' if prefix else ''}fewer clients or a smaller minimum",
-    )
-    if patient is not None:
-        prefix, least = "data.group patient: ", f" and {min_patients} patients"
-        patients = f" of {len(np.unique(patient))} patients"
-        advice = "fewer clients, a larger alpha where the partition has one, or --group none"
+    prefix = "" if alpha is None else f"data.alpha {alpha} with "
+    least = "" if patient is None else f" and {min_patients} patients (data.group patient)"
     raise DataError(
-        f"{prefix}{draw.num_clients} clients and {len(draw.labels)} training samples{patients}: "
-        f"none of {MAX_TRIES} draws gives every client data.min_samples {min_samples}{least}; the "
-        f"best one reached {reached[:20]}{smallest}; take {advice}"
+        f"{prefix}{draw.num_clients} clients and {len(draw.labels)} training samples: none of "
+        f"{MAX_TRIES} draws gives every client data.min_samples {min_samples}{least}; the smallest "
+        f"clients of the best one reached {sorted(best)[:20]}; take fewer clients, a smaller "
+        f"minimum{', a larger alpha' if prefix else ''}{' or --group none' if least else ''}"
     )
 
 
@@ -177,13 +166,9 @@ def shards(draw: Draw, *, shards_per_client: Shards = 2) -> list[I64]:
 
 @dataclass(frozen=True)
 class Kind:
-    """A random partition.
+    """A random partition: what draws it, what it is in a line, and whether it depends on labels.
 
-    Args:
-        deal: draws it.
-        about: it, in a line.
-        by_label: it depends on the samples' labels.
-        redrawn: it is drawn again until every client has ``min_samples``; else sizes are known.
+    ``redrawn``: it is drawn again until every client has ``min_samples``; else sizes are known.
     """
 
     deal: Deal
@@ -192,16 +177,27 @@ class Kind:
     redrawn: bool
 
 
-_PLAIN = "each class split by Dirichlet(alpha), without a limit on sizes"
 _CAPPED = "each class split by Dirichlet(alpha); a client with n/K samples gets no more"
-_OWN_MIX = "equal sizes, class proportions drawn for each client"
-_SIZES = "unequal sizes by Dirichlet(alpha), regardless of class"
+_PLAIN = "each class split by Dirichlet(alpha), without a limit on sizes"
 _SHARDS = "a few shards of the data sorted by label per client"
 KINDS: Mapping[str, Kind] = {
-    "iid": Kind(iid, "equal numbers of samples at random", by_label=False, redrawn=False),
-    "dirichlet": Kind(dirichlet, _CAPPED, by_label=True, redrawn=True),
-    "dirichlet_plain": Kind(dirichlet_plain, _PLAIN, by_label=True, redrawn=True),
-    "dirichlet_per_client": Kind(dirichlet_per_client, _OWN_MIX, by_label=True, redrawn=False),
-    "quantity": Kind(quantity, _SIZES, by_label=False, redrawn=True),
-    "shards": Kind(shards, _SHARDS, by_label=True, redrawn=False),
+    kind.deal.__name__: kind
+    for kind in (
+        Kind(iid, "equal numbers of samples at random", by_label=False, redrawn=False),
+        Kind(dirichlet, _CAPPED, by_label=True, redrawn=True),
+        Kind(dirichlet_plain, _PLAIN, by_label=True, redrawn=True),
+        Kind(
+            dirichlet_per_client,
+            "equal sizes, class proportions drawn for each client",
+            by_label=True,
+            redrawn=False,
+        ),
+        Kind(
+            quantity,
+            "unequal sizes by Dirichlet(alpha), regardless of class",
+            by_label=False,
+            redrawn=True,
+        ),
+        Kind(shards, _SHARDS, by_label=True, redrawn=False),
+    )
 }

@@ -1,34 +1,15 @@
-"""Files of data sets: where they lie, and what may be wrong with the arrays in them."""
+"""Files of data sets: where they lie, what unpickles them, and what arrays in them have to be."""
 
-import lzma
 import os
-import tokenize
-import zipfile
-import zlib
+import pickle
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fedsim.core.errors import DataError, one_line
 from fedsim.core.types import I64, Array
-
-ARRAY_FILE_ERRORS = (
-    OSError,
-    EOFError,
-    ValueError,
-    TypeError,
-    KeyError,
-    SyntaxError,
-    OverflowError,
-    MemoryError,
-    RuntimeError,  # with NotImplementedError: an encrypted entry, an unknown compression
-    tokenize.TokenError,
-    zipfile.BadZipFile,
-    zlib.error,
-    lzma.LZMAError,
-)
-"""What ``numpy.load`` raises at a .npy or .npz file that is damaged or none."""
 
 
 def find_folder(folder: Path, below: Iterable[str], markers: Sequence[str], wanted: str) -> Path:
@@ -46,34 +27,40 @@ def find_folder(folder: Path, below: Iterable[str], markers: Sequence[str], want
     raise DataError(f"data.dir {folder}: no {' or '.join(markers)} in {tried}; wanted is {wanted}")
 
 
-def unreadable_array(error: BaseException) -> str:
+def inside(folder: Path, name: str, where: str) -> Path:
+    """``folder / name``; a DataError where that is no file or lies outside ``folder``."""
+    normal = os.path.normpath(name)
+    if not name or os.path.isabs(name) or normal.startswith("..") or "\\" in name:
+        raise DataError(f"{where}: {name!r} leaves the data folder {folder}")
+    if not os.path.isfile(folder / normal):  # also of names that no file can have
+        raise DataError(f"{where}: there is no file {folder / normal}")
+    return folder / normal
+
+
+def unreadable(error: BaseException) -> str:
     """Why NumPy cannot load a file, without its advice on how to unpickle it."""
     text = one_line(error)
     return "it holds pickled objects, which are never loaded" if "pickle" in text else text
 
 
-def within(folder: Path, name: str, where: str) -> Path:
-    """``folder / name``, which need not exist; a DataError where it lies outside ``folder``."""
-    normal = os.path.normpath(name)
-    if not name or os.path.isabs(name) or normal.startswith("..") or "\\" in name:
-        raise DataError(f"{where}: {name!r} leaves the data folder {folder}")
-    return folder / normal
+class ArrayUnpickler(pickle.Unpickler):
+    """Knows NumPy's arrays and nothing else, so that a file cannot run code."""
 
-
-def inside(folder: Path, name: str, where: str) -> Path:
-    """``folder / name``; a DataError where that is no file or lies outside ``folder``."""
-    path = within(folder, name, where)
-    if not os.path.isfile(path):  # also of names that no file can have
-        raise DataError(f"{where}: there is no file {path}")
-    return path
+    def find_class(self, module: str, name: str) -> Any:
+        """A name that arrays are made with; an UnpicklingError for any other."""
+        module = module.replace("numpy.core", "numpy._core")
+        if f"{module}.{name}" not in (
+            "numpy._core.multiarray._reconstruct",
+            "numpy.ndarray",
+            "numpy.dtype",
+            "_codecs.encode",
+        ):
+            raise pickle.UnpicklingError(f"{module}.{name} is not allowed")
+        return super().find_class(module, name)
 
 
 def check_labels(labels: Array, num_classes: int, where: str) -> I64:
-    """Labels (N,) or (N, 1) as int64 (N,); rows in messages count from 0, as in the array.
-
-    Raises:
-        DataError: another shape or a dtype that is not integer, or a label outside 0..C-1.
-    """
+    """Labels (N,) or (N, 1) as int64 (N,); rows in messages count from 0, as in the array."""
     flat = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
     if flat.ndim != 1 or not np.issubdtype(flat.dtype, np.integer):
         raise DataError(
@@ -90,18 +77,13 @@ def check_labels(labels: Array, num_classes: int, where: str) -> I64:
 
 
 def check_images(images: Array, num_labels: int, where: str) -> Array:
-    """Images (N, H, W) or (N, H, W, 1 or 3) uint8, as (N, channels, H, W) with H = W.
-
-    Raises:
-        DataError: another dtype, shape, or number of images than of labels.
-    """
-    if images.dtype != np.uint8:
-        raise DataError(f"{where}: images are {images.dtype}, needed is uint8 (0..255)")
+    """Images (N, H, W) or (N, H, W, 1 or 3) uint8, as (N, channels, H, W) with H = W."""
     x = images[..., None] if images.ndim == 3 else images
-    if x.ndim != 4 or x.shape[3] not in (1, 3) or x.shape[1] != x.shape[2] or x.shape[1] == 0:
+    square = x.ndim == 4 and x.shape[3] in (1, 3) and x.shape[1] == x.shape[2] > 0
+    if images.dtype != np.uint8 or not square:
         raise DataError(
-            f"{where}: images have the shape {images.shape}, needed are square images (N, H, H), "
-            "(N, H, H, 1) or (N, H, H, 3)"
+            f"{where}: images are {images.dtype} {images.shape}, needed are square uint8 images "
+            "(N, H, H), (N, H, H, 1) or (N, H, H, 3)"
         )
     if len(x) != num_labels:
         raise DataError(f"{where}: {len(x)} images, but {num_labels} labels")

@@ -1,6 +1,6 @@
 """Holds out validation and test parts: common ones, per user, and per client."""
 
-from collections.abc import Sequence
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -37,28 +37,43 @@ def hold_out(
 ) -> Partition:
     """Moves some of each client's training samples to its own validation and test parts.
 
-    A fraction above 0 is rounded to the nearest number of samples, but to 1 at least; one of 0
-    leaves that part as it is. The test samples depend neither on the order of a client's samples
-    nor on the validation fraction. With ``group`` "patient" whole patients are held out, whose
-    samples come near to that number.
-
-    The order of ``partition.train`` stays.
+    A fraction above 0 is rounded to the nearest number of samples, but to 1 at least. The test
+    samples depend neither on the order of a client's samples nor on the validation fraction. With
+    ``group`` "patient" whole patients are held out, whose samples come near to that number.
 
     Raises:
         DataError: a client would keep fewer than ``min_samples``, or has too few patients.
     """
-    kept = partition
+    kept, label = partition, strata(dataset.y)
     patient = patients.of(dataset) if group == "patient" else None
     drawn = [(p, f) for p, f in (("test", test_fraction), ("val", val_fraction)) if f > 0]
-    for left, (part, fraction) in zip((len(drawn), 1), drawn, strict=False):
-        counts = [num_held_out(len(train), fraction) for train in partition.train]
-        kept = _without(kept, dataset, part, counts, seed, patient, left)
-    for client, train in enumerate(kept.train):
-        if len(train) < min_samples:
+    for spare, (part, fraction) in zip((len(drawn), 1), drawn, strict=False):
+        train, held = [], []
+        for client, indices in enumerate(kept.train):
+            count, ordered = num_held_out(len(partition.train[client]), fraction), np.sort(indices)
+            draw = rng.generator(seed, f"own.{part}", client)
+            if patient is None:
+                chosen = stratified(label[ordered], count, draw)
+            else:
+                most = len(np.unique(patient[indices])) - spare  # of whom the others stay
+                if most < 1:
+                    raise DataError(
+                        f"{dataset.name}: client {client} has too few patients for a {part} part "
+                        f"of its own (data.client_{part}_fraction, data.group patient); take fewer "
+                        "clients, no such part, or --group none"
+                    )
+                chosen = patients.held_out(label[ordered], patient[ordered], count, most, draw)
+            out = np.isin(indices, ordered[chosen])
+            train.append(indices[~out])
+            held.append(indices[out])
+        parts: dict[str, Any] = {"train": tuple(train), part: tuple(held)}
+        kept = replace(kept, **parts)
+    for client, indices in enumerate(kept.train):
+        if len(indices) < min_samples:
             raise DataError(
                 f"{dataset.name}: client {client} has {len(partition.train[client])} samples; "
                 f"data.client_val_fraction {val_fraction} and data.client_test_fraction "
-                f"{test_fraction} leave it {len(train)}, data.min_samples is {min_samples}"
+                f"{test_fraction} leave it {len(indices)}, data.min_samples is {min_samples}"
             )
     return kept
 
@@ -66,16 +81,9 @@ def hold_out(
 def hold_out_clients(
     dataset: Dataset, partition: Partition, number: float, seed: int
 ) -> tuple[Dataset, Partition]:
-    """Draws clients that never train, uniformly; what they own of the common parts leaves these.
+    """Draws clients that never train; what they own of the common parts leaves these.
 
-    Args:
-        dataset: of the partition.
-        partition: of all clients, who keep their numbers and samples.
-        number: of clients; below 1 their share, rounded to the nearest number, but to 1 at least.
-        seed: of the draw.
-
-    Raises:
-        DataError: no client, or no common test sample, would be left.
+    ``number`` is how many they are; below 1 their share, rounded, but to 1 client at least.
     """
     if not number:
         return dataset, partition
@@ -105,47 +113,11 @@ def num_held_out(samples: int, fraction: float) -> int:
 
 def fewest_samples(min_samples: int, val_fraction: float, test_fraction: float) -> int:
     """The fewest samples of which the fractions, together below 1, leave ``min_samples``."""
-    count = min_samples
-    while (
-        count - num_held_out(count, val_fraction) - num_held_out(count, test_fraction) < min_samples
-    ):
-        count += 1
-    return count
-
-
-def _without(
-    partition: Partition,
-    dataset: Dataset,
-    part: str,
-    counts: Sequence[int],
-    seed: int,
-    patient: I64 | None,
-    spare: int,
-) -> Partition:
-    """The partition with ``counts`` samples of the clients moved from ``train`` to ``part``.
-
-    With ``patient`` (N,) whole patients are moved, and ``spare`` of a client's stay.
-    """
-    train, held, label = [], [], strata(dataset.y)
-    for client, (indices, count) in enumerate(zip(partition.train, counts, strict=True)):
-        ordered = np.sort(indices)
-        draw = rng.generator(seed, f"own.{part}", client)
-        if patient is None:
-            chosen = stratified(label[ordered], count, draw)
-        else:
-            most = len(np.unique(patient[indices])) - spare
-            if most < 1:
-                raise DataError(
-                    f"{dataset.name}: client {client} has too few patients for a {part} part of "
-                    f"its own (data.client_{part}_fraction, data.group patient); take fewer "
-                    "clients, no such part, or --group none"
-                )
-            chosen = patients.held_out(label[ordered], patient[ordered], count, most, draw)
-        out = np.isin(indices, ordered[chosen])
-        train.append(indices[~out])
-        held.append(indices[out])
-    parts: dict[str, Any] = {"train": tuple(train), part: tuple(held)}
-    return replace(partition, **parts)
+    return next(
+        n
+        for n in itertools.count(min_samples)
+        if n - num_held_out(n, val_fraction) - num_held_out(n, test_fraction) >= min_samples
+    )
 
 
 def strata(y: I64) -> I64:
@@ -154,11 +126,10 @@ def strata(y: I64) -> I64:
 
 
 def stratified(labels: I64, count: int, draw: np.random.Generator) -> I64:
-    """Positions of ``count`` random samples, of each class nearly its share.
+    """Positions of ``count`` random samples, or all, of each class nearly its share.
 
-    Every n/count-th sample of the shuffled samples in the order of their classes, from a random
-    first one on: a class of c samples gives c count/n of them, rounded down or up. ``labels`` are
-    the (n,) classes; all samples are taken where there are no more than ``count``.
+    Every n/count-th of the shuffled samples in the order of their classes, from a random first one
+    on: a class of c samples gives c count/n of them, rounded down or up. ``labels`` are (n,).
     """
     shuffled = draw.permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
@@ -172,12 +143,8 @@ def held_out_by_user(
 ) -> I64:
     """Positions of random samples, ``fraction`` of each user's rounded to the nearest number.
 
-    ``y`` holds (n,) labels, of each of which nearly its share is taken, or (n, T), not looked at,
-    and ``user`` (n,) the users' numbers; the others are as in :func:`held_out`. A user's samples
-    are drawn whatever other users have.
-
-    Raises:
-        DataError: no user has enough samples to give one, or nothing is left.
+    Of each label of ``y`` (n,) nearly its share is taken; (n, T) is not looked at. Samples of a
+    ``user`` (n,) are drawn whatever other users have. Others as in :func:`held_out`.
     """
     label, parts = strata(y), []
     order = np.argsort(user, kind="stable")
@@ -198,11 +165,8 @@ def held_out_by_user(
 def without_small_users(dataset: Dataset, min_samples: int) -> Dataset:
     """The data set without users that have fewer training samples, like LEAF's option -k.
 
-    Their samples stay in ``x`` but are in no part. A validation or test part of users of whom
-    none has training samples (LEAF's split by users) is common to all clients and stays whole.
-
-    Raises:
-        DataError: no user has so many.
+    A validation or test part of users of whom none has training samples (LEAF's split by users) is
+    common to all clients and stays whole.
     """
     if dataset.site is None:
         return dataset
@@ -243,12 +207,9 @@ def held_out(
         stratum: (n,) numbers of the classes, or of classes at sites.
         group: (n,) numbers of the patients, of whom none may be on both sides, or None.
         fraction: in 0..1, both excluded.
-        seed: of the draw.
-        stream: purpose of the draw, which makes it independent of other draws of ``seed``.
+        seed: of the draw, with ``stream``, its purpose.
+        stream: of random numbers.
         source: of the data, for messages.
-
-    Raises:
-        DataError: one side would be empty.
     """
     members = np.arange(len(stratum)) if group is None else np.unique(group, return_inverse=True)[1]
     groups = int(members.max()) + 1

@@ -30,12 +30,8 @@ IN_DATA = ("alpha", "shards_per_client", "prior", "order")
 def kind_of(name: str, *, by_label: bool = True) -> Kind:
     """A random partition: one of :data:`KINDS`, or a user's function ``module:function``.
 
-    The function is called with a :class:`~fedsim.data.draws.Draw` and with its options, the typed
-    keyword-only parameters. It returns for each client the positions of its samples in
-    ``draw.labels``, and is drawn again until every client has enough.
-
-    Raises:
-        ConfigError: the module or function is not there.
+    The function gets a :class:`~fedsim.data.draws.Draw` and its options, typed keyword-only
+    parameters, and returns for each client the positions of its samples in ``draw.labels``.
     """
     if ":" not in name:
         return KINDS[name]
@@ -58,21 +54,14 @@ def kind_of(name: str, *, by_label: bool = True) -> Kind:
 
 
 def options(name: str) -> Mapping[str, Parameter]:
-    """The options of a partition: the typed keyword-only parameters of its function.
-
-    Raises:
-        ConfigError: as :func:`kind_of`.
-    """
+    """The options of a partition: the typed keyword-only parameters of its function."""
     if name in FIXED:
         return {}
     where = f"partition {name!r}"
     function = KINDS[name].deal if name in KINDS else imports.resolve(name, where)
     declared = imports.options(function, where)
     for option in declared.keys() & signature(make).parameters.keys():
-        raise ConfigError(
-            f"{where}: {option!r} cannot be an option, since every partition has it (num_clients "
-            "and the random generator are in draw); call it otherwise"
-        )
+        raise ConfigError(f"{where}: {option!r} cannot be an option, every partition has it")
     return declared
 
 
@@ -96,14 +85,13 @@ def make(
         num_clients: K; None where lists, sites or users fix it.
         min_samples: samples that every client must have, >= 1.
         seed: of the draw.
-        listed: of ``files``, as it was read from a file; None takes the data set's own lists.
+        listed: of ``files``, as read from a file; None takes the data set's own lists.
         group: ``patient`` keeps patients together, ``none`` does not.
         min_patients: patients that every client must have where they are kept together.
-        given: options, see :func:`options`; those that the kind does not have are of no effect.
+        given: options; those that the kind does not have are of no effect.
 
     Raises:
-        ConfigError: a kind that the data set cannot have, or another number of clients than it
-            fixes.
+        ConfigError: a kind or number of clients that the data set cannot have.
         DataError: more clients than samples, a minimum that is out of reach, a damaged file.
     """
     if kind in ("by_site", "natural"):
@@ -113,10 +101,8 @@ def make(
     else:
         if num_clients is None:
             raise ConfigError(f"data.num_clients is missing; partition {kind!r} does not fix it")
-        patient = _patients(dataset, num_clients, min_patients) if group == "patient" else None
-        partition = _drawn(
-            dataset, kind, num_clients, min_samples, seed, patient, min_patients, given
-        )  # fmt: skip
+        together = min_patients if group == "patient" else 0
+        partition = _drawn(dataset, kind, num_clients, min_samples, seed, together, given)
     if num_clients not in (None, partition.num_clients):
         raise ConfigError(
             f"data.num_clients {num_clients}: partition {kind!r} of {dataset.name} has "
@@ -134,11 +120,10 @@ def _drawn(
     num_clients: int,
     min_samples: int,
     seed: int,
-    patient: I64 | None,
     min_patients: int,
     values: Mapping[str, Scalar],
 ) -> Partition:
-    """A random partition, of whole patients where these (n,) are given."""
+    """A random partition; of whole patients, of whom every client has ``min_patients``, above 0."""
     drawn = kind_of(kind, by_label=not dataset.per_token)
     if drawn.by_label and dataset.per_token:
         other = [name for name, k in KINDS.items() if not k.by_label]
@@ -157,16 +142,21 @@ def _drawn(
     labels = dataset.y[dataset.train]
     draw = Draw(labels=labels, num_clients=num_clients, rng=np.random.RandomState(seed))
     rule: Deal = partial(drawn.deal, **settings)
-    if patient is not None:
+    patient = None
+    if min_patients:
+        patient = _patients(dataset, num_clients, min_patients)
         rule = patients.whole(rule, patient, by_label=drawn.by_label)
     if drawn.redrawn or patient is not None:
-        owned = redrawn(
-            rule, draw, min_samples, patient=patient, min_patients=min_patients,
-            alpha=settings.get("alpha"),
-        )  # fmt: skip
-    else:
-        owned = rule(draw)
-    return Partition(train=tuple(dataset.train[p] for p in owned))
+        alpha = settings.get("alpha")
+        rule = partial(
+            redrawn,
+            rule,
+            min_samples=min_samples,
+            patient=patient,
+            alpha=alpha,
+            min_patients=min_patients,
+        )
+    return Partition(train=tuple(dataset.train[p] for p in rule(draw)))
 
 
 def _patients(dataset: Dataset, num_clients: int, min_patients: int) -> I64:
@@ -177,35 +167,27 @@ def _patients(dataset: Dataset, num_clients: int, min_patients: int) -> I64:
     patient = patient[dataset.train]
     present, needed = len(np.unique(patient)), num_clients * min_patients
     if present < needed:
-        each = "one" if min_patients == 1 else f"{min_patients} (for its own held-out parts)"
         raise DataError(
-            f"{num_clients} clients with at least {each} of the patients each (data.group patient) "
-            f"need {needed}, the training part of {dataset.name} has {present}; take fewer clients "
-            "or --group none"
+            f"{num_clients} clients with at least {min_patients} patients each (data.group "
+            f"patient, own held-out parts) need {needed}, the training part of {dataset.name} has "
+            f"{present}; take fewer clients or --group none"
         )
     return patient
 
 
 def default_kind(dataset: Dataset) -> str:
     """``files`` with client lists, ``natural`` with users, ``by_site`` with sites, or dirichlet."""
-    if dataset.clients is not None:
-        return "files"
-    if dataset.sites_are_users:
-        return "natural"
-    return "by_site" if dataset.site is not None else "dirichlet"
+    of_sites = "natural" if dataset.sites_are_users else "by_site"
+    by_default = "dirichlet" if dataset.site is None else of_sites
+    return by_default if dataset.clients is None else "files"
 
 
 def table(
-    dataset: Dataset,
-    partition: Partition,
-    *,
-    malicious: Sequence[int] = (),
+    dataset: Dataset, partition: Partition, *, malicious: Sequence[int] = ()
 ) -> dict[str, Array]:
     """The columns of partition.csv, (n,) each: a row per client and label with any samples.
 
-    They are client_id, label, train_samples, test_samples (the client's own; 0 where the test set
-    is common), name where the clients have names, and malicious where any of them is. Where
-    every token has a label, all samples have the label -1.
+    ``test_samples`` are the client's own; where every token has a label, all labels are -1.
     """
     by_label = not dataset.per_token
     labels, first = (dataset.y, 0) if by_label else (np.zeros(len(dataset.y), np.int64), -1)
@@ -256,9 +238,11 @@ def _by_site(dataset: Dataset, kind: str) -> Partition:
     """A client per site with training samples; of users some may have none to test on."""
     natural = kind == "natural"
     if dataset.site is None or (natural and not dataset.sites_are_users):
+        other = "" if dataset.clients is None else "; its client lists are partition 'files'"
+        other = other if dataset.site is None else "; its sites are partition 'by_site'"
         raise ConfigError(
-            f"data.partition {kind!r}: {dataset.name} has no {'users' if natural else 'sites'}"
-            f"{_instead(dataset)}"
+            f"data.partition {kind!r}: {dataset.name} has no "
+            f"{'users' if natural else 'sites'}{other}"
         )
     site = dataset.site
     present = np.unique(site[dataset.train])
@@ -269,12 +253,6 @@ def _by_site(dataset: Dataset, kind: str) -> Partition:
     return Partition(
         train=train, names=tuple(dataset.site_names[s] for s in present), val=val, test=test
     )
-
-
-def _instead(dataset: Dataset) -> str:
-    if dataset.site is not None:
-        return "; its sites are partition 'by_site'"
-    return "; its client lists are partition 'files'" if dataset.clients is not None else ""
 
 
 def _listed(dataset: Dataset) -> Partition:

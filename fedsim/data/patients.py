@@ -17,10 +17,7 @@ from fedsim.data.splits import rows
 
 
 def numbered(patient: I64, site: I64 | None) -> I64:
-    """(N,) the number of each sample's patient, known by (site, patient), both >= 0.
-
-    In the order of ``patient``: where no number is at two sites, parts are drawn as by it alone.
-    """
+    """(N,) the number of each sample's patient, known by (site, patient), in that one's order."""
     if site is None:
         return patient
     pair = patient * (int(site.max(initial=0)) + 1) + site
@@ -33,12 +30,7 @@ def of(dataset: Dataset) -> I64 | None:
 
 
 def grouping(dataset: Dataset, kind: str, wanted: str | None) -> str:
-    """``data.group``: what is wanted; by default patient where patients are known, but none for
-    client lists.
-
-    Raises:
-        ConfigError: patients are to be kept together, and are not known.
-    """
+    """``data.group``: what is ``wanted``, else patient where they are known, but none for lists."""
     if wanted == "patient" and dataset.patient is None:
         raise ConfigError(
             f"data.group 'patient': {dataset.name} does not say which patients its samples are "
@@ -51,42 +43,29 @@ def grouping(dataset: Dataset, kind: str, wanted: str | None) -> str:
 def whole(
     rule: Callable[[Draw], list[I64]], patient: I64, *, by_label: bool
 ) -> Callable[[Draw], list[I64]]:
-    """The rule of a partition, with whole patients in place of samples.
+    """The rule of a partition, with whole ``patient`` (n,) in place of samples.
 
-    The rule says how many samples (of each class, if it looks at labels) every client is to have.
-    Class by class, from the largest patient to the smallest, in random order among equals, each
-    patient goes to the client that lacks most; what a client got too much of one class it gets
-    less of the next. Where all patients have one sample each client gets as many as by the rule.
+    The rule says how many samples (``by_label``: of each class) every client is to have. Class by
+    class, from the largest patient to the smallest, in random order among equals, each patient goes
+    to the client that lacks most; what a client got too much of one class it gets less of the next.
     Samples that a rule leaves to nobody are dealt as well.
-
-    Args:
-        rule: deals samples.
-        patient: (n,) the patients of the samples that are dealt.
-        by_label: whether the rule depends on labels.
     """
     member = np.unique(patient, return_inverse=True)[1].reshape(-1)
     size = np.bincount(member)
 
     def dealt(draw: Draw) -> list[I64]:
         label = most_frequent(draw.labels, member) if by_label else np.zeros_like(size)
-        target = np.stack(
-            [np.bincount(label[member[samples]], minlength=label.max() + 1)
-             for samples in rule(replace(draw, labels=label[member]))]
-        )  # fmt: skip
-        owner = _assigned(target, label, size, draw.rng)
-        of_sample = owner[member]
-        order = np.argsort(of_sample, kind="stable")
-        ends = np.cumsum(np.bincount(of_sample, minlength=draw.num_clients))
-        return np.split(order, ends[:-1])
+        owned = rule(replace(draw, labels=label[member]))
+        counts = [np.bincount(label[member[own]], minlength=label.max() + 1) for own in owned]
+        owner = _assigned(np.stack(counts), label, size, draw.rng)[member]
+        order = np.argsort(owner, kind="stable")
+        return np.split(order, np.cumsum(np.bincount(owner, minlength=draw.num_clients))[:-1])
 
     return dealt
 
 
 def most_frequent(labels: I64, member: I64) -> I64:
-    """(P,) the most frequent label of each patient, the lowest of several.
-
-    ``labels`` and ``member`` are (n,), the latter in 0..P-1.
-    """
+    """(P,) the most frequent of the labels (n,) of each ``member`` (n,), the lowest of several."""
     classes = int(labels.max()) + 1
     pair, count = np.unique(member * classes + labels, return_counts=True)
     person, label = np.divmod(pair, classes)
@@ -98,11 +77,8 @@ def most_frequent(labels: I64, member: I64) -> I64:
 def _assigned(target: I64, label: I64, size: I64, rng: np.random.RandomState) -> I64:
     """(P,) the client of each patient, by Graham's LPT rule (1969), as jobs are given to machines.
 
-    Args:
-        target: (K, C) samples of each class that the clients are to have.
-        label: (P,) the patients' classes.
-        size: (P,) their samples.
-        rng: settles the order of equals.
+    ``target`` (K, C) are samples of each class that the clients are to have, ``label`` (P,) the
+    patients' classes, ``size`` (P,) their samples.
     """
     owner = np.empty(len(label), dtype=np.int64)
     lacking = np.zeros(len(target), dtype=np.int64)  # what a client got too much is carried over
@@ -113,11 +89,9 @@ def _assigned(target: I64, label: I64, size: I64, rng: np.random.RandomState) ->
         lacking += target[:, c]
         # clients that are to have the class; all, where the rule gives none of it to anybody
         clients = np.flatnonzero(target[:, c] if target[:, c].any() else np.ones(len(target)))
-        ranks = rng.permutation(len(clients)).tolist()
         # a heap whose top is the client that lacks most, ties by a random rank
-        heap = [
-            (-int(lacking[k]), rank, k) for k, rank in zip(clients.tolist(), ranks, strict=True)
-        ]
+        ranks = rng.permutation(len(clients)).tolist()
+        heap = list(zip((-lacking[clients]).tolist(), ranks, clients.tolist(), strict=True))
         heapq.heapify(heap)
         for p in patients.tolist():
             surplus, rank, k = heap[0]
@@ -133,14 +107,8 @@ def held_out(labels: I64, patient: I64, count: int, most: int, draw: np.random.G
 
     Class by class the patients are visited in random order, and each is taken whole if that brings
     the number of samples nearer to the class's share; what is missing or too much is carried over
-    to the next class. At least one patient is taken, the smallest one at need.
-
-    Args:
-        labels: (n,) of a client's samples.
-        patient: (n,) their patients.
-        count: samples wanted.
-        most: patients that may be taken, >= 1.
-        draw: settles the order.
+    to the next class. At least one patient is taken, the smallest one at need, ``most`` at most.
+    ``labels`` and ``patient`` (n,) are of a client's samples.
     """
     member = np.unique(patient, return_inverse=True)[1].reshape(-1)
     size, label = np.bincount(member), most_frequent(labels, member)
@@ -162,33 +130,29 @@ def held_out(labels: I64, patient: I64, count: int, most: int, draw: np.random.G
 def grouping_line(dataset: Dataset, partition: Partition, group: str) -> str | None:
     """Whether patients are kept together, in a line; None where patients are not known."""
     patient = of(dataset)
-    if patient is None:
+    if patient is None or dataset.patient is None:
         return None
     of_split = rows(dataset, partition)
     of_row, owned = patient[of_split.sample], of_split.client >= 0
     total = len(np.unique(of_row[owned]))
     split = len(_in_several(of_row[owned], of_split.client[owned]))
+    text = f"{total} patients, each with one client"
     if split:
         text = f"patients are split over clients (data.group={group}): {split} of {total}"
-    else:
-        text = f"{total} patients, each with one client"
-    both = len(_in_several(of_row, of_split.part))
-    text += f"; {both} have samples in several parts" if both else ""
-    return text + _names_at_several_sites(dataset)
+    if both := len(_in_several(of_row, of_split.part)):
+        text += f"; {both} have samples in several parts"
+    shared = [] if dataset.site is None else _in_several(dataset.patient, dataset.site).tolist()
+    if shared:
+        names = ", ".join(_name(dataset, code) for code in shared[:3])
+        more = ", ..." if len(shared) > 3 else ""
+        occur = "patient name occurs" if len(shared) == 1 else "patient names occur"
+        text += f"; {len(shared)} {occur} at several sites ({names}{more}): a different patient at "
+        text += "each"
+    return text
 
 
-def _names_at_several_sites(dataset: Dataset) -> str:
-    """How many patients' names occur at more than one site, and the first of them."""
-    if dataset.patient is None or dataset.site is None:
-        return ""
-    shared = _in_several(dataset.patient, dataset.site).tolist()
-    if not shared:
-        return ""
-    names_of = dataset.patient_names
-    names = ", ".join(names_of[code] if names_of else str(code) for code in shared[:3])
-    more = ", ..." if len(shared) > 3 else ""
-    occur = "patient name occurs" if len(shared) == 1 else "patient names occur"
-    return f"; {len(shared)} {occur} at several sites ({names}{more}): a different patient at each"
+def _name(dataset: Dataset, code: int) -> str:
+    return dataset.patient_names[code] if dataset.patient_names else str(code)
 
 
 def check(dataset: Dataset, partition: Partition) -> None:
@@ -198,19 +162,14 @@ def check(dataset: Dataset, partition: Partition) -> None:
         DataError: names a patient and two of its clients.
     """
     patient = of(dataset)
-    if patient is None:
+    if patient is None or dataset.patient is None:
         return
     of_split = rows(dataset, partition)
     owned = of_split.client >= 0
     twice = _in_several(patient[of_split.sample[owned]], of_split.client[owned])
     if len(twice):
         positions = np.flatnonzero(owned & (patient[of_split.sample] == twice[0]))
-        code = (
-            int(dataset.patient[of_split.sample[positions[0]]])
-            if dataset.patient is not None
-            else 0
-        )
-        name = dataset.patient_names[code] if dataset.patient_names else code
+        name = _name(dataset, int(dataset.patient[of_split.sample[positions[0]]]))
         first, second = np.unique(of_split.client[positions])[:2].tolist()
         raise DataError(
             f"data.group 'patient': the client lists of {dataset.name} give patient {name} to "

@@ -1,10 +1,7 @@
-"""The data sets by name: each is declared in the module of its reader.
+"""The data sets by name, each declared in ``DATASETS`` of its reader's module; or the user's.
 
-A module of :mod:`fedsim.data.readers` lists what it reads as ``DATASETS``, a tuple of
-:class:`~fedsim.data.dataset.DatasetInfo`. The typed keyword-only parameters of a reader are the
-data set's options, as a method's are those of its ``build``: section ``NAME`` of the
-configuration, ``--set NAME.option=value``, their check and the columns of summary.csv come from
-the signature. A data set that lives elsewhere is named ``module:function``.
+The typed keyword-only parameters of a reader are the data set's options: section ``NAME`` of the
+configuration, ``--set NAME.option=value``, their check and the columns of summary.csv.
 """
 
 import functools
@@ -44,11 +41,7 @@ def find(name: str) -> DatasetInfo | None:
 
 
 def options(name: str) -> Mapping[str, Parameter]:
-    """The options of a data set: the typed keyword-only parameters of its reader.
-
-    Raises:
-        ConfigError: no such data set, or ``module:function`` that cannot be imported.
-    """
+    """The options of a data set: the typed keyword-only parameters of its reader."""
     return imports.options(reader(name), f"data set {name!r}", besides=_OF_LOADERS)
 
 
@@ -72,32 +65,25 @@ def load(
 ) -> Dataset:
     """Loads a data set by name, or by ``module:function``.
 
-    A function of the user's is called with ``folder``, with those of the keyword arguments below,
-    down to ``split``, that it accepts, and with its own options, and returns a
-    :class:`fedsim.core.types.Dataset`.
+    The user's function is called with ``folder``, those arguments below, down to ``split``, that it
+    accepts, and its options, and returns a :class:`~fedsim.core.types.Dataset`.
 
     Args:
         name: of the catalogue, or ``module:function``.
-        folder: ``data.dir``, the folder with the data set's own files, or that folder's parent.
-            None: the embedded data set, or one that is downloaded into the cache.
+        folder: with the data set's files, or that folder's parent; None: embedded or downloaded.
         image_size: height and width in pixels that the model sees; None: the data set's default.
-        enlarge: store smaller images at ``image_size``; else as they are, to be fitted on the
-            device, batch by batch.
-        augment: training augmentation, a key of :data:`fedsim.data.transforms.AUGMENTS`; None:
-            the data set's default.
-        val_fraction: of the training part, held out by ``seed`` as validation part where the data
-            set has none of its own; stratified, and by patient where known.
-        test_fraction: the same for a test part.
-        seed: ``data.seed``, which draws these parts.
-        split: the folder of client lists, for data sets that have such folders (retina:
-            ``split_1``, ``split_2``, ...).
-        num_clients: sites or users of generated data, of which each becomes a client.
-        group: ``patient`` knows the patients of drawn parts by site and name, ``none`` by name;
-            ``auto``: by site and name, but for data sets with client lists.
-        whole: all samples are the test part, whatever the parts of the files: for predictions.
-        columns: ``data.columns``, the names of columns by what they hold, such as ``label``.
-        known_words: the vocabulary to read texts with, as ``Dataset.words``; None: their own one,
-            as always with a user's function.
+        enlarge: store smaller images at ``image_size``, else fit them batch by batch.
+        augment: a key of :data:`fedsim.data.transforms.AUGMENTS`; None: the data set's default.
+        val_fraction: of the training part, held out where there is no validation part.
+        test_fraction: the same for a test part; both stratified, and by patient where known.
+        seed: of the draw of these parts.
+        split: the folder of client lists (retina: ``split_1``, ``split_2``, ...).
+        num_clients: sites or users of generated data.
+        group: ``patient`` knows patients by site and name, ``none`` by name; ``auto``: by site
+            and name, but for data sets with client lists.
+        whole: all samples are the test part, for predictions.
+        columns: names of columns by what they hold, such as ``label``.
+        known_words: the vocabulary to read texts with; None: their own one.
         given: the data set's own options, see :func:`options`.
 
     Raises:
@@ -113,19 +99,10 @@ def load(
         return in_one_part(dataset) if whole else dataset
     if split is not None and not info.client_folders:
         raise ConfigError(f"data.partition_file {split!r}: {name} has no folders of client lists")
-    request = Request(
-        name=name,
-        folder=folder,
-        image_size=image_size,
-        split=split,
-        source=info.source,
-        seed=seed,
-        num_clients=num_clients,
-        val_fraction=val_fraction,
-        columns=columns or {},
-        known_words=known_words,
-    )
-    raw = info.read(request, **values)
+    asked: dict[str, Any] = {"folder": folder, "split": split, "num_clients": num_clients}
+    asked |= {"image_size": image_size, "seed": seed, "columns": columns or {}}
+    asked |= {"source": info.source, "known_words": known_words}
+    raw = info.read(Request(name=name, **asked), **values)
     return assemble(raw, name, enlarge=enlarge, group=group, whole=whole, **parts)
 
 
@@ -161,10 +138,8 @@ def _load_own(
     with torch_scope(seed_for(settings["seed"], "reader")):  # for one that draws globally
         dataset = call(function, where, folder, **accepted, **values)
     if not isinstance(dataset, Dataset):
-        raise DataError(
-            f"{where}: the function returned {type(dataset).__name__}, needed is "
-            "fedsim.core.types.Dataset"
-        )
+        kind = type(dataset).__name__
+        raise DataError(f"{where}: returned {kind}, needed is fedsim.core.types.Dataset")
     with users_code(where, DataError):
         check(dataset, name)
     return dataset

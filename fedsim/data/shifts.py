@@ -5,8 +5,7 @@ transforms are deterministic but for ``noise``, which is drawn for each client.
 """
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -18,80 +17,38 @@ from fedsim.core.types import F64, I64, Dataset, Partition
 
 _PIXELS = 1 << 22
 """Images are changed in batches of at most so many values, which bounds memory."""
-_GOLDEN = (math.sqrt(5) - 1) / 2
+KINDS = ("blur", "noise", "contrast", "colour", "intensity", "rotation")
 
 
-@dataclass(frozen=True)
-class Shift:
-    """The transform of one client's images, of a strength in 0..1.
+def changed(
+    x: Tensor, kind: str, strength: float, client: int, noise: np.random.Generator
+) -> Tensor:
+    """One client's change, of a strength in 0..1, of its images (B, C, H, W) uint8.
 
-    The client's id determines the hue of ``colour``; ``noise`` is consumed image by image.
+    At full strength: a Gaussian blur of 1/14 of the height (below a quarter of a pixel it changes
+    nothing); noise of 64 grey levels, consumed image by image; a quarter of the contrast around
+    the mean grey level; a colour cast, channel c times 1 + 0.5 cos(2 pi (h + c/3)) with a hue h of
+    the client's; two fifths of the brightness; a rotation by 90 degrees counter-clockwise.
     """
+    from torchvision.transforms.v2 import functional as f  # takes two seconds to import
 
-    client: int
-    strength: float
-    noise: np.random.Generator
-
-
-def _blur(x: Tensor, shift: Shift) -> Tensor:
-    """Gaussian blur; at full strength the standard deviation is 1/14 of the image's height.
-
-    One below a quarter of a pixel changes nothing.
-    """
-    from torchvision.transforms.v2.functional import gaussian_blur  # takes two seconds to import
-
-    sigma = shift.strength * x.shape[-1] / 14
-    size = 2 * math.ceil(min(3 * sigma, (x.shape[-1] - 1) / 2)) + 1
-    return gaussian_blur(x, [size, size], [sigma, sigma])
-
-
-def _noise(x: Tensor, shift: Shift) -> Tensor:
-    """Gaussian noise on every pixel and channel; standard deviation 64 grey levels at most."""
-    draws = torch.from_numpy(shift.noise.standard_normal(x.shape))
-    return _rounded(x + 64 * shift.strength * draws)
-
-
-def _contrast(x: Tensor, shift: Shift) -> Tensor:
-    """Contrast down to a quarter, around the image's mean grey level."""
-    from torchvision.transforms.v2.functional import adjust_contrast
-
-    return adjust_contrast(x, 1 - 0.75 * shift.strength)
-
-
-def _colour(x: Tensor, shift: Shift) -> Tensor:
-    """A colour cast: channel c times 1 + 0.5 s cos(2 pi (h + c/3)) with a hue h of the client's."""
-    hue = shift.client * _GOLDEN
-    gains = [1 + 0.5 * shift.strength * math.cos(math.tau * (hue + c / 3)) for c in range(3)]
-    return _rounded(x * torch.tensor(gains, dtype=torch.float64).view(3, 1, 1))
-
-
-def _intensity(x: Tensor, shift: Shift) -> Tensor:
-    """Brightness down to two fifths."""
-    from torchvision.transforms.v2.functional import adjust_brightness
-
-    return adjust_brightness(x, 1 - 0.6 * shift.strength)
-
-
-def _rotation(x: Tensor, shift: Shift) -> Tensor:
-    """Rotation around the centre by up to 90 degrees counter-clockwise; corners become black."""
-    from torchvision.transforms.v2.functional import InterpolationMode, rotate
-
-    return rotate(x, 90 * shift.strength, interpolation=InterpolationMode.BILINEAR)
-
-
-def _rounded(x: Tensor) -> Tensor:
-    return x.round().clamp(0, 255).to(torch.uint8)
-
-
-KINDS: Mapping[str, Callable[[Tensor, Shift], Tensor]] = {
-    "blur": _blur,
-    "noise": _noise,
-    "contrast": _contrast,
-    "colour": _colour,
-    "intensity": _intensity,
-    "rotation": _rotation,
-}
-"""The transforms of uint8 images (B, C, H, W), which keep the shape."""
+    if kind == "blur":
+        sigma = strength * x.shape[-1] / 14
+        size = 2 * math.ceil(min(3 * sigma, (x.shape[-1] - 1) / 2)) + 1
+        out: Tensor = f.gaussian_blur(x, [size, size], [sigma, sigma])
+    elif kind == "noise":
+        out = x + 64 * strength * torch.from_numpy(noise.standard_normal(x.shape))
+    elif kind == "contrast":
+        out = f.adjust_contrast(x, 1 - 0.75 * strength)
+    elif kind == "colour":
+        hue = client * (math.sqrt(5) - 1) / 2
+        gains = [1 + 0.5 * strength * math.cos(math.tau * (hue + c / 3)) for c in range(3)]
+        out = x * torch.tensor(gains, dtype=torch.float64).view(3, 1, 1)
+    elif kind == "intensity":
+        out = f.adjust_brightness(x, 1 - 0.6 * strength)
+    else:
+        out = f.rotate(x, 90 * strength, interpolation=f.InterpolationMode.BILINEAR)
+    return out.round().clamp(0, 255).to(torch.uint8) if out.is_floating_point() else out
 
 
 def strengths(num_clients: int, strength: float) -> F64:
@@ -104,14 +61,10 @@ def shifted(
 ) -> Dataset:
     """The data set with every client's images changed; a function of its arguments alone.
 
-    A client's own training, validation and test images have its shift. With ``test`` "mixed" each
-    image of the common validation and test parts has the shift of one client: of the one that owns
-    its site, where sites are clients, else of one drawn by ``seed`` in proportion to the clients'
-    training samples. With "clean" the common parts stay as they are, also where clients own some
-    of their images.
-
-    ``kind`` is "none" or a key of :data:`KINDS`, ``strength`` that of the last client, in (0, 1].
-    The data set's ``x`` is copied, once, and changed client by client.
+    A client's own images have its shift. With ``test`` "mixed" each image of the common parts has
+    that of one client: of the one that owns its site, where sites are clients, else of one drawn by
+    ``seed`` in proportion to the training samples. With "clean" the common parts stay as they are.
+    ``kind`` is "none" or one of :data:`KINDS`, ``strength`` in (0, 1].
 
     Raises:
         ConfigError: a colour cast for images without colours.
@@ -126,20 +79,19 @@ def shifted(
     owner = owners(dataset, partition, seed, test)
     x, step = np.array(dataset.x), max(1, _PIXELS // dataset.x[0].size)
     for client, s in enumerate(strengths(partition.num_clients, strength).tolist()):
-        if s > 0:
-            shift = Shift(client, s, rng.generator(seed, "shift.noise", client))
-            which = np.flatnonzero(owner == client)
-            for start in range(0, len(which), step):
-                some = which[start : start + step]
-                x[some] = KINDS[kind](torch.from_numpy(x[some]), shift).numpy()
+        noise = rng.generator(seed, "shift.noise", client)
+        images = np.flatnonzero(owner == client) if s > 0 else owner[:0]
+        for start in range(0, len(images), step):
+            some = images[start : start + step]
+            x[some] = changed(torch.from_numpy(x[some]), kind, s, client, noise).numpy()
     return replace(dataset, x=x)
 
 
 def owners(dataset: Dataset, partition: Partition, seed: int, test: str) -> I64:
     """(N,) the client whose shift each image has, -1 for none; arguments as :func:`shifted`."""
     owner = np.full(len(dataset.y), -1, dtype=np.int64)
-    for own_parts in (partition.train, partition.val, partition.test):
-        for client, indices in enumerate(own_parts):
+    for of_clients in (partition.train, partition.val, partition.test):
+        for client, indices in enumerate(of_clients):
             owner[indices] = client
     sizes = np.array([len(indices) for indices in partition.train])
     at_home = _site_owners(dataset, partition)
@@ -155,9 +107,9 @@ def _site_owners(dataset: Dataset, partition: Partition) -> I64:
     """(N,) the client that owns all training images of an image's site, -1 where there is none."""
     out = np.full(len(dataset.y), -1, dtype=np.int64)
     if dataset.site is not None:
-        at = [np.unique(dataset.site[indices]) for indices in partition.train]
-        sites, clients = np.unique(np.concatenate(at), return_counts=True)
-        for client, own_sites in enumerate(at):
-            alone = own_sites[np.isin(own_sites, sites[clients == 1])]
+        of_clients = [np.unique(dataset.site[indices]) for indices in partition.train]
+        sites, clients = np.unique(np.concatenate(of_clients), return_counts=True)
+        for client, present in enumerate(of_clients):
+            alone = present[np.isin(present, sites[clients == 1])]
             out[np.isin(dataset.site, alone)] = client
     return out

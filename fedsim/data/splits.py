@@ -32,36 +32,29 @@ class Rows(NamedTuple):
 def rows(dataset: Dataset, partition: Partition) -> Rows:
     """A row for every sample that is in a part.
 
-    First the clients, one after the other, with their training samples in the order in which the
-    partition has them, then their own validation and test samples; then training samples of no
-    client, and the common validation and test parts. A sample of these that also is a client's own
-    (of its site or user) has that client.
+    First the clients, one after the other, with their training samples in the partition's order,
+    then their own validation and test samples; then training samples of no client, and the common
+    parts, whose samples have the client that owns them (their site or user).
     """
-    n = len(dataset.y)
-    owner = np.full(n, -1, dtype=np.int64)
+    owner = np.full(len(dataset.y), -1, dtype=np.int64)
     common = np.concatenate([dataset.val, dataset.test])
-    is_common = np.zeros(n, dtype=bool)
+    is_common = np.zeros(len(owner), dtype=bool)
     is_common[common] = True
     pieces: list[tuple[I64, int, int]] = []
+    parts = ((partition.train, TRAIN), (partition.val, OWN_VAL), (partition.test, OWN_TEST))
     for client in range(partition.num_clients):
-        parts = ((partition.train, TRAIN), (partition.val, OWN_VAL), (partition.test, OWN_TEST))
         for of_clients, part in parts:
             if of_clients:
                 samples = of_clients[client]
                 owner[samples] = client
                 pieces.append((samples[~is_common[samples]], part, client))
     pieces.append((dataset.train[owner[dataset.train] < 0], TRAIN, -1))
-    sizes = [len(samples) for samples, _, _ in pieces]
-    return Rows(
-        np.concatenate([*(samples for samples, _, _ in pieces), common]),
-        np.concatenate(
-            [
-                np.repeat([part for _, part, _ in pieces], sizes),
-                np.repeat([VAL, TEST], [len(dataset.val), len(dataset.test)]),
-            ]
-        ),
-        np.concatenate([np.repeat([client for *_, client in pieces], sizes), owner[common]]),
-    )
+    pieces += [(dataset.val, VAL, -1), (dataset.test, TEST, -1)]
+    sample_of, part_of, client_of = zip(*pieces, strict=True)
+    sizes, sample = list(map(len, sample_of)), np.concatenate(sample_of)
+    clients = np.repeat(client_of, sizes)
+    clients[len(sample) - len(common) :] = owner[common]
+    return Rows(sample, np.repeat(part_of, sizes), clients)
 
 
 def columns(
@@ -114,11 +107,7 @@ def _sites_of(dataset: Dataset, partition: Partition) -> tuple[str, ...]:
 
 
 def read(dataset: Dataset, file: Path) -> tuple[Dataset, Partition]:
-    """The data set with the parts of a split file, its samples fitted to them, and the clients.
-
-    Raises:
-        DataError: the file is missing or damaged, or belongs to other data; names file and row.
-    """
+    """The data set with the parts of a split file, its samples fitted to them, and the clients."""
     _, header = next(records(file))
     if "sample" in [name.lower() for name in header]:
         return _read_split(dataset, file)
@@ -128,10 +117,9 @@ def read(dataset: Dataset, file: Path) -> tuple[Dataset, Partition]:
 def _read_split(dataset: Dataset, file: Path) -> tuple[Dataset, Partition]:
     table = read_table(file, _NEEDED)
 
-    def refuse(rows: Array, message: str) -> None:
-        """Raises the message, with the first of some rows, if there are any."""
-        if rows.any():
-            row = int(rows.argmax())
+    def refuse(bad: Array, message: str) -> None:
+        if bad.any():
+            row = int(bad.argmax())
             cells = {name: column[row] for name, column in table.columns.items()}
             raise DataError(f"{table.where(row)}: {message.format(**cells)}")
 
@@ -148,46 +136,35 @@ def _read_split(dataset: Dataset, file: Path) -> tuple[Dataset, Partition]:
     nobody = np.array([text == "" for text in table.columns["client_id"]])
     alone = (client < 0) & (~nobody | np.isin(part, (OWN_VAL, OWN_TEST)))
     refuse(alone, "a sample of {part} needs a client")
-    _check_data(dataset, table, sample)
-    return _assembled(dataset, table, Rows(sample, part, client))
-
-
-def _check_data(dataset: Dataset, table: Table, sample: I64) -> None:
-    """Refuses labels and files that are not those of the data set."""
-    expected: dict[str, Sequence[str]] = {"file": dataset.files}
+    expected = {"file": np.array(dataset.files, dtype=object)}
     if not dataset.per_token:
-        expected["label"] = dataset.y.astype(str).tolist()
+        expected["label"] = dataset.y.astype(str).astype(object)
     for name, values in expected.items():
-        for row, text in enumerate(table.columns.get(name, ()) if values else ()):
-            value = values[sample[row]].strip()
-            if text not in ("", value):
-                raise DataError(
-                    f"{table.where(row)}: {name} {text!r} of sample {sample[row]}, {dataset.name} "
-                    f"has {value!r} there: the split belongs to other data"
-                )
+        cells = np.array(table.columns.get(name, ()), dtype=object)
+        if len(cells) and len(values):
+            other = f"{name} {{{name}!r}} of sample {{sample}} is another one in {dataset.name}"
+            odd = (cells != "") & (cells != [value.strip() for value in values[sample]])
+            refuse(odd, f"{other}: the split belongs to other data")
+    return _assembled(dataset, table, Rows(sample, part, client))
 
 
 def _assembled(dataset: Dataset, table: Table, of_file: Rows) -> tuple[Dataset, Partition]:
     sample, part, client = of_file
     trained = np.unique(client[(part == TRAIN) & (client >= 0)])
-    if not len(trained):
-        raise DataError(f"{table.file}: no training sample has a client")
-    num_clients = len(trained)
-    missing = np.flatnonzero(trained != np.arange(num_clients))
-    if len(missing) or client.max() >= num_clients:
-        first = missing[0] if len(missing) else num_clients
+    missing = np.setdiff1d(np.arange(len(trained) + 1), trained)[0]
+    if missing < len(trained) or client.max() >= len(trained) or not len(trained):
         raise DataError(
-            f"{table.file}: client {first} has no training samples; clients are numbered 0, 1, ..."
+            f"{table.file}: client {missing} has no training samples; clients are 0, 1, ..."
         )
+    if not (part == TEST).any():
+        raise DataError(f"{table.file}: no sample is in the part test")
 
     def of_clients(*parts: int) -> tuple[I64, ...]:
         mine = np.flatnonzero(np.isin(part, parts) & (client >= 0))
         mine = mine[np.argsort(client[mine], kind="stable")]
-        cuts = np.searchsorted(client[mine], np.arange(1, num_clients))
+        cuts = np.searchsorted(client[mine], np.arange(1, len(trained)))
         return tuple(np.split(sample[mine], cuts)) if len(mine) else ()
 
-    if not (part == TEST).any():
-        raise DataError(f"{table.file}: no sample is in the part test")
     tested = sample[part == TEST]
     groups = {name: members[np.isin(members, tested)] for name, members in dataset.groups.items()}
     own_test = dataset.own_test[np.isin(dataset.own_test, sample[part == OWN_TEST])]
@@ -201,7 +178,7 @@ def _assembled(dataset: Dataset, table: Table, of_file: Rows) -> tuple[Dataset, 
     )
     names: tuple[str, ...] = _sites_of(changed, partition)
     if "name" in table.columns:
-        first = np.unique(client, return_index=True)[1][-num_clients:]
+        first = np.unique(client, return_index=True)[1][-len(trained) :]
         names = tuple(table.columns["name"][row] for row in first)
         names = names if any(names) else ()
     return changed, replace(partition, names=names)
@@ -221,15 +198,12 @@ def _read_clients(dataset: Dataset, file: Path) -> Partition:
                 f"0..{len(dataset.train) - 1}"
             )
         if index in owner:
-            raise DataError(
-                f"{row.where}: index {index} is given twice, to client {owner[index]} and to "
-                f"client {client}"
-            )
+            raise DataError(f"{row.where}: index {index} is given twice, first to {owner[index]}")
         owner[index] = client
         members.setdefault(client, []).append(index)
         names[client] = row.values.get("name") or client
-    numbered = all(client.isdecimal() for client in members)
-    clients = sorted(members, key=int) if numbered else sorted(members)
+    by_number = all(client.isdecimal() for client in members)
+    clients = sorted(members, key=int) if by_number else sorted(members)
     labels = tuple(names[client] for client in clients)
     plain = labels == tuple(map(str, range(len(labels))))
     return Partition(

@@ -5,7 +5,9 @@ Random numbers come from torch's global generators, which the caller seeds in a 
 them. Every sample has parameters of its own.
 """
 
-from collections.abc import Callable, Mapping
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -13,17 +15,23 @@ from torch import Tensor
 
 from fedsim.core.errors import ConfigError, nearest
 from fedsim.core.types import Pipeline
-from fedsim.data.autoaugment import autoaugment, published
 
 _PAD = 4
+Step = tuple[str, float, int | None]
+"""(operation, probability, magnitude): 0 to 9, or None where the operation has no magnitude."""
+Policy = Sequence[tuple[Step, Step]]
+"""Pairs of steps; each sample draws one of them."""
+_SIGNED = (
+    *("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate"),
+    *("Brightness", "Color", "Contrast", "Sharpness"),
+)
+"""Operations of AutoAugment whose magnitude gets a random sign."""
+Augment = Callable[[Tensor, int], Tensor]
+"""From (B, C, H, W) uint8 and a size to uint8 of that size."""
 
 
 class Transforms:
-    """A pipeline for images: ``train`` augments, ``test`` does not; both normalise.
-
-    Raises:
-        ConfigError: the pipeline names an unknown augmentation.
-    """
+    """A pipeline for images: ``train`` augments, ``test`` does not; both normalise."""
 
     def __init__(
         self,
@@ -74,9 +82,7 @@ def transforms(
     memory_format: torch.memory_format = torch.preserve_format,
 ) -> Transforms | Unchanged:
     """The transforms of a data set; ``pipeline`` is None for features and tokens."""
-    if pipeline is None:
-        return Unchanged(device)
-    return Transforms(pipeline, device, memory_format)
+    return Transforms(pipeline, device, memory_format) if pipeline else Unchanged(device)
 
 
 def check_augment(name: str) -> None:
@@ -113,19 +119,14 @@ def _crop_flip(x: Tensor, size: int) -> Tensor:
     return windows[torch.arange(len(x), device=x.device), :, row, column]
 
 
-def _cropped(scale: tuple[float, float]) -> Callable[[Tensor, int], Tensor]:
+def _cropped(scale: tuple[float, float], x: Tensor, size: int) -> Tensor:
     """RandomResizedCrop(size, scale), RandomRotation(10), RandomHorizontalFlip, per sample.
 
-    FedLD's released pipelines. Bilinear crop with anti-aliasing, nearest rotation filled with
-    black: torchvision's defaults. (A crop of more than the whole area falls back to the whole.)
-    A CPU takes one image after the other, which is faster there; a GPU the whole batch.
+    FedLD's released pipelines, with torchvision's defaults: bilinear crop with anti-aliasing,
+    nearest rotation filled with black. A CPU takes one image after the other, which is faster
+    there; a GPU the whole batch.
     """
-
-    def augment(x: Tensor, size: int) -> Tensor:
-        by_device = one_by_one if x.device.type == "cpu" else at_once
-        return by_device(x, size, scale)
-
-    return augment
+    return (one_by_one if x.device.type == "cpu" else at_once)(x, size, scale)
 
 
 def one_by_one(x: Tensor, size: int, scale: tuple[float, float]) -> Tensor:
@@ -157,18 +158,10 @@ def at_once(x: Tensor, size: int, scale: tuple[float, float]) -> Tensor:
 
 
 def resized_crops(x: Tensor, size: int, boxes: Tensor) -> Tensor:
-    """Cuts a box of its own out of each image and resizes it, bilinear with anti-aliasing.
+    """Cuts a box (B, 4), top, left, height, width, out of each image of a batch; resizes it.
 
-    An output row is a weighted sum of input rows, a column of columns, so that a batch is two
-    batched products with matrices of weights: as ``v2.functional.resized_crop``, up to rounding.
-
-    Args:
-        x: (B, C, H, W) uint8.
-        size: pixels of the result's sides.
-        boxes: (B, 4) top, left, height, width.
-
-    Returns:
-        (B, C, size, size) uint8.
+    As ``v2.functional.resized_crop``, bilinear with anti-aliasing, up to rounding: an output row is
+    a weighted sum of input rows, a column of columns, so that a batch is two matrix products.
     """
     top, left, height, width = boxes.to(x.device).unbind(1)
     rows = _triangles(size, x.shape[-2], top, height)
@@ -180,11 +173,7 @@ def resized_crops(x: Tensor, size: int, boxes: Tensor) -> Tensor:
 def _triangles(size: int, length: int, start: Tensor, extent: Tensor) -> Tensor:
     """Weights (B, size, length) of input pixels in output pixels, those of a triangle filter.
 
-    Args:
-        size: output pixels.
-        length: input pixels, of which ``extent`` (B,) from ``start`` (B,) are used.
-        start: (B,) first pixel.
-        extent: (B,) number of pixels.
+    Of the input's pixels ``extent`` (B,) are used, from ``start`` (B,) on.
     """
     start, extent = (v.to(torch.float32).view(-1, 1, 1) for v in (start, extent))
     scale = extent / size
@@ -197,11 +186,9 @@ def _triangles(size: int, length: int, start: Tensor, extent: Tensor) -> Tensor:
 
 
 def rotated(x: Tensor, angles: Tensor) -> Tensor:
-    """Turns each image about its centre, nearest pixel, black outside: ``v2.functional.rotate``.
+    """Turns each image (C, H, W) uint8 of a batch, nearest pixel, black outside.
 
-    Args:
-        x: (B, C, H, W) uint8.
-        angles: (B,) degrees counter-clockwise, float64.
+    As ``v2.functional.rotate``; ``angles`` (B,) are degrees counter-clockwise, float64.
     """
     height, width = x.shape[-2:]
     radians = angles.deg2rad()
@@ -218,18 +205,79 @@ def rotated(x: Tensor, angles: Tensor) -> Tensor:
     return torch.where(inside.unsqueeze(1), turned, 0)
 
 
-def _autoaugmented(policy: Literal["cifar10", "imagenet"]) -> Callable[[Tensor, int], Tensor]:
+@functools.cache
+def published(name: Literal["cifar10", "imagenet"]) -> Policy:
+    """The 25 pairs that AutoAugment (Cubuk et al., CVPR 2019) found on that data set."""
+    from torchvision.transforms import AutoAugment, AutoAugmentPolicy  # takes a second to import
+
+    policy: Policy = AutoAugment(AutoAugmentPolicy(name)).policies
+    return policy
+
+
+def _autoaugmented(name: Literal["cifar10", "imagenet"], x: Tensor, size: int) -> Tensor:
     """Random crop and flip, then AutoAugment, per sample: the pipeline of FedDecorr's code."""
-    return lambda x, size: autoaugment(_crop_flip(x, size), published(policy))
+    return autoaugment(_crop_flip(x, size), published(name))
 
 
-AUGMENTS: Mapping[str, Callable[[Tensor, int], Tensor]] = {
+def autoaugment(x: Tensor, policy: Policy) -> Tensor:
+    """Applies to each image of (B, C, H, W) uint8, C 1 or 3, a pair of steps of its own.
+
+    Images of one operation share a call. The operations are torchvision's, whose own
+    ``v2.AutoAugment`` draws one pair for a whole batch. Every batch of B draws as many numbers.
+    """
+    x, by_name = x.clone(), operations()
+    drawn = torch.randint(len(policy), (len(x),)).tolist()
+    coins, signs = torch.rand(2, 2, len(x)).tolist()
+    for step in (0, 1):
+        batches: dict[tuple[str, float], list[int]] = {}
+        for sample, pair in enumerate(drawn):
+            name, probability, level = policy[pair][step]
+            if coins[step][sample] < probability:
+                negative = name in _SIGNED and signs[step][sample] < 0.5
+                strength = (-1 if negative else 1) * (level or 0) / 9
+                batches.setdefault((name, strength), []).append(sample)
+        for (name, strength), samples in batches.items():
+            where = torch.tensor(samples, device=x.device)
+            x[where] = by_name[name](x[where], strength)
+    return x
+
+
+def operations() -> Mapping[str, Callable[[Tensor, float], Tensor]]:
+    """Every operation by name: images (B, C, H, W) uint8 and a strength in -1..1 to images."""
+    from torchvision.transforms.v2 import functional as f  # takes two seconds to import
+
+    def shifted(x: Tensor, right: float, down: float) -> Tensor:
+        return f.affine(x, 0.0, [int(right), int(down)], 1.0, [0.0, 0.0])
+
+    def sheared(x: Tensor, right: float, down: float) -> Tensor:
+        angles = [math.degrees(math.atan(slope)) for slope in (right, down)]
+        return f.affine(x, 0.0, [0, 0], 1.0, angles, center=[0.0, 0.0])
+
+    return {
+        "ShearX": lambda x, s: sheared(x, 0.3 * s, 0.0),
+        "ShearY": lambda x, s: sheared(x, 0.0, 0.3 * s),
+        "TranslateX": lambda x, s: shifted(x, 150 / 331 * x.shape[-1] * s, 0),
+        "TranslateY": lambda x, s: shifted(x, 0, 150 / 331 * x.shape[-2] * s),
+        "Rotate": lambda x, s: f.rotate(x, 30 * s),
+        "Brightness": lambda x, s: f.adjust_brightness(x, 1 + 0.9 * s),
+        "Color": lambda x, s: f.adjust_saturation(x, 1 + 0.9 * s),
+        "Contrast": lambda x, s: f.adjust_contrast(x, 1 + 0.9 * s),
+        "Sharpness": lambda x, s: f.adjust_sharpness(x, 1 + 0.9 * s),
+        "Posterize": lambda x, s: f.posterize(x, 8 - round(4 * s)),
+        "Solarize": lambda x, s: f.solarize(x, 255 * (1 - s)),
+        "AutoContrast": lambda x, _: f.autocontrast(x),
+        "Equalize": lambda x, _: f.equalize(x),
+        "Invert": lambda x, _: f.invert(x),
+    }
+
+
+AUGMENTS: Mapping[str, Augment] = {
     "none": _fitted,
     "flip": _flip,
     "crop_flip": _crop_flip,
-    "autoaugment_cifar10": _autoaugmented("cifar10"),
-    "autoaugment_imagenet": _autoaugmented("imagenet"),
-    "retina": _cropped((0.6, 1.0)),
-    "covid_fl": _cropped((0.8, 1.2)),
+    "autoaugment_cifar10": functools.partial(_autoaugmented, "cifar10"),
+    "autoaugment_imagenet": functools.partial(_autoaugmented, "imagenet"),
+    "retina": functools.partial(_cropped, (0.6, 1.0)),
+    "covid_fl": functools.partial(_cropped, (0.8, 1.2)),
 }
-"""The training augmentations: from (B, C, H, W) uint8 and a size to uint8 of that size."""
+"""The training augmentations."""

@@ -1,8 +1,5 @@
-"""The interface of executors: where tasks of clients are done, with the same bits behind it.
-
-An executor is stateless between calls: tasks, versions of the model and client states go in,
-updates and new states come out.
-"""
+"""The interface of executors, which are stateless between calls: tasks, versions of the model and
+client states go in, updates and new states come out."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,17 +22,14 @@ EvaluationTask = tuple[Model, Part]
 
 @dataclass(frozen=True)
 class Measure(Generic[T]):
-    """What an evaluation gives of a model's outputs, computed where the outputs are.
-
-    Args:
-        compute: of the outputs for some samples, the run's data, the part that they belong to, and
-            their indices (n,) into the data set.
-        join: makes those of several runs of samples, in order, one; None where ``compute`` needs
-            the outputs of the whole part.
-    """
+    """What an evaluation gives of a model's outputs, computed where the outputs are."""
 
     compute: Callable[[Outputs, Samples, Part, I64], T]
+    """Of the outputs for some samples, the run's data, the part that they belong to, and their
+    indices (n,) into the data set."""
     join: Callable[[Sequence[T]], T] | None = None
+    """Makes those of several runs of samples, in order, one; None where ``compute`` needs the
+    outputs of the whole part."""
 
 
 def _outputs(outputs: Outputs, _run: Samples, _part: Part, _index: I64) -> Outputs:
@@ -73,11 +67,8 @@ class Incident:
 
 
 class Executor(Protocol):
-    """Does the clients' work of one run, with the bits of the serial executor.
-
-    Lost work is done again; :meth:`incidents` lists what was lost. What a test of an executor calls
-    is :func:`fedsim.testing.check_executor`.
-    """
+    """Does the clients' work of one run, with the bits of the serial executor; lost work is done
+    again."""
 
     @property
     def description(self) -> str:
@@ -88,10 +79,7 @@ class Executor(Protocol):
         """For env.json: resources, device and placement plan."""
 
     def broadcast(self, models: Models) -> None:
-        """Makes the models known that the next tasks start from, where they have to be sent.
-
-        What :meth:`run` and :meth:`prefetch` are given of these versions are the same objects.
-        """
+        """Sends the models that the next tasks start from; :meth:`run` gets the same objects."""
 
     def run(
         self, tasks: Sequence[ClientTask], models: Models, states: Mapping[int, Vectors]
@@ -115,21 +103,15 @@ class Executor(Protocol):
     ) -> None:
         """Tells tasks of later rounds, which idle workers may do before their round.
 
-        Only time depends on it. Each of ``rounds`` has all tasks of a round that start from
-        ``models``; the states of their clients do not change until then.
+        Each of ``rounds`` has all tasks of a round that start from ``models``; the states of their
+        clients do not change until then.
         """
 
     def columns(
-        self,
-        updates: Sequence[ClientUpdate],
-        models: Models,
-        states: Mapping[int, Vectors],
+        self, updates: Sequence[ClientUpdate], models: Models, states: Mapping[int, Vectors]
     ) -> Columns | None:
-        """The deltas of some updates of :meth:`run` where they are on the nodes, else None.
-
-        What follows the updates is what :meth:`run` was given: deltas that are lost with their node
-        while they are summed up are computed again.
-        """
+        """The deltas of updates of :meth:`run` where they are elsewhere, else None; the rest is
+        what :meth:`run` was given, since lost ones are computed again."""
 
     def evaluate(self, jobs: Sequence[EvaluationTask], measure: Measure[T]) -> list[T]:
         """What is made of each job's outputs for the samples of its part, in the part's order.

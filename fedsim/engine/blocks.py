@@ -19,17 +19,14 @@ Block = tuple[ClientTask, ...]
 
 @dataclass(frozen=True)
 class Stacking:
-    """How clients train together (``engine.client_batch`` above 1).
-
-    Args:
-        clients: the largest number of clients in a block.
-        width: samples of a padded batch, the same in the whole run.
-        batchnorm: whether the model has trained BatchNorm, which cannot take a single sample.
-    """
+    """How clients train together (``engine.client_batch`` above 1)."""
 
     clients: int
+    """The largest number of clients in a block."""
     width: int
+    """Samples of a padded batch, the same in the whole run."""
     batchnorm: bool
+    """Whether the model has trained BatchNorm, which cannot take a single sample."""
 
     def blocks(self, steps: Iterable[tuple[ClientTask, int]]) -> list[Block]:
         """The tasks with the most steps first, then by client, cut into blocks."""

@@ -1,8 +1,5 @@
-"""Torch on a device: the flags that fix a result's bits, and the memory limit on a shared GPU.
-
-Ray counts fractions of a GPU but enforces none of them, so each process limits its own memory.
-Nothing uses ``torch.compile``, which takes longer than the whole training of most clients.
-"""
+"""Torch on a device: the flags that fix a result's bits, and the memory limit on a shared GPU,
+since Ray counts fractions of a GPU but enforces none of them."""
 
 from __future__ import annotations
 
@@ -39,18 +36,14 @@ _deterministic: Any = torch.utils.deterministic  # a module with a property, hid
 
 
 def client_device(gpu: bool) -> torch.device:
-    """The device of this process: its first visible GPU, or the CPU.
-
-    A GPU always has its index, which some of torch's functions need.
-    """
+    """The device of this process: its first visible GPU, with its index, or the CPU."""
     return torch.device("cuda", 0) if gpu else torch.device("cpu")
 
 
 def trains_on_gpu(engine: EngineConfig) -> bool:
     """Whether clients train on GPUs, by the configuration and the kind of device alone.
 
-    Unset, Ray takes the GPUs of its machines: this one, or those of a cluster, of which nothing is
-    known before it is joined; the serial engine takes the CPU.
+    Of a cluster nothing is known before it is joined; unset, the serial engine takes the CPU.
     """
     if engine.gpus_per_client is not None:
         return engine.gpus_per_client > 0
@@ -59,11 +52,8 @@ def trains_on_gpu(engine: EngineConfig) -> bool:
 
 
 def server_device(engine: EngineConfig) -> torch.device | None:
-    """The GPU on which the server computes, None for the CPU; see ``engine.server_device``.
-
-    Raises:
-        ConfigError: it is to be a GPU, and torch finds none here.
-    """
+    """The GPU on which the server computes, None for the CPU; see ``engine.server_device``. A
+    ConfigError where it is to be a GPU, and torch finds none here."""
     clients_on_cpu = engine.gpus_per_client == 0 or (
         engine.kind == "serial" and engine.gpus_per_client is None
     )
@@ -82,9 +72,8 @@ def configure(
 ) -> None:
     """Fixes what changes bits: threads on the CPU; TF32, autotuning and atomics on a GPU.
 
-    TF32 is as reproducible as float32: its kernels round their factors and sum in a fixed order.
-    Deterministic algorithms also write NaN into fresh memory before each use, to show reads of what
-    was never written; that is switched off, it costs a pass over every intermediate result.
+    TF32 is as reproducible as float32. With deterministic algorithms torch would also write NaN
+    into fresh memory before each use, which costs a pass over every intermediate result.
     """
     torch.set_num_threads(threads)
     warnings.filterwarnings("always", message=NO_KERNEL)  # by each worker, whoever met it first
@@ -104,10 +93,8 @@ def forward_passes(
 ) -> tuple[Precision, torch.memory_format]:
     """The context of forward passes, and how images lie in memory: with bf16, both faster on a GPU.
 
-    Weights and updates stay float32 vectors in the usual order, of which parameters are views:
-    cuDNN transposes weights in each step, 0.1 ms beside the 20 ms of a step of ResNet-50. With
-    channels last, a model of your own must use ``flatten`` or ``reshape`` where it would use
-    ``view``.
+    Weights and updates stay float32 vectors in the usual order. With channels last, a model of your
+    own must use ``flatten`` or ``reshape`` where it would use ``view``.
     """
     if precision == "bf16" and device.type == "cuda":
         return partial(torch.autocast, "cuda", torch.bfloat16), torch.channels_last
@@ -117,9 +104,8 @@ def forward_passes(
 def keep_freed_memory() -> None:
     """Lets this process keep large blocks that it frees, for the next step and client to take.
 
-    By default glibc gives them back, and every gradient of a large model is paid for with page
-    faults: a quarter of the time of a short training. The process then stays at its peak size. For
-    processes of fedsim's own; without glibc nothing happens.
+    Else glibc gives them back, and page faults are a quarter of the time of a short training. For
+    processes of fedsim's own, which stay at their peak size; without glibc nothing happens.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -161,116 +147,55 @@ HEADROOM = 1.1
 UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
-@dataclass(frozen=True)
-class Usage:
-    """The memory of a GPU at a failed allocation, in bytes.
-
-    Args:
-        total: of the GPU.
-        free: that no process has.
-        held: by this process's tensors and caches.
-        requested: the allocation that failed.
-    """
-
-    total: int
-    free: int
-    held: int
-    requested: int
-
-    @property
-    def needed(self) -> int:
-        """What the process would have had, with its context."""
-        return self.held + self.requested + CONTEXT
-
-    @property
-    def others(self) -> int:
-        """What other processes have."""
-        return max(0, self.total - self.free - self.held - CONTEXT)
-
-
 def limit_memory(device: torch.device, fraction: float) -> None:
-    """Keeps this process to its fraction of a GPU; does nothing on a CPU or with a whole GPU.
-
-    Raises:
-        ConfigError: the fraction does not even hold a CUDA context.
-    """
-    if device.type != "cuda" or fraction >= 1:
-        return
-    total = torch.cuda.get_device_properties(device).total_memory
-    torch.cuda.set_per_process_memory_fraction(tensor_fraction(total, fraction), device)
+    """Keeps this process to its fraction of a GPU; does nothing on a CPU or with a whole GPU."""
+    if device.type == "cuda" and fraction < 1:
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(tensor_fraction(total, fraction), device)
 
 
 def tensor_fraction(total: int, fraction: float) -> float:
-    """The part of a GPU that is left for tensors in a fraction of it between 0 and 1.
-
-    Raises:
-        ConfigError: nothing is left beside the process's CUDA context.
-    """
+    """The part of a GPU that is left for tensors in a fraction of it; a ConfigError where that is
+    nothing beside the process's CUDA context."""
     left = fraction - CONTEXT / total
     if left <= 0:
         raise ConfigError(
-            f"--gpus-per-client {fraction:g}: that is {fraction * total / GIB:.2f} GiB of a GPU "
-            f"with {total / GIB:.1f} GiB, and a process takes {CONTEXT / GIB:.2g} GiB before its "
+            f"--gpus-per-client {fraction:g}: a process takes {CONTEXT / GIB:.2g} GiB before its "
             f"model; it must be more than {math.ceil(1e4 * CONTEXT / total) / 1e4:g}"
         )
     return left
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that the GPU's memory is used up.
-
-    cuBLAS, cuDNN and the driver say so in a RuntimeError of their own.
-    """
-    text = str(error)
-    return isinstance(error, torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError)
-        and ("CUDA error: out of memory" in text or "STATUS_ALLOC_FAILED" in text)
-    )
-
-
 def reason(error: BaseException, fraction: float, device: torch.device) -> str:
-    """What an exception in a client's work says: :func:`described`, or :func:`explain`."""
-    if device.type == "cuda" and is_out_of_memory(error):
+    """What an exception in a client's work says, in one line."""
+    full = isinstance(error, torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError)  # of cuBLAS, cuDNN and the driver
+        and re.search("CUDA error: out of memory|STATUS_ALLOC_FAILED", str(error))
+    )
+    if device.type == "cuda" and full:
         with contextlib.suppress(RuntimeError):  # where even the question fails
-            free, total = torch.cuda.mem_get_info(device)
-            held = torch.cuda.memory_reserved(device)
-            return explain(Usage(total, free, held, requested_bytes(str(error))), fraction)
+            total, held = total_memory() or 0, torch.cuda.memory_reserved(device)
+            return out_of_memory(total, held, str(error), fraction)
     return described(error)
 
 
-def requested_bytes(text: str) -> int:
-    """The bytes that torch tried to allocate, by its message; 0 where it does not say."""
-    requested = re.search(r"Tried to allocate ([\d.]+) (bytes|[KMGT]iB)", text)
-    return round(float(requested[1]) * UNITS[requested[2]]) if requested else 0
-
-
-def explain(usage: Usage, fraction: float) -> str:
-    """What happened on a GPU with too little memory and what would help, in one line."""
+def out_of_memory(total: int, held: int, message: str, fraction: float) -> str:
+    """What happened on a GPU of ``total`` bytes, of which this process has ``fraction`` and holds
+    ``held`` bytes, and what would help; torch's ``message`` says what it asked for."""
     fraction = min(fraction, 1.0)
+    asked = re.search(r"Tried to allocate ([\d.]+) (bytes|[KMGT]iB)", message)
+    requested = round(float(asked[1]) * UNITS[asked[2]]) if asked else 0
+    need = held + requested + CONTEXT
     text = (
-        f"out of GPU memory: {_gib(usage.held)} in use and {_gib(usage.requested)} more asked for, "
-        f"on {fraction:g} of a GPU with {_gib(usage.total)}"
+        f"out of GPU memory: {held / GIB:.3g} GiB in use and {requested / GIB:.3g} GiB more asked "
+        f"for, on {fraction:g} of a GPU with {total / GIB:.3g} GiB"
     )
-    need = f"one client needs about {_gib(usage.needed)}"
-    if usage.needed > usage.total:
-        return (
-            f"{text}; {need}, too much for this GPU: a smaller train.batch_size, "
-            "evaluation.batch_size or model would help"
-        )
-    if usage.needed <= fraction * usage.total:
-        others = f"but other processes have {_gib(usage.others)}"
-        return f"{text}; {need}, which that fraction holds, {others}"
-    return f"{text}; --gpus-per-client {fitting(usage.needed / usage.total):g} would fit: {need}"
-
-
-def fitting(fraction: float) -> float:
-    """The smallest 1/k that holds a fraction of a GPU and a little more, as Ray counts it."""
-    clients = max(1, math.floor(1 / (fraction * HEADROOM)))
-    return math.floor(1e4 / clients) / 1e4
-
-
-def _gib(amount: int) -> str:
-    return f"{amount / GIB:.3g} GiB"
+    if need > total:
+        return f"{text}; a smaller train.batch_size, evaluation.batch_size or model would help"
+    if need <= fraction * total:
+        return f"{text}, of which other processes have the rest"
+    clients = max(1, math.floor(total / (need * HEADROOM)))  # on the GPU; Ray cuts off at 1e-4
+    return f"{text}; --gpus-per-client {math.floor(1e4 / clients) / 1e4:g} would fit"
 
 
 def total_memory() -> int | None:
@@ -300,15 +225,12 @@ class Kind:
 
 @dataclass(frozen=True)
 class Findings:
-    """What showed in a worker's calls so far.
-
-    Args:
-        nondeterministic: operations without a deterministic kernel on this device.
-        uncaptured: what was not captured as a CUDA graph, and why.
-    """
+    """What showed in a worker's calls so far."""
 
     nondeterministic: frozenset[str] = frozenset()
+    """Operations without a deterministic kernel on this device."""
     uncaptured: Mapping[str, str] = field(default_factory=dict)
+    """What was not captured as a CUDA graph, and why."""
 
 
 def record(
@@ -319,11 +241,8 @@ def record(
 ) -> dict[str, object]:
     """What env.json says as ``device`` of the workers; empty where none has started.
 
-    Args:
-        kinds: of their devices; several with ``engine.allow_mixed_devices``.
-        precision: ``engine.precision``; a CPU computes in float32.
-        deterministic: ``engine.deterministic``; a CPU's kernels repeat their bits.
-        findings: of each worker.
+    Several ``kinds`` are there with ``engine.allow_mixed_devices``. A CPU computes in float32, and
+    its kernels repeat their bits.
     """
     if not kinds:
         return {}

@@ -67,19 +67,15 @@ class SerialExecutor:
     @property
     def environment(self) -> Mapping[str, object]:
         """The device."""
-        kinds, spec = [Kind.of(self._device)], self._worker.spec
-        findings = [self._worker.findings]
-        device = record(kinds, spec.precision, spec.deterministic, findings)
+        spec, kinds = self._worker.spec, [Kind.of(self._device)]
+        device = record(kinds, spec.precision, spec.deterministic, [self._worker.findings])
         return {"engine": "serial", "device": device}
 
     def broadcast(self, models: Models) -> None:
         """See :class:`~fedsim.engine.base.Executor`; the models are here."""
 
     def run(
-        self,
-        tasks: Sequence[ClientTask],
-        models: Models,
-        states: Mapping[int, Vectors],
+        self, tasks: Sequence[ClientTask], models: Models, states: Mapping[int, Vectors]
     ) -> list[ClientUpdate]:
         """See :class:`~fedsim.engine.base.Executor`."""
         updates, worker = [], self._worker

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedsim.algorithms.base import Algorithm, Work
 from fedsim.client.block import num_steps
-from fedsim.core.errors import ContractError, DataError
+from fedsim.core.errors import DataError
 from fedsim.core.settings import Arithmetic
 from fedsim.core.types import (
     I64,
@@ -30,22 +30,15 @@ from fedsim.engine.blocks import Block, Stacking
 
 @dataclass(frozen=True)
 class LocalImages:
-    """Images that each node reads itself, instead of getting them from the driver.
-
-    Args:
-        read: gives (N, channels, H, W) uint8, on whatever machine it is called.
-        sha256: of the driver's.
-    """
+    """Images that each node reads itself, instead of getting them from the driver."""
 
     read: Callable[[], Array]
+    """Gives (N, channels, H, W) uint8, on whatever machine it is called."""
     sha256: str
+    """Of the driver's."""
 
     def __call__(self) -> Array:
-        """The images of this machine.
-
-        Raises:
-            DataError: they are not the driver's.
-        """
+        """The images of this machine; a DataError where they are not the driver's."""
         images = self.read()
         if array_sha256(images) != self.sha256:
             raise DataError(
@@ -58,22 +51,7 @@ class LocalImages:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSpec:
-    """Everything a worker is made of; travels once per node.
-
-    Args:
-        local_images: how a node gets the images itself; None where ``dataset`` brings them.
-        seed: of the run, for the start weights.
-        threads: torch threads on the CPU; part of the result's bits.
-        batch_size: images per forward pass of an evaluation.
-        precision: of networks on a GPU, ``engine.precision``.
-        deterministic: whether a GPU's kernels repeat their bits, ``engine.deterministic``.
-        finetune_epochs: of the fine-tuning after the last round, 0 for none.
-        stacking: how clients train together; None where they train one by one.
-        frozen: by name the tensors of the model that do not train; once per node.
-        cut: the frozen module, by name, whose outputs the samples of ``dataset`` are, so that
-            workers leave it out; None where the samples are the model's input.
-        root: (n,) indices into ``dataset.x`` of the samples that the server itself trains on.
-    """
+    """What a worker is made of; travels once per node."""
 
     dataset: Dataset
     partition: Partition
@@ -82,15 +60,24 @@ class WorkerSpec:
     training: Training
     seed: int
     threads: int
+    """Of torch on the CPU; part of the result's bits."""
     batch_size: int
+    """Images per forward pass of an evaluation."""
     precision: Arithmetic
     deterministic: bool
     local_images: LocalImages | None = None
+    """How a node gets the images itself; None where ``dataset`` brings them."""
     finetune_epochs: int = 0
+    """Of the fine-tuning after the last round, 0 for none."""
     stacking: Stacking | None = None
+    """How clients train together; None where they train one by one."""
     frozen: Vectors = field(default_factory=dict)
+    """By name the tensors of the model that do not train."""
     cut: str | None = None
+    """The frozen module, by name, whose outputs the samples of ``dataset`` are, so that workers
+    leave it out; None where the samples are the model's input."""
     root: I64 = field(default_factory=lambda: np.empty(0, np.int64))
+    """(n,) indices into ``dataset.x`` of the samples that the server itself trains on."""
 
     @property
     def frozen_bytes(self) -> int:
@@ -108,13 +95,7 @@ class WorkerSpec:
         return None if alone else self.stacking
 
     def blocks(self, tasks: Sequence[ClientTask]) -> list[Block]:
-        """Tasks of one kind in blocks; those of a block start from one version of the model.
-
-        Raises:
-            ContractError: the tasks are of several kinds.
-        """
-        if len(kinds := {task.work for task in tasks}) > 1:
-            raise ContractError(f"tasks of several kinds in one call: {', '.join(sorted(kinds))}")
+        """Tasks of one kind in blocks; those of a block start from one version of the model."""
         stacking = self.stacking_of(tasks[0]) if tasks else None
         if stacking is None:
             return [(task,) for task in sorted(tasks, key=lambda task: task.client)]

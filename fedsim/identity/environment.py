@@ -64,14 +64,6 @@ def files_of(config: RunConfig, frozen: Vectors) -> dict[str, str]:
     return digests
 
 
-COMPARED = {
-    "trace_sha256": "clock.trace {config.clock.trace}: it has",
-    "clients_sha256": "train.clients {config.train.clients}: it has",
-    "frozen_sha256": "model.trainable={config.model.trainable}: the frozen weights have",
-}
-"""The digests that stay as they were in a run, and the message of one that did not."""
-
-
 def check_begun(
     run: Path,
     config: RunConfig,
@@ -84,19 +76,20 @@ def check_begun(
 
     Returns:
         What env.json is to say as well: the code that was accepted.
-
-    Raises:
-        ConfigError: a user's code has changed, and that is not accepted; or env.json is damaged.
-        DataError: data, trace, listed clients or frozen weights have changed.
     """
     before, began = RunStore(run).read_environment(), Provenance.read(run)
     changed = check_code(run, began, now.code, accept=accept_changed_code)
     check_data(run, began, now.data, "put the data back, or begin another run")
+    origins = {
+        "trace_sha256": f"clock.trace {config.clock.trace}: it has",
+        "clients_sha256": f"train.clients {config.train.clients}: it has",
+        "frozen_sha256": f"model.trainable={config.model.trainable}: the frozen weights have",
+    }
     for key, digest in files_of(config, frozen).items():
-        if key in COMPARED and before.get(key) not in (None, digest):
+        if key in origins and before.get(key) not in (None, digest):
             raise DataError(
-                f"{COMPARED[key].format(config=config)} changed since the run in {run} began; "
-                "put that back, or begin another run"
+                f"{origins[key]} changed since the run in {run} began; put that back, or begin "
+                "another run"
             )
     return accepted(now.code) if changed else {}
 
@@ -113,22 +106,18 @@ NUMERICAL = ("torch", "numpy")
 
 
 def other_versions(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """A line on the packages that were other ones when the run last went on.
-
-    None where nothing was.
+    """A line on the packages that were other ones when the run last went on; None where none was.
 
     Args:
         before: env.json of a run that is resumed.
         now: what it will say of the part that follows.
     """
-    parts = before.get("resumed", [])
-    last = parts[-1] if isinstance(parts, list) and parts else before
-    old = last.get("packages") if isinstance(last, Mapping) else None
     new = now["packages"]
-    changed = [p for p in NUMERICAL if isinstance(old, Mapping) and old.get(p, new[p]) != new[p]]
-    if not changed or not isinstance(old, Mapping):
+    old = [before, *before.get("resumed", [])][-1].get("packages", new)
+    changed = [name for name in NUMERICAL if old.get(name, new[name]) != new[name]]
+    if not changed:
         return None
-    were, are = (", ".join(f"{p} {versions[p]}" for p in changed) for versions in (old, new))
+    were, are = (", ".join(f"{name} {each[name]}" for name in changed) for each in (old, new))
     return (
         f"the rounds so far were done with {were}, those that follow with {are}: the last digits "
         "may differ from those of a run without interruption"

@@ -11,6 +11,7 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from operator import attrgetter
 from pathlib import Path
 
 from fedsim import data
@@ -20,7 +21,7 @@ from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import sha256, sha256_of
 from fedsim.core.imports import module_of
-from fedsim.core.types import Array, Dataset
+from fedsim.core.types import Dataset
 from fedsim.identity.sources import sha256_of_files
 from fedsim.models.catalogue import LIBRARIES
 from fedsim.storage.run_dir import RunStore, RunWriter, to_json
@@ -84,34 +85,26 @@ def shortened(content: object) -> str:
     return f"sha256:{sha256_of(json.dumps(content))[:SHOWN]}"
 
 
-def functions_of(config: RunConfig) -> dict[str, tuple[str, ...]]:
-    """By role the user's functions, as ``module:function``, that a configuration names."""
-    named = {
-        "method": (config.algorithm,),
-        "server": chain(config.server),
-        "model": (config.model_name,),
-        "dataset": (config.data.name,),
-        "partition": (config.data.partition or "",),
-        "executor": (config.engine.kind,),
-        "schedule": (config.train.schedule,),
-        "attack": (config.attack.name or "",),
-        "compressor": (config.compress.name,),
-    }
-    return {role: tuple(name for name in names if ":" in name) for role, names in named.items()}
-
-
-NAMING = (
-    *("algorithm", "server", "model.name", "data.name", "data.partition", "train.schedule"),
-    *("attack.name", "compress.name"),
-)
-"""Keys by which a config.yaml names functions that a verification would run."""
+FUNCTIONS: Mapping[str, str] = {
+    "method": "algorithm",
+    "server": "server",
+    "model": "model.name",
+    "dataset": "data.name",
+    "partition": "data.partition",
+    "executor": "engine.kind",
+    "schedule": "train.schedule",
+    "attack": "attack.name",
+    "compressor": "compress.name",
+}
+"""By role the key that may name a function of the user's; of the server several, after commas."""
 
 
 def functions_in(settings: Settings) -> list[str]:
-    """``KEY NAME`` of each function that is not of fedsim and that settings name; runs nothing."""
+    """``KEY NAME`` of each function that is not of fedsim and that settings name, but for the
+    executor, which no verification uses; runs nothing."""
     named = []
-    for key in NAMING:
-        value = settings[key].value if key in settings else None
+    for key in FUNCTIONS.values():
+        value = settings[key].value if key in settings and key != "engine.kind" else None
         for name in value if isinstance(value, list) else str(value).split(","):
             library, colon, _ = str(name).strip().partition(":")
             if colon and not (key == "model.name" and library in LIBRARIES):
@@ -121,13 +114,11 @@ def functions_in(settings: Settings) -> list[str]:
 
 
 def code_of(config: RunConfig) -> dict[str, Code]:
-    """By role the sources of the user's functions that a configuration names.
-
-    Raises:
-        ConfigError: a source file cannot be read, or has changed since Python imported it.
-    """
+    """By role the sources of the user's functions that a configuration names."""
     sources = {}
-    for role, functions in functions_of(config).items():
+    for role, key in FUNCTIONS.items():
+        names = chain(attrgetter(key)(config) or "")
+        functions = [name for name in names if ":" in name]
         files = [sha256_of_files(module_of(name, f"{role} {name!r}")) for name in functions]
         merged = {path: digest for each in files for path, digest in each.items()}
         if merged:
@@ -137,19 +128,17 @@ def code_of(config: RunConfig) -> dict[str, Code]:
 
 def data_of(dataset: Dataset, folder: str | None) -> Data:
     """The digests of a data set as its reader gives it; ``folder`` is ``data.dir``."""
-    classes = sha256_of(json.dumps(dataset.class_names))
     info = data.find(dataset.name)
     fitted = folder if info is not None and info.prepared else None
+    vocabulary = [json.dumps(dataset.words)] if dataset.words else []
+    x, y = (
+        sha256_of(f"{array.dtype.str} {array.shape} ", array, *words)
+        for array, words in ((dataset.x, vocabulary), (dataset.y, []))
+    )
     return Data(
-        samples=_sha256(dataset.x, dataset.words), labels=_sha256(dataset.y), classes=classes,
+        samples=x, labels=y, classes=sha256_of(json.dumps(dataset.class_names)),
         dir=folder, file=None if fitted is None else sha256(Path(fitted)),
     )  # fmt: skip
-
-
-def _sha256(array: Array, words: tuple[str, ...] = ()) -> str:
-    """Of an array with its shape and type, and of the words whose numbers it holds."""
-    vocabulary = [json.dumps(words)] if words else []
-    return sha256_of(f"{array.dtype.str} {array.shape} ", array, *vocabulary)
 
 
 @dataclass(frozen=True)
@@ -169,19 +158,15 @@ class Provenance:
 
     def record(self) -> dict[str, object]:
         """As env.json has it."""
-        digests = {}
-        if self.data is not None:
-            values = {k: v for k, v in asdict(self.data).items() if v is not None or k != "file"}
-            digests = {"data": values}
-        return {"code": {role: asdict(code) for role, code in self.code.items()}, **digests}
+        code = {role: asdict(code) for role, code in self.code.items()}
+        if self.data is None:
+            return {"code": code}
+        values = asdict(self.data).items()
+        return {"code": code, "data": {k: v for k, v in values if v is not None or k != "file"}}
 
     @classmethod
     def read(cls, run: Path) -> Provenance:
-        """What env.json says that a run is made of.
-
-        Raises:
-            ConfigError: it cannot be read, or is not what fedsim writes.
-        """
+        """What env.json says that a run is made of."""
         recorded = RunStore(run).read_environment()
         try:
             code, instead = (
@@ -190,10 +175,8 @@ class Provenance:
             )
             digests = Data(**recorded["data"] | {"dir": None}) if "data" in recorded else None
         except (AttributeError, TypeError) as error:
-            raise ConfigError(
-                f"{run / 'env.json'}: damaged: 'code' or 'data' is not what fedsim writes there; "
-                "restore it, or remove it to go on without what it says of the run's beginning"
-            ) from error
+            damaged = "damaged: 'code' or 'data' is not what fedsim writes there; restore it"
+            raise ConfigError(f"{run / 'env.json'}: {damaged}, or remove it") from error
         return cls(code, digests, instead)
 
 
@@ -204,18 +187,13 @@ def changed_code(before: Provenance, now: Mapping[str, Code]) -> str | None:
     """
     for role, code in now.items():
         trained = before.accepted.get(role, before.code.get(role))
-        same = code in (trained, before.code.get(role))
-        if trained is None or trained.name != code.name or same:
+        if trained is None or trained.name != code.name or code in (trained, before.code.get(role)):
             continue  # another name is another setting, which is compared elsewhere
-        files = sorted({*trained.files, *code.files})
-        file = next(path for path in files if trained.files.get(path) != code.files.get(path))
-        was, is_now = (_state(each.files.get(file)) for each in (trained, code))
-        return f"{file} (of the {role} {code.name}) has changed: it was {was}, is {is_now} now"
+        paths = sorted({*trained.files, *code.files})
+        file = next(path for path in paths if trained.files.get(path) != code.files.get(path))
+        was, now_is = (each.files.get(file, "not there")[:SHOWN] for each in (trained, code))
+        return f"{file} (of the {role} {code.name}) has changed: it was {was}, is {now_is} now"
     return None
-
-
-def _state(digest: str | None) -> str:
-    return "not there" if digest is None else digest[:SHOWN]
 
 
 def check_code(run: Path, before: Provenance, now: Mapping[str, Code], *, accept: bool) -> bool:
@@ -223,9 +201,6 @@ def check_code(run: Path, before: Provenance, now: Mapping[str, Code], *, accept
 
     Returns:
         Whether the code is another one.
-
-    Raises:
-        ConfigError: it is; names the file and both digests.
     """
     change = changed_code(before, now)
     if change is not None and not accept:
@@ -237,17 +212,7 @@ def check_code(run: Path, before: Provenance, now: Mapping[str, Code], *, accept
 
 
 def check_data(run: Path, before: Provenance, now: Data | None, advice: str) -> None:
-    """Refuses data that are not those of a run.
-
-    Args:
-        run: its directory.
-        before: what it was made of.
-        now: the data, None where they are not known.
-        advice: what to do instead.
-
-    Raises:
-        DataError: they differ; says in what.
-    """
+    """Refuses data that are not those of a run, as far as both are known."""
     if before.data is None or now is None:
         return
     differ = [PARTS[part] for part in PARTS if getattr(before.data, part) != getattr(now, part)]
@@ -260,12 +225,7 @@ def check_data(run: Path, before: Provenance, now: Data | None, advice: str) -> 
 
 
 def accept_code(run: Path, now: Mapping[str, Code]) -> None:
-    """Records in env.json that a finished run counts as one of the code of now.
-
-    Raises:
-        ConfigError: env.json cannot be read.
-        StoreError: it cannot be written.
-    """
+    """Records in env.json that a finished run counts as one of the code of now."""
     store = RunWriter(run)
     store.write("env.json", to_json(store.read_environment() | accepted(now)))
     logger.warning("%s: %s: its results are those of the code before the change", run, ACCEPT)

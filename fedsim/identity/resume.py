@@ -26,11 +26,7 @@ def decisive(config: RunConfig) -> dict[str, Any]:
 
 
 def is_complete(wanted: RunConfig, folder: Path) -> bool:
-    """Whether the run is there and finished; code and data are not compared.
-
-    Raises:
-        ConfigError: it is finished and its configuration is another one, or unknown.
-    """
+    """Whether the run is there and finished; code and data are not compared."""
     if not (folder / "summary.csv").exists():
         return False
     settings = experiments.read(folder / "config.yaml").settings
@@ -46,11 +42,11 @@ def is_complete(wanted: RunConfig, folder: Path) -> bool:
 
 def has_patients(run: Path) -> bool:
     """Whether split.csv, if it is there, says whose the samples are."""
-    with files.reading(run / "split.csv") as path:
-        if not path.exists():
-            return False
-        with path.open("rb") as file:
-            return b"patient" in file.readline().strip().split(b",")
+    path = run / "split.csv"
+    if not path.exists():
+        return False
+    with files.reading(path), path.open("rb") as file:
+        return b"patient" in file.readline().strip().split(b",")
 
 
 def difference(
@@ -58,12 +54,8 @@ def difference(
 ) -> str | None:
     """The first dotted key in which a finished run differs from the wanted configuration.
 
-    Placement and label cannot change a result.
-
-    Args:
-        wanted: the configuration.
-        settings: the finished run's config.yaml, nested or dotted.
-        patients: whether its data say whose the samples are.
+    Placement and label cannot change a result. ``settings`` are those of the run's config.yaml,
+    nested or dotted; ``patients`` whether its data say whose the samples are.
     """
     have = _flat(settings)
     left_open = {key for key, value in _flat(to_dict(wanted)).items() if value is None}
@@ -109,10 +101,6 @@ def archive(folder: Path) -> None:
     """Makes room for a run in the directory of an incomplete one, which is renamed.
 
     Where no round has finished, the run's files are deleted instead.
-
-    Raises:
-        ConfigError: a live run holds the directory.
-        StoreError: it cannot be renamed, or a file not deleted.
     """
     if not folder.exists() or not any(folder.iterdir()):
         return
@@ -157,9 +145,6 @@ def configuration(
 
     ``data_dir`` is where its data are now, if not at ``data.dir``. For ``build`` see
     :func:`~fedsim.config.resolve.resolve`.
-
-    Raises:
-        ConfigError: the directory holds no run, a key may not change, a path is not there.
     """
     file = run / "config.yaml"
     if not file.is_file():
@@ -186,9 +171,6 @@ def can_resume(wanted: RunConfig, run: Path, *, accept_changed_code: bool = Fals
     """Whether the directory holds an unfinished run of this configuration with checkpoints.
 
     A run of other code than that of now is none, unless that is accepted.
-
-    Raises:
-        StoreError: the folder of the checkpoints cannot be read.
     """
     from fedsim.storage import checkpoint  # imports torch, which a sweep's controller need not
 

@@ -32,9 +32,6 @@ def sha256_of_files(module: str) -> dict[str, str]:
 
     Empty where the module has no source file of the user's: it is installed, compiled, or not
     there.
-
-    Raises:
-        ConfigError: a file cannot be read, or has changed since Python imported it.
     """
     top = module.partition(".")[0]
     root = next((r for r in _roots(top) if top not in OWN and any(_files(r, module))), None)
@@ -45,7 +42,7 @@ def sha256_of_files(module: str) -> dict[str, str]:
     while waiting:
         path = waiting.pop()
         if str(path) not in digests:
-            text = _read(root / path)
+            text = (root / path).read_bytes().replace(b"\r\n", b"\n")
             digests[str(path)] = sha256_of(text)
             _check_as_imported(root / path, path, digests[str(path)])
             waiting += [file for name in _imported(text, path) for file in _files(root, name)]
@@ -58,13 +55,12 @@ def _check_as_imported(file: Path, path: PurePosixPath, digest: str) -> None:
     Beside a notebook, Python goes on with the code that it imported, while the processes of Ray and
     of a sweep import the file as it is now: a run would be made of both.
     """
-    parts = path.parent.parts if path.name == "__init__.py" else path.with_suffix("").parts
-    name = ".".join(parts)
+    name = ".".join(path.with_suffix("").parts).removesuffix(".__init__")
     spec = getattr(sys.modules.get(name), "__spec__", None)  # a reload makes a new one
     if spec is None or spec.origin != str(file):
         return
-    imported_spec, imported = _imported_as.get(name, (None, digest))
-    if imported_spec is not spec:
+    seen, imported = _imported_as.setdefault(name, (spec, digest))
+    if seen is not spec:
         _imported_as[name] = spec, digest
     elif imported != digest:
         raise ConfigError(
@@ -90,9 +86,7 @@ def _roots(top: str) -> list[Path]:
 def _is_installed(folder: Path) -> bool:
     """Whether a folder is one of installed packages, or of Python's own library."""
     library = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
-    return not {*INSTALLED}.isdisjoint(folder.parts) or not library.isdisjoint(
-        (folder, *folder.parents)
-    )
+    return bool({*INSTALLED} & {*folder.parts} or library & {folder, *folder.parents})
 
 
 def _files(root: Path, module: str) -> Iterator[PurePosixPath]:
@@ -106,16 +100,6 @@ def _files(root: Path, module: str) -> Iterator[PurePosixPath]:
             if os.path.isfile(root / file):
                 yield file
                 break
-
-
-def _read(file: Path) -> bytes:
-    try:
-        return file.read_bytes().replace(b"\r\n", b"\n")
-    except OSError as error:
-        raise ConfigError(
-            f"{file}: cannot be read ({error.strerror or error}), though it is part of the code "
-            "of the run"
-        ) from error
 
 
 def _imported(text: bytes, file: PurePosixPath) -> Iterator[str]:

@@ -49,9 +49,9 @@ class FinalPredictions:
             )
         label = str(self.only_class)
         name = names[self.only_class] if self.only_class < len(names) else label
-        known = f" ({name})" if name.strip() not in ("", label) else ""
+        title = f" ({name})" if name.strip() not in ("", label) else ""
         return (
-            f"class {label}{known} is predicted for all {self.num_samples} test samples in the "
+            f"class {label}{title} is predicted for all {self.num_samples} test samples in the "
             f"last evaluation; balanced accuracy is that of chance, {chance}"
         )
 

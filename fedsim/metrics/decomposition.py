@@ -38,18 +38,15 @@ def terms(client_losses: F64, global_losses: F64, p: F64, q: F64, owners: I64) -
         ``global_loss``; and, no part of the sum, ``shift_spread``, which is
         ``sum_ij p_i q_j |L_j(w_i) - L_i(w_i)|``, and ``aggregation_spread``, which is
         ``sum_i p_i |Lq(w) - Lq(w_i)|``.
-
-    Raises:
-        DivergedError: losses so large that the terms do not add up to the global loss in float64.
     """
-    own = client_losses[np.arange(len(p)), owners]
-    shifts = client_losses - own[:, None]
+    at_home = client_losses[np.arange(len(p)), owners]
+    shifts = client_losses - at_home[:, None]
     pairs = p[:, None] * q
     seen = np.array([math.fsum(row) for row in q * client_losses])
     after = np.array([math.fsum(row) for row in q * global_losses])
     whole = math.fsum(p * after)
     losses = {
-        "local_loss": math.fsum(p * own),
+        "local_loss": math.fsum(p * at_home),
         "shift_loss": math.fsum((pairs * shifts).ravel()),
         "aggregation_loss": math.fsum(p * (after - seen)),
         "global_loss": whole,
@@ -97,24 +94,23 @@ def decompose(
     n = np.asarray(num_samples, dtype=np.float64)
     weights = n if owner_samples is None else np.asarray(owner_samples, dtype=np.float64)
     columns = np.arange(n.size) if owners is None else np.asarray(owners)
-    if local.ndim != 2 or 0 in local.shape or after.shape not in (local.shape, local.shape[1:]):
+    shapes = local.shape, after.shape, n.shape, weights.shape, columns.shape
+    if local.ndim != 2 or shapes not in (
+        (local.shape, of_global, local.shape[:1], local.shape[1:], local.shape[:1])
+        for of_global in (local.shape, local.shape[1:])
+    ):
         raise ContractError(
-            f"client_losses must be (m, K) and global_losses (K,) or (m, K), got {local.shape} "
-            f"and {after.shape}"
+            "needed are client_losses (m, K), global_losses (K,) or (m, K), num_samples (m,), "
+            f"owner_samples (K,) and owners (m,), got {', '.join(map(str, shapes))}"
         )
     m, k = local.shape
-    if n.shape != (m,) or weights.shape != (k,) or columns.shape != (m,):
-        raise ContractError(
-            f"client_losses are {local.shape}, so num_samples and owners must be ({m},) and "
-            f"owner_samples ({k},); got {n.shape}, {columns.shape} and {weights.shape}"
-        )
-    if not (columns.dtype.kind in "iu" and columns.min() >= 0 and columns.max() < k):
+    if not (m and columns.dtype.kind in "iu" and columns.min() >= 0 and columns.max() < k):
         raise ContractError(f"owners must be columns 0..{k - 1}, got {columns.tolist()}")
-    for name, counts in (("num_samples", n), ("owner_samples", weights)):
-        if not (np.isfinite(counts).all() and (counts >= 0).all() and counts.sum() > 0):
-            raise ContractError(f"{name} must be counts, some of them above 0: {counts.tolist()}")
-    if not (np.isfinite(local).all() and np.isfinite(after).all()):
-        raise ContractError("client_losses and global_losses must be finite")
+    numbers = (local, after, n, weights)
+    if not all(np.isfinite(each).all() for each in numbers) or min(n.min(), weights.min()) < 0:
+        raise ContractError("losses must be finite, num_samples and owner_samples counts")
+    if not (n.sum() > 0 and weights.sum() > 0):
+        raise ContractError("some of num_samples, and of owner_samples, must be above 0")
     if owner_samples is None:
         weights = np.bincount(columns.astype(np.int64), n, k).astype(np.float64)
     p, q = n / n.sum(), weights / weights.sum()

@@ -30,10 +30,6 @@ def token_scores(logits: Tensor, labels: Tensor, never_right: Sequence[int] = ()
         logits: (n, T, C), any precision; on the device of ``labels``.
         labels: (n, T) int64 in 0..C-1, -1 where a token does not count.
         never_right: classes that are wrong wherever they are predicted.
-
-    Raises:
-        ContractError: shapes that do not fit.
-        DivergedError: a logit is NaN or infinite.
     """
     if logits.ndim != 3 or logits.shape[:2] != labels.shape:
         raise ContractError(

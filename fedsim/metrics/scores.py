@@ -90,9 +90,9 @@ class SampleScores:
     correct: NDArray[np.bool_] | I64
     weight: I64
 
-    def at(self, where: I64) -> SampleScores:
+    def at(self, index: I64) -> SampleScores:
         """The scores at some positions."""
-        return SampleScores(self.loss[where], self.correct[where], self.weight[where])
+        return SampleScores(self.loss[index], self.correct[index], self.weight[index])
 
     def split(self, sizes: Sequence[int]) -> list[SampleScores]:
         """Splits the scores into runs of the given numbers of samples."""
@@ -230,17 +230,8 @@ def group_score(name: str, samples: SampleScores) -> GroupScore:
 def mean_scores(scores: Sequence[Scores]) -> Scores:
     """The unweighted mean over several models' scores on the same samples (personalised methods).
 
-    A value that is None for one of the models is None in the mean; the confusion is the sum. A
-    ContractError where there are no scores, or the models saw different samples or classes.
+    A value that is None for one of the models is None in the mean; the confusion is the sum.
     """
-    if not scores:
-        raise ContractError("mean_scores needs the scores of at least one model, got none")
-    seen = {(s.num_samples, tuple((c.label, c.support) for c in s.classes)) for s in scores}
-    if len(seen) > 1:
-        raise ContractError(
-            f"mean_scores: {len(scores)} models were scored on {len(seen)} different sample sets; "
-            "an unweighted mean needs one common test set"
-        )
     return replace(
         scores[0],
         **_means(scores, *(field.name for field in fields(Metrics))),
@@ -292,7 +283,7 @@ def _single(losses: F64, right: NDArray[np.bool_]) -> SampleScores:
 
 
 def _groups(samples: SampleScores, groups: Mapping[str, I64]) -> tuple[GroupScore, ...]:
-    return tuple(group_score(name, samples.at(where)) for name, where in groups.items())
+    return tuple(group_score(name, samples.at(index)) for name, index in groups.items())
 
 
 def _check(logits: Array, labels: I64) -> None:

@@ -30,11 +30,9 @@ class Link:
     Args:
         weight: (outputs, inputs) or (outputs, inputs, height, width).
         bias: (outputs,), or None.
-        norm: what a BatchNorm after the layer holds per output: weight, bias, running mean and
-            variance, each (outputs,), those that there are.
+        norm: of a BatchNorm after it: weight, bias, running mean and variance, each (outputs,).
         outputs: its units or channels.
-        seen: how many consecutive inputs of the next layer come from each output: the pixels of a
-            flattened channel, 1 otherwise and for the last layer.
+        seen: consecutive inputs of the next layer for each output: pixels of a flattened channel.
     """
 
     weight: str
@@ -52,16 +50,9 @@ class Link:
 def chain(model: nn.Module, where: str = "the model") -> tuple[Link, ...]:
     """The layers of a model in the order of the forward pass.
 
-    Decided by the exact types of the modules in nested ``nn.Sequential``, where nothing but the
-    listed order can happen: linear layers and ungrouped convolutions, each with one BatchNorm or
-    none, functions of single numbers, pooling, dropout and flattening.
-
-    Args:
-        model: a :class:`SplitModel` or an ``nn.Sequential``.
-        where: what the model was given for, the beginning of the message.
-
-    Raises:
-        ConfigError: names the first module that cannot be part of a chain, and why.
+    Decided by the exact types of modules in nested ``nn.Sequential``: linear layers and ungrouped
+    convolutions, each with one BatchNorm or none, functions of single numbers, pooling, dropout and
+    flattening. ``where`` is the beginning of the message.
     """
     links: list[Link] = []
     used: set[int] = set()

@@ -1,8 +1,6 @@
 """The networks of LEAF (Caldas et al. 2018), as its TensorFlow code builds and initialises them.
 
-B samples, T tokens, C classes. Kernels and embeddings start as Glorot's uniform draw, biases at
-zero. A size of pooling or convolution called "same" is the input's divided by the stride, rounded
-up, with the padding at the right and lower edge.
+B samples, T tokens, C classes. Kernels and embeddings start as Glorot's uniform draw, biases at 0.
 """
 
 import math
@@ -10,7 +8,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from fedsim.models.vision import MaxPool2x2, SplitModel
+from fedsim.models.vision import SplitModel, cnn_mcmahan
 
 
 class SigmoidLinear(nn.Linear):
@@ -28,8 +26,8 @@ class SigmoidLinear(nn.Linear):
 class Recurrent(nn.Module):
     """Two LSTM layers that start from zero states: (B, T, d) -> (B, T, width), every output.
 
-    torch's LSTM has two biases where TensorFlow's has one. Their sum acts: it starts at
-    ``forget_bias`` for the forget gates and at zero elsewhere, and moves by twice the gradient.
+    torch's LSTM has two biases where TensorFlow's has one: their sum starts at ``forget_bias`` for
+    the forget gates and at zero elsewhere, and moves by twice the gradient.
     """
 
     def __init__(self, d: int, width: int, forget_bias: float) -> None:
@@ -44,23 +42,20 @@ class Recurrent(nn.Module):
 
     @torch.no_grad()
     def start(self, limit: float | None = None) -> None:
-        """Start weights: uniform in -limit..limit, None for Glorot's; biases as said above.
-
-        TensorFlow keeps what acts on input and state as one (d + width, 4 width) kernel.
-        """
+        """Weights uniform in -limit..limit, by default Glorot's of (d + width, 4 width)."""
         width = self.lstm.hidden_size
         for layer in range(self.lstm.num_layers):
             w_ih, w_hh, b_ih, b_hh = self.lstm.all_weights[layer]
-            own = limit or math.sqrt(6 / (w_ih.shape[1] + width + 4 * width))
-            w_ih.uniform_(-own, own)
-            w_hh.uniform_(-own, own)
-            b_ih.zero_()
-            b_hh.zero_()
+            most = limit or math.sqrt(6 / (w_ih.shape[1] + width + 4 * width))
+            for weight in (w_ih, w_hh):
+                weight.uniform_(-most, most)
+            for bias in (b_ih, b_hh):
+                bias.zero_()
             b_ih[width : 2 * width] = self.forget_bias
 
 
 class Last(nn.Module):
-    """The last of T outputs: (B, T, d) -> (B, d)."""
+    """The last of T outputs."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, d) -> (B, d)."""
@@ -69,13 +64,7 @@ class Last(nn.Module):
 
 def leaf_femnist(num_classes: int, in_channels: int, image_size: int) -> SplitModel:
     """Two 5x5 convolutions (32, 64) and 2048 units; 6,603,710 parameters for 28x28x1 and 62."""
-    side = image_size // 2 // 2
-    features = nn.Sequential(
-        nn.Conv2d(in_channels, 32, 5, padding=2), nn.ReLU(), MaxPool2x2(),
-        nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), MaxPool2x2(),
-        nn.Flatten(), nn.Linear(64 * side**2, 2048), nn.ReLU(),
-    )  # fmt: skip
-    return _glorot(SplitModel(features, nn.Linear(2048, num_classes)))
+    return _glorot(cnn_mcmahan(num_classes, in_channels, image_size, units=2048))
 
 
 def leaf_celeba(num_classes: int, in_channels: int, image_size: int) -> SplitModel:
@@ -99,10 +88,7 @@ def leaf_celeba(num_classes: int, in_channels: int, image_size: int) -> SplitMod
 
 
 def leaf_synthetic(num_classes: int, in_channels: int, image_size: int) -> SplitModel:
-    """A perceptron with a sigmoid before the softmax; 305 parameters for 60 numbers and 5 classes.
-
-    The head is :class:`SigmoidLinear`: what LEAF's cross-entropy takes as logits lies in 0..1.
-    """
+    """A perceptron with a sigmoid before the softmax; 305 parameters for 60 numbers, 5 classes."""
     return _glorot(SplitModel(nn.Flatten(), SigmoidLinear(in_channels, num_classes)))
 
 
@@ -124,8 +110,7 @@ def leaf_sent140(num_classes: int, vocabulary: int, length: int) -> SplitModel:
 def leaf_shakespeare(num_classes: int, vocabulary: int, length: int) -> SplitModel:
     """Embedding of 8, two LSTM layers of 256, the last output, a head. (B, T) -> (B, C).
 
-    819,920 parameters for 80 symbols; 817,872 in LEAF, whose LSTM has one bias where torch's has
-    two.
+    819,920 parameters for 80 symbols; 817,872 in LEAF, whose LSTM has one bias.
     """
     recurrent = Recurrent(8, 256, forget_bias=1.0)
     features = nn.Sequential(nn.Embedding(vocabulary, 8), recurrent, Last())

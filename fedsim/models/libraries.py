@@ -29,13 +29,8 @@ def library_of(name: str) -> str | None:
 def build(spec: ModelSpec) -> SplitModel:
     """The randomly initialised network of ``spec``.
 
-    For images of another number of channels than three timm's networks have such a first layer;
-    torchvision's have one for grey images, whose weights are summed over the colours, which gives
-    the same output as repeating the image.
-
-    Raises:
-        ConfigError: the library or the network is not there, takes other inputs, or its classifier
-            is no linear layer.
+    For grey images timm's networks have such a first layer; the weights of torchvision's are summed
+    over the colours, which gives the same output as repeating the image.
     """
     where = f"model.name={spec.name}"
     if spec.inputs != "images" or spec.per_token:
@@ -45,28 +40,21 @@ def build(spec: ModelSpec) -> SplitModel:
 
 
 def pretrained(spec: ModelSpec) -> dict[str, Tensor]:
-    """The weights that the library publishes for a network, with its names and its classes.
-
-    Raises:
-        ConfigError: it publishes none, or they cannot be had.
-    """
-    name = spec.name.partition(":")[2]
+    """The weights that the library publishes for a network, with its names and its classes."""
+    name = source = spec.name.partition(":")[2]
     try:
+        tensors: dict[str, Tensor]
         if library_of(spec.name) == "timm":
-            tensors: dict[str, Tensor]
             tensors = _timm().create_model(name, True, **_timm_options(spec)).state_dict()
             return tensors
-        from torchvision.models import get_model_weights  # takes two seconds to import
-
-        published = get_model_weights(name)
-        tensors = getattr(published, "IMAGENET1K_V1", published.DEFAULT).get_state_dict(
-            progress=False, check_hash=True
-        )
+        published = _published(name)
+        source = published.url
+        tensors = published.get_state_dict(progress=False, check_hash=True)
     except ConfigError:
         raise
     except Exception as error:  # of urllib, of huggingface_hub, or for a name without weights
         raise ConfigError(
-            f"model.pretrained=true: the weights of {spec.name} cannot be had "
+            f"model.pretrained=true: the weights {source} of {spec.name} cannot be had "
             f"({one_line(error)}); fetch their file elsewhere and give it as model.weights=FILE"
         ) from error
     auxiliary = ("aux1.", "aux2.", "AuxLogits.") if name in _WITHOUT_AUXILIARY else ()
@@ -76,9 +64,6 @@ def pretrained(spec: ModelSpec) -> dict[str, Tensor]:
 def preprocessing(name: str) -> Normalization | None:
     """What a network's published weights were trained with; None where it is of no library, or
     publishes none. Nothing is downloaded.
-
-    Raises:
-        ConfigError: timm is not installed.
     """
     library, name_there = library_of(name), name.partition(":")[2]
     if library == "timm":
@@ -86,14 +71,19 @@ def preprocessing(name: str) -> Normalization | None:
         return None if cfg is None else Normalization(cfg.mean, cfg.std, cfg.input_size[-1])
     if library != "torchvision":
         return None
-    from torchvision.models import get_model_weights  # takes two seconds to import
-
     try:
-        published = get_model_weights(name_there)
+        made = _published(name_there).transforms()
     except ValueError:  # no such network, which is refused when it is built
         return None
-    done = getattr(published, "IMAGENET1K_V1", published.DEFAULT).transforms()
-    return Normalization(tuple(done.mean), tuple(done.std), done.crop_size[0])
+    return Normalization(tuple(made.mean), tuple(made.std), made.crop_size[0])
+
+
+def _published(name: str) -> Any:
+    """torchvision's weights of a network; a ValueError where it has no such network."""
+    from torchvision.models import get_model_weights  # takes two seconds to import
+
+    weights = get_model_weights(name)
+    return getattr(weights, "IMAGENET1K_V1", weights.DEFAULT)
 
 
 def _timm() -> Any:
@@ -130,12 +120,10 @@ def _of_timm(spec: ModelSpec) -> SplitModel:
 def _of_torchvision(spec: ModelSpec) -> SplitModel:
     from torchvision import models  # takes two seconds to import
 
-    name = spec.name.partition(":")[2]
-    if name not in models.list_models(module=models):
-        raise ConfigError(
-            f"model.name={spec.name}: torchvision has no such classifier"
-            f"{nearest(name, models.list_models(module=models))}"
-        )
+    where, name = f"model.name={spec.name}", spec.name.partition(":")[2]
+    names = models.list_models(module=models)
+    if name not in names:
+        raise ConfigError(f"{where}: torchvision has no such classifier{nearest(name, names)}")
     options: dict[str, Any] = {"image_size": spec.image_size} if name.startswith("vit_") else {}
     if name in _WITHOUT_AUXILIARY:
         options |= {"aux_logits": False, "init_weights": True}
@@ -143,20 +131,14 @@ def _of_torchvision(spec: ModelSpec) -> SplitModel:
     linear = [module for module in net.modules() if isinstance(module, nn.Linear)]
     model = _split(net, linear[-1] if linear else None, spec)
     if spec.in_channels != 3:
-        _for_grey_images(model, spec)
+        stem = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
+        if spec.in_channels != 1 or stem is None or stem.in_channels != 3:
+            raise ConfigError(
+                f"{where}: takes images of 1 or 3 channels, and the data have {spec.in_channels}"
+            )
+        stem.in_channels = 1
+        stem.weight = nn.Parameter(stem.weight.detach().sum(dim=1, keepdim=True))
     return model
-
-
-def _for_grey_images(model: nn.Module, spec: ModelSpec) -> None:
-    """Sums the first convolution's weights over the colours, in place."""
-    stem = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
-    if spec.in_channels != 1 or stem is None or stem.in_channels != 3:
-        raise ConfigError(
-            f"model.name={spec.name}: takes images of 1 or 3 channels, and the data have "
-            f"{spec.in_channels}"
-        )
-    stem.in_channels = 1
-    stem.weight = nn.Parameter(stem.weight.detach().sum(dim=1, keepdim=True))
 
 
 def _split(net: nn.Module, classifier: object, spec: ModelSpec) -> SplitModel:

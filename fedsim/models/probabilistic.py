@@ -43,12 +43,10 @@ class ProbabilisticModel(nn.Module):
     same sample has the same logits in any batch. They are not part of the model's state.
 
     Args:
-        model: its features come before a new linear layer to mean and deviation, and the new head
-            is of the kind of its own.
+        model: a :class:`SplitModel`; its features come before a new linear layer.
         z_dim: the size of the representation, None for as many numbers as the model has features.
 
-    ``reference`` is for the method's loss alone; no prediction depends on it. Building draws from
-    torch's global generator, and is a ConfigError where the model is no :class:`SplitModel`.
+    ``reference`` is for the method's loss alone; no prediction depends on it.
     """
 
     noise: Tensor

@@ -1,8 +1,4 @@
-"""The catalogue of models; ``build(ModelSpec, seed)`` gives the same weights everywhere.
-
-A worker that will load a given vector anyway should build without start weights
-(``spec.without_weights``): nothing is read or downloaded.
-"""
+"""Models by their specification: ``build(ModelSpec, seed)`` gives the same weights everywhere."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -51,13 +47,10 @@ def start(
 ) -> Built:
     """The model of ``spec``; its weights depend on ``spec`` and ``seed`` alone.
 
-    The global random generators and torch's number of threads are left as they were. A grey image
-    has one input channel; a pretrained first layer for three colours is summed over them, which
-    gives the same output as repeating the image. ``norm="group"`` replaces BatchNorm and is without
-    effect in a model that has none. Start weights are those of the model without a projection
-    head. A name ``module:function`` calls your function(num_classes, in_channels, image_size),
-    ``timm:NAME`` and ``torchvision:NAME`` are networks of these libraries. What ``spec.trainable``
-    leaves out is frozen and no part of the model's vector; what ``adapt`` adds trains.
+    A name ``module:function`` calls your function(num_classes, in_channels, image_size),
+    ``timm:NAME`` and ``torchvision:NAME`` are networks of these libraries. ``norm="group"``
+    replaces BatchNorm, where there is any. What ``spec.trainable`` leaves out is frozen and no part
+    of the model's vector; what ``adapt`` adds trains. Generators and threads are left as they were.
 
     Args:
         spec: name, sizes, kind of input, norm, start weights and projection head.
@@ -67,13 +60,11 @@ def start(
 
     Returns:
         The model: images (B, channels, H, W) or features (B, d) float32, or tokens (B, T) int64 ->
-        (B, C) logits, (B, T, C) where every token has a label. All models of :data:`NAMES` are a
-        :class:`~fedsim.models.vision.SplitModel`.
+        (B, C) logits, (B, T, C) where every token has a label.
 
     Raises:
-        ConfigError: the name is unknown, the model takes other inputs or larger images, the start
-            weights cannot be had or do not fit, there is no place for a projection head, or a
-            function of your own returns no such model.
+        ConfigError: the name is unknown, inputs or start weights do not fit, there is no place for
+            a projection head, or a function of your own returns no such model.
     """
     names = tuple(classes)
     return reuse.copied(
@@ -90,8 +81,9 @@ def _start(
     """What :func:`start` returns, built now."""
     drawn = seed if spec.init == "torch" else seed_for(seed, "model")
     with one_torch_thread(), torch_scope(drawn):
+        model: nn.Module
         if libraries.library_of(spec.name) is not None:
-            model: nn.Module = checked(libraries.build(spec), spec)
+            model = checked(libraries.build(spec), spec)
         elif ":" in spec.name:
             model = make(spec)
         else:
@@ -104,36 +96,33 @@ def _start(
         if spec.projection:
             vision.with_projection(model, spec.projection, f"model.name={spec.name}")
         frozen = frozen_tensors(model, spec)
-        if spec.trainable != ALL:
-            freeze(model, frozen)
-        if adapt is not None:
-            model = adapt(model)
+        for change in (None, adapt):
+            model = model if change is None else change(model)
             if spec.trainable != ALL:
-                freeze(model, frozen)  # again: names may have changed
+                freeze(model, frozen)  # for the method to see, and again: names may have changed
         return Built(model, loaded)
 
 
 def find(spec: ModelSpec) -> ModelInfo:
     """The entry of ``spec.name``; a ConfigError where there is none that fits the data."""
-    info = CATALOGUE.get(spec.name)
+    where, info = f"model.name={spec.name}", CATALOGUE.get(spec.name)
     if info is None:
         names = [*CATALOGUE, *(f"{library}:NAME" for library in LIBRARIES)]
         raise ConfigError(
-            f"model.name={spec.name}: no such model{nearest(spec.name, CATALOGUE)}; there are "
+            f"{where}: no such model{nearest(spec.name, CATALOGUE)}; there are "
             f"{', '.join(names)}, or your own as module:function"
         )
     if not _fits(info, spec):
         fitting = [name for name, other in CATALOGUE.items() if _fits(other, spec)]
         taken = _kind(" or ".join(info.inputs), info.per_token)
         raise ConfigError(
-            f"model.name={spec.name}: takes {taken}, and the data are "
-            f"{_kind(spec.inputs, spec.per_token)}; for them there are "
-            f"{', '.join([*fitting, 'your own'])} as module:function"
+            f"{where}: takes {taken}, and the data are {_kind(spec.inputs, spec.per_token)}; for "
+            f"them there are {', '.join([*fitting, 'your own'])} as module:function"
         )
     if spec.image_size < info.min_size:
         raise ConfigError(
-            f"model.name={spec.name}: images of {spec.image_size}x{spec.image_size} pixels are "
-            f"too small, it needs {info.min_size}x{info.min_size}; see data.image_size"
+            f"{where}: images of {spec.image_size}x{spec.image_size} pixels are too small, it "
+            f"needs {info.min_size}x{info.min_size}; see data.image_size"
         )
     return info
 
@@ -148,10 +137,7 @@ def _kind(inputs: str, per_token: bool) -> str:
 
 
 def zeros(spec: ModelSpec) -> Tensor:
-    """Two samples of the kind and shape that a model of ``spec`` takes.
-
-    Images (2, channels, H, W) or features (2, d) float32, or tokens (2, T) int64.
-    """
+    """Two samples: images (2, channels, H, W) or features (2, d) float32, tokens (2, T) int64."""
     if spec.inputs == "tokens":
         return torch.zeros(2, spec.image_size, dtype=torch.long)
     if spec.inputs == "features":
@@ -170,11 +156,7 @@ def make(spec: ModelSpec) -> nn.Module:
 
 
 def checked(model: nn.Module, spec: ModelSpec) -> nn.Module:
-    """The model in training mode, as it was given but for lazy tensors, which have their shapes.
-
-    Raises:
-        ConfigError: it does not turn samples into logits, or has tensors that cannot be trained.
-    """
+    """The model in training mode, as it was given but for lazy tensors, which have their shapes."""
     where = f"model.name={spec.name}"
     samples = zeros(spec)
     takes = f"{where}: does not take {spec.inputs} {tuple(samples.shape)}"
@@ -191,9 +173,8 @@ def checked(model: nn.Module, spec: ModelSpec) -> nn.Module:
     model.train()
     if fault is not None:
         raise ConfigError(f"{where}: {fault}")
-    tokens = (spec.image_size,) if spec.per_token else ()
-    needed = (2, *tokens, spec.num_classes)
-    if not isinstance(logits, Tensor) or logits.shape != needed:
-        shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        raise ConfigError(f"{where}: 2 samples give {shape}, not logits {needed}")
+    needed = (2, *[spec.image_size] * spec.per_token, spec.num_classes)
+    given = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+    if given != needed:
+        raise ConfigError(f"{where}: 2 samples give {given}, not logits {needed}")
     return model

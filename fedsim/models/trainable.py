@@ -9,7 +9,6 @@ Word = Literal["all", "head", "norm"]
 ALL = "all"
 FORMS = "all, head, norm, lora(rank), lora(rank, alpha), or patterns of tensor names"
 _WORDS: Mapping[str, Word] = {"all": "all", "head": "head", "norm": "norm"}
-MOST_ALPHA = 1e9
 _LORA = re.compile(r"lora\(\s*([1-9]\d{0,5})\s*(?:,\s*(\d+(?:\.\d+)?)\s*)?\)")
 
 
@@ -40,12 +39,9 @@ def parse(text: str) -> Trainable:
     if text in _WORDS:
         return _WORDS[text]
     if match := _LORA.fullmatch(text):
-        rank = int(match[1])
-        alpha = float(match[2] or rank)
-        if alpha > MOST_ALPHA:
-            raise ValueError(f"must be lora(rank, alpha) with alpha at most {MOST_ALPHA:g}")
+        alpha = float(match[2] or match[1])
         if alpha > 0:
-            return Lora(rank, alpha)
+            return Lora(int(match[1]), alpha)
     patterns = tuple(pattern.strip() for pattern in text.split(","))
     if not all(patterns) or "(" in text:
         raise ValueError(f"must be {FORMS}, separated by commas")

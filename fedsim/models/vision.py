@@ -40,11 +40,7 @@ class SplitModel(nn.Module):
 
 
 class MaxPool2x2(nn.MaxPool2d):
-    """Max pooling over 2x2 pixels; without gradients several times faster on a CPU.
-
-    PyTorch's kernel for (B, channels, H, W) goes from number to number and remembers positions for
-    the backward pass; maxima of whole rows are the same numbers.
-    """
+    """Max pooling over 2x2 pixels; without gradients, by maxima of rows, far faster on a CPU."""
 
     def __init__(self) -> None:
         super().__init__(2)
@@ -66,8 +62,7 @@ class MaxPool2x2(nn.MaxPool2d):
 class ReferenceLinear(nn.Linear):
     """A linear layer with class 0 as reference: (B, d) -> (B, C) logits, the first of them 0.
 
-    It has C - 1 outputs. For two classes the cross-entropy of its logits (0, z) is the binary one
-    of ``sigmoid(z)``.
+    For two classes the cross-entropy of its logits (0, z) is the binary one of ``sigmoid(z)``.
     """
 
     def __init__(self, in_features: int, num_classes: int) -> None:
@@ -127,18 +122,19 @@ def cnn_reddi(num_classes: int, in_channels: int, image_size: int) -> SplitModel
     return SplitModel(features, nn.Linear(128, num_classes))
 
 
-def cnn_mcmahan(num_classes: int, in_channels: int, image_size: int) -> SplitModel:
+def cnn_mcmahan(
+    num_classes: int, in_channels: int, image_size: int, units: int = 512
+) -> SplitModel:
     """The MNIST CNN of FedAvg (McMahan et al. 2017): two padded 5x5 convolutions, 512 units.
 
     1,663,370 parameters for 28x28x1 and 10 classes.
     """
-    side = image_size // 2 // 2
     features = nn.Sequential(
-        nn.Conv2d(in_channels, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(64 * side**2, 512), nn.ReLU(),
+        nn.Conv2d(in_channels, 32, 5, padding=2), nn.ReLU(), MaxPool2x2(),
+        nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), MaxPool2x2(), nn.Flatten(),
+        nn.Linear(64 * (image_size // 4) ** 2, units), nn.ReLU(),
     )  # fmt: skip
-    return SplitModel(features, nn.Linear(512, num_classes))
+    return SplitModel(features, nn.Linear(units, num_classes))
 
 
 def cnn_fedavg(num_classes: int, in_channels: int, image_size: int) -> SplitModel:
@@ -175,8 +171,7 @@ def mobilenetv2_cifar(num_classes: int, in_channels: int, image_size: int) -> Sp
     """MobileNetV2 (Sandler et al. 2018) for small images, as FedDecorr and FedGH use it.
 
     Stem and second stage keep the resolution, ReLU instead of ReLU6, and a 1x1 convolution as
-    shortcut where the stride is 1 and the widths differ. 2,296,922 / 2,412,212 / 2,540,312
-    parameters for 10 / 100 / 200 classes of colour images.
+    shortcut where the widths differ. 2,296,922 parameters for 10 classes of colour images.
     """
     stages = ((1, 16, 1, 1), (6, 24, 2, 1), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1),
               (6, 160, 3, 2), (6, 320, 1, 1))  # fmt: skip
@@ -218,9 +213,8 @@ class InvertedResidual(nn.Module):
 def with_group_norm(model: nn.Module) -> None:
     """Replaces every BatchNorm2d of ``model``, in place, by a GroupNorm.
 
-    The number of groups is the largest divisor of the channels that is at most 32 and leaves two
-    channels to a group (32 for all of ResNet, as Wu and He 2018 advise). A model without
-    BatchNorm stays as it is.
+    The number of groups is the largest divisor of the channels that is at most 32 (for all of
+    ResNet, as Wu and He 2018 advise) and leaves two channels to a group.
     """
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
@@ -232,15 +226,10 @@ def with_group_norm(model: nn.Module) -> None:
 
 
 def with_projection(model: nn.Module, width: int, where: str) -> None:
-    """Puts linear, ReLU, linear between features and head, in place.
+    """Puts linear, ReLU, linear between features and a new head for ``width`` inputs, in place.
 
-    The head is a new one for ``width`` inputs. Beside ``features.projection`` the features' own
-    names become ``features.backbone...``.
-
-    Args:
-        model: with modules ``features`` and ``head``, the latter linear.
-        width: of what the head sees; the layer before has as many units as there are features.
-        where: the beginning of the ConfigError where the model has no such modules.
+    The features' own names become ``features.backbone...``. ``where`` is the beginning of the
+    ConfigError where the model has no modules ``features`` and ``head``, a linear layer.
     """
     features, head = getattr(model, "features", None), getattr(model, "head", None)
     if not isinstance(features, nn.Module) or not isinstance(head, nn.Linear):

@@ -1,7 +1,8 @@
 """Start weights: by download, from a file or from a run; never a silent random start."""
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ from torch import Tensor, nn
 from fedsim.core.errors import ConfigError, one_line
 from fedsim.core.files import MODEL
 from fedsim.core.layout import FlatModel, changed, not_finite
-from fedsim.core.reading import parse_json
 from fedsim.core.types import ModelSpec
 from fedsim.models import libraries
 from fedsim.models.frozen import merged
@@ -62,98 +62,40 @@ def apply(model: nn.Module, spec: ModelSpec, classes: Sequence[str] = ()) -> Loa
 
     ``spec.weights``, a file or a run, comes before ``spec.pretrained``; with neither nothing
     happens. The head fits where it has the same shape and, as far as the file says, the same
-    classes in the same order; otherwise it stays as drawn.
-
-    Args:
-        model: the network.
-        spec: of it.
-        classes: names of the data's classes; none: not known.
+    ``classes`` in the same order; otherwise it stays as drawn.
 
     Raises:
         ConfigError: the weights cannot be had, or other tensors do not fit the model.
     """
-    if spec.weights is None and not spec.pretrained:
-        return Loaded()
-    if spec.weights is None:
-        origin, key = f"model.pretrained=true, model.name={spec.name}", "model.pretrained"
-        state, source = _download(spec), Source()
+    theirs: tuple[str, ...] = ()
+    if spec.weights is not None:
+        key, origin = "model.weights", f"model.weights={spec.weights}"
+        tensors, theirs = read_tensors(spec.weights)
+    elif spec.pretrained:
+        key, origin = "model.pretrained", f"model.pretrained=true, model.name={spec.name}"
+        tensors = _download(spec)
     else:
-        origin, key = f"model.weights={spec.weights}", "model.weights"
-        state, source = read_tensors(spec.weights), Source.of(file_of(spec.weights))
-    other = source.classes and classes and source.classes != tuple(classes)
-    drawn = _copy(state, model, origin, with_head=not other)
-    notes = []
-    if drawn:
-        reason = f"{key} has no head of this shape"
-        if other and len(source.classes) == len(classes):
-            reason = source.first_other(classes)
-        notes.append(f"{' and '.join(drawn)} initialised at random: {reason}")
-    elif other:
+        return Loaded()
+    other = ""
+    if theirs and classes and theirs != tuple(classes):
+        pairs = enumerate(zip_longest(theirs, classes))
+        number, (their, our) = next((i, pair) for i, pair in pairs if pair[0] != pair[1])
+        other = f"class {number} is {their!r} in the weights' data and {our!r} in these"
+    drawn = _copy(tensors, model, origin, with_head=not other)
+    if other and not drawn:
         raise ConfigError(
-            f"{origin}: {source.first_other(classes)}, and the model has no module 'head' to be "
-            "initialised anew; to take all tensors as they are give a file FILE.pt: "
+            f"{origin}: {other}, and the model has no module 'head' to be initialised anew; to "
+            "take all tensors as they are give a file FILE.pt: "
             "torch.save(fedsim.load_model(RUN).state_dict(), FILE.pt)"
         )
-    if source.model not in (None, spec.name):
-        notes.append(
-            f"{key} is of the model {source.model}; its tensors have the names and shapes of "
-            f"{spec.name}, which may compute something else with them"
-        )
-    return Loaded(drawn, tuple(notes))
-
-
-@dataclass(frozen=True)
-class Source:
-    """What a file of weights says of the network that it is of.
-
-    Args:
-        model: its name; None: unknown.
-        classes: their names in order; none: unknown.
-    """
-
-    model: str | None = None
-    classes: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, file: Path) -> "Source":
-        """That of a file; other programs' metadata do not count."""
-        said = _metadata(file) if file.suffix == ".safetensors" else {}
-        if not {"model", "classes"} <= said.keys():
-            return cls()
-        model = _json(said["model"])
-        name = model.get("name") if isinstance(model, dict) else None
-        return cls(str(name) if name else None, _names(_json(said["classes"])))
-
-    def first_other(self, classes: Sequence[str]) -> str:
-        """The first class that is another one than in the data."""
-        pairs = enumerate(zip_longest(self.classes, classes))
-        number, (theirs, ours) = next((i, pair) for i, pair in pairs if pair[0] != pair[1])
-        return f"class {number} is {theirs!r} in the weights' data and {ours!r} in these"
-
-
-def _names(value: object) -> tuple[str, ...]:
-    return tuple(map(str, value)) if isinstance(value, list) else ()
-
-
-def _json(text: str | bytes) -> Any:
-    """The value; None where the text is no JSON."""
-    try:
-        return parse_json(text)
-    except ValueError:
-        return None
-
-
-def _metadata(file: Path) -> dict[str, str]:
-    with safetensors.safe_open(file, framework="pt") as opened:
-        return opened.metadata() or {}
+    reason = other if len(theirs) == len(classes) else ""
+    reason = reason or f"{key} has no head of this shape"
+    notes = (f"{' and '.join(drawn)} initialised at random: {reason}",) if drawn else ()
+    return Loaded(drawn, notes)
 
 
 def file_of(path: str) -> Path:
-    """The file of ``model.weights``, which may be the directory of a finished run.
-
-    Raises:
-        ConfigError: it is missing, or of no known kind.
-    """
+    """The file of ``model.weights``, which may be the directory of a finished run."""
     file = Path(path)
     if file.is_dir():
         if not (file / MODEL).is_file():
@@ -169,53 +111,51 @@ def file_of(path: str) -> Path:
     return file
 
 
-def read_tensors(path: str) -> dict[str, Tensor]:
+def read_tensors(path: str) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """The tensors by name of a run, a ``.safetensors`` file or a state dict in a ``.pt``/``.pth``.
 
-    A ConfigError where the file is missing, damaged, holds anything but named tensors, or where the
-    run has trained models of clients only.
+    And the classes of a run's model. Adapters that a run trained are added to its weights.
     """
     file = file_of(path)
+    metadata: dict[str, str] = {}
     try:
-        tensors = (
-            _of_safetensors(file, path)
-            if file.suffix == ".safetensors"
-            else torch.load(file, map_location="cpu", weights_only=True)
-        )
-    except ConfigError:
-        raise
+        if file.suffix == ".safetensors":
+            tensors = safetensors.torch.load_file(file)
+            with safetensors.safe_open(file, framework="pt") as opened:
+                metadata = opened.metadata() or {}
+        else:
+            tensors = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged pickle raises anything
         reason = "no state dict, or one that is not safe to load: save model.state_dict() alone"
         if isinstance(error, OSError | safetensors.SafetensorError):
             reason = one_line(error)  # torch's would advise to load what is not safe
         raise ConfigError(f"model.weights={path}: cannot be read as weights ({reason})") from error
-    if not isinstance(tensors, Mapping) or not tensors:
-        raise ConfigError(f"model.weights={path}: holds no state dict (tensors by name)")
-    odd = [key for key, value in tensors.items() if not isinstance(value, Tensor)]
-    if odd:
+    odd = [*tensors] if isinstance(tensors, dict) else []
+    odd = [key for key in odd if not isinstance(tensors[key], Tensor)]
+    if not isinstance(tensors, dict) or not tensors or odd:
+        what = f"{_few(odd)} is no tensor" if odd else "it holds no tensors by name"
         raise ConfigError(
-            f"model.weights={path}: not a plain state dict, {_few(odd)} is no tensor; "
-            "save model.state_dict() alone"
+            f"model.weights={path}: not a plain state dict, {what}; save model.state_dict() alone"
         )
-    return dict(tensors)
-
-
-def _of_safetensors(file: Path, path: str) -> dict[str, Tensor]:
-    """The tensors; adapters that a run trained are added to its weights."""
-    tensors, said = safetensors.torch.load_file(file), _metadata(file)
-    why = said.get(UNTRAINED)
-    if why is not None:
+    if UNTRAINED in metadata:
         raise ConfigError(
-            f"model.weights={path}: {file.name} of this run of {said.get('algorithm')} holds the "
-            f"untrained start, {why}; give a run of another method, or the model of "
-            "one client as a file FILE.pt: "
+            f"model.weights={path}: {file.name} of this run of {metadata.get('algorithm')} holds "
+            f"the untrained start, {metadata[UNTRAINED]}; give a run of another method, or the "
+            "model of one client as a file FILE.pt: "
             "torch.save(fedsim.load_model(RUN, client=K).state_dict(), FILE.pt)"
         )
+    model, classes = (_json(metadata.get(key, "null")) for key in ("model", "classes"))
+    adapters = parse(model.get("trainable", ALL)) if isinstance(model, dict) else None
+    tensors = merged(tensors, adapters) if isinstance(adapters, Lora) else tensors
+    return tensors, tuple(map(str, classes)) if isinstance(classes, list) else ()
+
+
+def _json(text: str) -> Any:
+    """The value; None where the text, of another program, is no JSON."""
     try:
-        adapters = parse(parse_json(said.get("model", "")).get("trainable", ALL))
-    except (ValueError, AttributeError):  # what another program says of its model
-        return tensors
-    return merged(tensors, adapters) if isinstance(adapters, Lora) else tensors
+        return json.loads(text)
+    except ValueError:
+        return None
 
 
 def _download(spec: ModelSpec) -> dict[str, Tensor]:
@@ -227,17 +167,7 @@ def _download(spec: ModelSpec) -> dict[str, Tensor]:
             f"model.norm=batch, not for {spec.name} with {spec.norm}; "
             "use model.weights=FILE or model.pretrained=false"
         )
-    from torchvision.models import get_model_weights  # takes two seconds to import
-
-    published = get_model_weights(spec.name)["IMAGENET1K_V1"]
-    try:
-        state: dict[str, Tensor] = published.get_state_dict(progress=False, check_hash=True)
-    except (OSError, RuntimeError) as error:
-        raise ConfigError(
-            f"model.pretrained=true: the weights {published.url} cannot be had "
-            f"({error}); fetch that file elsewhere and give it as model.weights=FILE"
-        ) from error
-    return state
+    return libraries.pretrained(replace(spec, name=f"torchvision:{spec.name}"))
 
 
 def _copy(
@@ -245,34 +175,28 @@ def _copy(
 ) -> tuple[str, ...]:
     """Copies ``given`` into ``model``: all float tensors, and all must match.
 
-    Others are no part of what clients train, and are those of a new model in every round; where
-    the file has other ones than the model they cannot be had. Counters of BatchNorm do not matter.
-
-    Names may be the library's (``conv1.weight``, ``fc.weight``) or the model's own. A head that is
-    missing or of another shape, or not wanted, stays as it is, and its tensors are returned. A
-    first convolution for three colours fits a grey image by the sum over the colours: the same
-    output as for the image repeated.
+    Others are those of a new model in every round; where the file has other ones they cannot be
+    had. Names may be the library's (``conv1.weight``, ``fc.weight``) or the model's own. A head
+    that is missing or of another shape, or not wanted, stays as it is; returned are its tensors.
+    A first convolution for three colours fits a grey image by the sum over the colours.
     """
-    state = {key: value for key, value in model.state_dict().items() if value.is_floating_point()}
+    every = model.state_dict()
+    state = {key: value for key, value in every.items() if value.is_floating_point()}
     classifier = getattr(model, "classifier", SplitModel.classifier)
-    fixed = {key: value for key, value in model.state_dict().items() if key not in state}
     new: dict[str, Tensor] = {}
-    names: dict[str, str] = {}
-    other: list[str] = []
+    fixed: dict[str, Tensor] = {}
     for key, value in given.items():
-        name = _own_name(key, fixed, classifier)
-        if name in fixed and not name.endswith("num_batches_tracked"):
-            other += changed({name: fixed[name]}, {name: value})
+        name = _own_name(key, every, classifier)
         if value.is_floating_point():
-            name = _own_name(key, state, classifier)
             if name in new:
                 raise ConfigError(
-                    f"{origin}: {names[name]} and {key} are both tensors for {name}; leave one out"
+                    f"{origin}: {key} and another name are both tensors for {name}; leave one out"
                 )
-            new[name], names[name] = value, key
+            new[name] = value
+        elif name in every and not name.endswith("num_batches_tracked"):
+            fixed[name] = value
     head = [key for key in state if key.startswith("head.")]
-    there = [key for key in head if key in new]
-    fits = with_head and there and all(new[key].shape == state[key].shape for key in there)
+    fits = with_head and all(key in new and new[key].shape == state[key].shape for key in head)
     drawn = () if fits else tuple(head)
     state = {key: value for key, value in state.items() if key not in drawn}
     new = {key: value for key, value in new.items() if key not in drawn}
@@ -280,15 +204,20 @@ def _copy(
     stem = f"{next(convolutions, '')}.weight"
     if stem in state and stem in new and state[stem].shape[1] == 1 and new[stem].shape[1:2] == (3,):
         new[stem] = new[stem].sum(dim=1, keepdim=True)
-    missing, unknown = sorted(state.keys() - new.keys()), sorted(new.keys() - state.keys())
-    bad = [key for key in sorted(new) if not new[key].isfinite().all()]
-    shapes = [
-        f"{key} {tuple(new[key].shape)} (the model's: {tuple(state[key].shape)})"
-        for key in sorted(state.keys() & new.keys())
-        if state[key].shape != new[key].shape
-    ]
-    problems = {"missing": missing, "unknown": unknown, "misshapen": shapes, "not finite": bad}
-    problems["other than the model's, and only float tensors are loaded:"] = other
+    both = sorted(state.keys() & new.keys())
+    problems = {
+        "missing": sorted(state.keys() - new.keys()),
+        "unknown": sorted(new.keys() - state.keys()),
+        "misshapen": [
+            f"{key} {tuple(new[key].shape)} (the model's: {tuple(state[key].shape)})"
+            for key in both
+            if state[key].shape != new[key].shape
+        ],
+        "not finite": [key for key in sorted(new) if not new[key].isfinite().all()],
+        "other than the model's, and only float tensors are loaded:": changed(
+            {name: every[name] for name in fixed}, fixed
+        ),
+    }
     faults = [f"{fault} {_few(keys)}" for fault, keys in problems.items() if keys]
     if faults:
         raise ConfigError(f"{origin}: the weights do not fit the model: {'; '.join(faults)}")

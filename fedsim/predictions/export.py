@@ -9,12 +9,9 @@ from __future__ import annotations
 import importlib.util
 import io
 import json
-import logging
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 
@@ -25,11 +22,8 @@ from fedsim.storage.run_dir import check_free
 from fedsim.version import DISTRIBUTION
 
 Form = Literal["torch", "onnx"]
-FORMS: tuple[Form, ...] = get_args(Form)
 MODELS = {"torch": "model.pt2", "onnx": "model.onnx"}
 """The file of the network."""
-_PACKAGES = ("onnx", "onnxscript")
-logger = logging.getLogger("fedsim")
 
 
 def export(
@@ -57,22 +51,21 @@ def export(
             the network cannot be exported.
         StoreError: a file cannot be read or written.
     """
-    if form == "onnx":
-        missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
-        if missing:
-            raise ConfigError(
-                f"--to onnx needs the package{'s' * (len(missing) > 1)} {' and '.join(missing)}: "
-                f"pip install '{DISTRIBUTION}[export]'"
-            )
+    if form == "onnx" and not all(map(importlib.util.find_spec, ("onnx", "onnxscript"))):
+        install = f"pip install '{DISTRIBUTION}[export]'"
+        raise ConfigError(f"--to onnx needs the packages onnx and onnxscript: {install}")
     check_free(folder)
     model = image_model(run, client, accept_changed_code=accept_changed_code)
     text = json.dumps(_preprocessing(model, client), indent=1, ensure_ascii=False)
-    with _quiet(run, form):
-        network = _network(model, form)
-    contents = {
-        MODELS[form]: network,
-        "preprocessing.json": f"{text}\n".encode(),
-    }
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's notices
+            network = _network(model, form)
+    except Exception as error:  # of torch's many, where a network does what cannot be exported
+        raise ConfigError(
+            f"{run}: torch cannot export its network to {form} ({one_line(error)})"
+        ) from error
+    contents = {MODELS[form]: network, "preprocessing.json": f"{text}\n".encode()}
     with files.replacing_folder(folder) as unfinished:
         for name, content in contents.items():
             (unfinished / name).write_bytes(content)
@@ -96,9 +89,7 @@ def _network(model: ImageModel, form: Form) -> bytes:
         done = torch.onnx.export(
             program, input_names=["images"], output_names=["logits"], verbose=False
         )
-    if done is None:
-        raise RuntimeError("torch.onnx.export returned nothing")
-    content: bytes = done.model_proto.SerializeToString()
+    content: bytes = done.model_proto.SerializeToString()  # type: ignore[union-attr]
     return content
 
 
@@ -117,18 +108,3 @@ def _preprocessing(model: ImageModel, client: int | str | None) -> dict[str, obj
         "algorithm": model.config.algorithm,
         "client": client,
     }
-
-
-@contextmanager
-def _quiet(run: Path, form: Form) -> Iterator[None]:
-    """Without torch's notices; an error of its says which network of which run it is about."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    except (OSError, ConfigError):
-        raise
-    except Exception as error:  # of torch's many, where a network does what cannot be exported
-        raise ConfigError(
-            f"{run}: torch cannot export its network to {form} ({one_line(error)})"
-        ) from error

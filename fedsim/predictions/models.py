@@ -30,17 +30,11 @@ from fedsim.training.final_models import network, personal_slots
 def finished_run(run: Path, settings: Settings | None = None) -> RunConfig:
     """The configuration of a finished run, for work in this process without training.
 
-    Args:
-        run: its directory.
-        settings: those that take the place of the run's.
-
-    Raises:
-        ConfigError: no finished run is there, or its configuration cannot be used.
+    ``settings`` take the place of the run's.
     """
     file = run / "config.yaml"
     if not file.is_file():
-        hint = "; name one of the runs in it" if any(run.glob("*/config.yaml")) else ""
-        raise ConfigError(f"{run}: holds no run (no config.yaml){hint}")
+        raise ConfigError(f"{run}: holds no run (no config.yaml)")
     if not RunStore(run).finished:
         raise ConfigError(f"{run}: the run is not finished; 'fedsim resume {run}' goes on with it")
     config = resolve(experiments.read(file).settings, settings or {})
@@ -64,14 +58,7 @@ def final_state(
 ) -> ServerState:
     """The models of a finished run, those of the clients read when they are asked for.
 
-    Args:
-        run: its directory.
-        layout: of its network.
-        personal: the tensors of which each client has its own.
-        needed: whether these are needed, or may be missing.
-
-    Raises:
-        StoreError: a file is missing or damaged, or does not fit the network.
+    Unless they are ``needed``, the ``personal`` tensors of the clients may be missing.
     """
     params = final_models.load_vector(run, layout)
     if not personal or (not needed and not (run / CLIENTS).exists()):

@@ -8,11 +8,12 @@ Nothing is trained, Ray is not started, and the run directory stays as it is.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -22,6 +23,7 @@ from fedsim.config import experiments
 from fedsim.config.run import RunConfig
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, DataError, nearest
+from fedsim.core.text import few
 from fedsim.core.types import I64, Array, Dataset, Owned, Part, Partition
 from fedsim.data.dataset import in_one_part
 from fedsim.engine.base import OUTPUTS
@@ -51,6 +53,7 @@ every sample of the data set."""
 Own = Literal["train", "val", "test"]
 OWN: tuple[Own, ...] = ("train", "val", "test")
 
+_few = partial(few, most=6)
 DATA_PATHS = ("data.dir", "data.partition_file")
 ELSEWHERE = "go to the directory where the run was started, or give --data-dir"
 """What to do where relative paths lead nowhere."""
@@ -104,86 +107,90 @@ def predict(
         DivergedError: a model's outputs are not finite.
         StoreError: a file of the run is missing or damaged.
     """
+    path = Path(run)
     if images is not None:
         if split is not None or data_dir is not None:
             raise ConfigError("images: does not go with split or data_dir")
         paths = [images] if isinstance(images, Path | str) else images
-        image_paths = new_images.image_files(paths)
-        model = new_images.image_model(Path(run), client, accept_changed_code=accept_changed_code)
-        return pd.concat(new_images.frames(model, image_paths), ignore_index=True)
-    predictions = prepared(
-        run,
-        client=client,
-        split=split,
-        data_dir=data_dir,
-        accept_changed_code=accept_changed_code,
-    )
-    return pd.concat(predictions.frames(), ignore_index=True)
+        model = new_images.image_model(path, client, accept_changed_code=accept_changed_code)
+        return model.predict(new_images.image_files(paths))
+    split = (ALL if data_dir else SPLITS[0]) if split is None else split
+    if split not in SPLITS:
+        raise ConfigError(
+            f"--split {split}: there is no such split{nearest(split, SPLITS)}; allowed: "
+            f"{', '.join(SPLITS)}"
+        )
+    settings = data_at(data_dir)
+    config = finished_run(path, settings)
+    if client is not None:
+        client = client_number(path, config.data.num_clients, client)
+    description = Description.read(path)
+    description.check(path, config)
+    if check_code(path, Provenance.read(path), code_of(config), accept=accept_changed_code):
+        logger.warning("%s: its models were trained with the code before the change", path)
+    config = _with_device(config, path)
+    if split == ALL and data_dir is not None:
+        setup = _new_data(path, config, description)
+    else:
+        written = experiments.read(path / "config.yaml").settings
+        check_paths({**written, **settings}, DATA_PATHS, ELSEWHERE)
+        setup = _own_data(path, config)
+    _check_fit(setup, description, _origin(config, setup.dataset))
+    owned, part = _owned(setup, split), split
+    if split == ALL:
+        setup, owned, part = replace(setup, dataset=in_one_part(setup.dataset)), None, "test"
+    _check_samples(setup, client, owned, part, split)
+    setup = replace(setup, frozen=final_models.load_tensors(path, setup.frozen))
+    personal = personal_slots(setup.algorithm, setup.layout)
+    state = final_state(path, setup.layout, personal, needed=setup.personalised)
+    if setup.personalised and setup.config.evaluation.personal != "all_clients":
+        logger.warning(
+            "evaluation.personal=%s: the tables of the run score other models than its final ones",
+            setup.config.evaluation.personal,
+        )
+    return pd.concat(_frames(setup, state, client, owned, part), ignore_index=True)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Predictions:
-    """The predictions of one call, about to be made.
+def _frames(
+    setup: Setup, state: ServerState, client: int | None, owned: Own | None, part: str
+) -> Iterator[pd.DataFrame]:
+    """The rows, model by model and client by client.
 
     Args:
         setup: of the run, with the data to predict.
         state: its final models.
         client: the only one, or None for all.
-        part: the common part, where clients do not own the samples.
-        own: which of the clients' own parts, where they do.
+        owned: which of the clients' own parts, where they own the samples.
+        part: the common part, where they do not.
     """
+    with closing(SerialExecutor(with_features(setup.spec), setup.config.engine)) as executor:
+        for clients, model, samples in _passes(setup, state, client, owned, part):
+            (outputs,) = executor.evaluate([(model.load(), samples)], OUTPUTS)
+            frame = _frame(setup.dataset, indices(setup.spec, samples), np.asarray(outputs))
+            frame.insert(1, "client_id", pd.Series(clients, dtype="Int64"))
+            yield frame if client is None else frame[frame["client_id"] == client]
 
-    setup: Setup
-    state: ServerState
-    client: int | None
-    part: str
-    own: Own | None
 
-    @property
-    def models(self) -> str:
-        """Whose models they are, in words."""
-        if not self.setup.personalised:
-            return "the global model"
-        return "each client's own model" if self.client is None else f"client {self.client}'s model"
-
-    def frames(self) -> Iterator[pd.DataFrame]:
-        """The rows, model by model and client by client."""
-        spec = self.setup.spec
-        shared: dict[Part, Array] = {}  # outputs of the model that belongs to no client
-        with closing(SerialExecutor(with_features(spec), self.setup.config.engine)) as executor:
-            for clients, model, part in self._passes():
-                if model.owner is None and part in shared:
-                    logits = shared[part]
-                else:
-                    (outputs,) = executor.evaluate([(model.load(), part)], OUTPUTS)
-                    logits = np.asarray(outputs)
-                if model.owner is None:
-                    shared[part] = logits
-                frame = _frame(self.setup.dataset, indices(spec, part), logits)
-                frame.insert(1, "client_id", pd.Series(clients, dtype="Int64"))
-                yield frame if self.client is None else frame[frame["client_id"] == self.client]
-
-    def _passes(self) -> Iterator[tuple[Sequence[int | None], Candidate, Part]]:
-        """Each row's client, the model and the samples of every pass, as the evaluation has it."""
-        split, personalised = self.setup.partition, self.setup.personalised
-        clients = split.participants if self.client is None else (self.client,)
-        one = Candidate(None, lambda: (self.state.params, {}))
-        if self.own is not None:
-            owners = clients_with(split, self.own, held_out=self.client is not None)
-            if not personalised:
-                part = Owned(self.own, owners)
-                yield np.repeat(owners, counts(split, part)).tolist(), one, part
-                return
-            for client in (c for c in owners if c in clients):
-                part = Owned(self.own, (client,))
-                yield sum(counts(split, part)) * [client], own_model(self.state, client), part
-            return
-        size = count(self.setup.spec, self.part)
-        if not personalised:
-            yield size * [self.client], one, self.part
-            return
-        for client in clients:
-            yield size * [client], own_model(self.state, client), self.part
+def _passes(
+    setup: Setup, state: ServerState, client: int | None, owned: Own | None, part: str
+) -> Iterator[tuple[Sequence[int | None], Candidate, Part]]:
+    """Each row's client, the model and the samples of every pass, as the evaluation has it."""
+    split = setup.partition
+    clients = split.participants if client is None else (client,)
+    one = Candidate(None, lambda: (state.params, {}))
+    owners = () if owned is None else clients_with(split, owned, held_out=client is not None)
+    if owned is not None and not setup.personalised:
+        samples = Owned(owned, owners)
+        yield np.repeat(owners, counts(split, samples)).tolist(), one, samples
+    elif owned is not None:
+        for c in (c for c in owners if c in clients):
+            samples = Owned(owned, (c,))
+            yield sum(counts(split, samples)) * [c], own_model(state, c), samples
+    elif not setup.personalised:
+        yield count(setup.spec, part) * [client], one, part
+    else:
+        for c in clients:
+            yield count(setup.spec, part) * [c], own_model(state, c), part
 
 
 def _frame(dataset: Dataset, index: I64, logits: Array) -> pd.DataFrame:
@@ -199,55 +206,9 @@ def _frame(dataset: Dataset, index: I64, logits: Array) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
-def prepared(
-    run: Path | str,
-    *,
-    client: int | str | None,
-    split: str | None,
-    data_dir: Path | str | None,
-    accept_changed_code: bool = False,
-) -> Predictions:
-    """Reads models and data and checks everything; arguments and errors as :func:`predict`."""
-    path = Path(run)
-    split = (ALL if data_dir else SPLITS[0]) if split is None else split
-    if split not in SPLITS:
-        raise ConfigError(
-            f"--split {split}: there is no such split{nearest(split, SPLITS)}; allowed: "
-            f"{', '.join(SPLITS)}"
-        )
-    settings = data_at(data_dir)
-    config = finished_run(path, settings)
-    if client is not None:
-        client = client_number(path, config.data.num_clients, client)
-    description, environment = Description.read(path), RunStore(path).read_environment()
-    description.check(path, config)
-    if check_code(path, Provenance.read(path), code_of(config), accept=accept_changed_code):
-        logger.warning("%s: its models were trained with the code before the change", path)
-    config = _with_device(config, path, environment)
-    if split == ALL and data_dir is not None:
-        out = tuple(environment.get("heldout_clients", ()))
-        setup = _new_data(path, config, description, out)
-    else:
-        written = experiments.read(path / "config.yaml").settings
-        check_paths({**written, **settings}, DATA_PATHS, ELSEWHERE)
-        setup = _own_data(path, config)
-    _refuse_labels_of_tokens(path, setup.dataset)
-    _check_fit(setup, description, _origin(config, setup.dataset))
-    own, part = _owned(setup, split), split
-    if split == ALL:
-        setup, own, part = replace(setup, dataset=in_one_part(setup.dataset)), None, "test"
-    setup = replace(setup, frozen=final_models.load_tensors(path, setup.frozen))
-    personal = personal_slots(setup.algorithm, setup.layout)
-    state = final_state(path, setup.layout, personal, needed=setup.personalised)
-    predictions = Predictions(setup=setup, state=state, client=client, part=part, own=own)
-    _check_samples(predictions, split)
-    _tell(predictions)
-    return predictions
-
-
-def _with_device(config: RunConfig, run: Path, environment: Mapping[str, Any]) -> RunConfig:
+def _with_device(config: RunConfig, run: Path) -> RunConfig:
     """With a GPU where there is one and the run was done on one."""
-    device = device_of(environment)
+    device = device_of(RunStore(run).read_environment())
     if device == "cpu":
         return config
     if not torch.cuda.is_available():
@@ -270,38 +231,27 @@ def _own_data(run: Path, config: RunConfig) -> Setup:
     return setup
 
 
-def _new_data(
-    run: Path, config: RunConfig, description: Description, held_out: tuple[int, ...]
-) -> Setup:
+def _new_data(run: Path, config: RunConfig, description: Description) -> Setup:
     """A setup with all samples of other data as the test part; nobody owns any of them.
 
     Texts are read with the run's vocabulary, and classes have the numbers that they have in the
     run. Clients that the run held out from training have no predictions here either.
     """
-    alone = config.data.model_copy(
-        update={"group": "none"}
-    )  # who the patients are need not be known
-    config = config.model_copy(update={"data": alone})
-    dataset = _with_the_words(run, config)
-    _refuse_labels_of_tokens(run, dataset)
+    alone = {"group": "none"}  # who the patients are need not be known
+    config = config.model_copy(update={"data": config.data.model_copy(update=alone)})
+    words = RunStore(run).read_words()
+    dataset = loading.read(config, whole=True, known_words=words)
+    if dataset.words != (words or ()):
+        place = run / files.VOCABULARY
+        origin = _origin(config, dataset)
+        raise DataError(f"{origin}: the vocabulary is not that of the run, in {place}")
     dataset = _with_the_classes(dataset, description.classes, _origin(config, dataset))
     if dataset.pipeline is not None and description.mean:
         pipeline = replace(dataset.pipeline, mean=description.mean, std=description.std)
         dataset = replace(dataset, pipeline=pipeline)
+    held_out = tuple(RunStore(run).read_environment().get("heldout_clients", ()))
     nobody = Partition(train=(dataset.train,) * config.data.num_clients, held_out=held_out)
     return assemble(config, dataset, nobody, config.data.partition or "iid")
-
-
-def _with_the_words(run: Path, config: RunConfig) -> Dataset:
-    """Other data than the run's, of which texts are read with the run's vocabulary."""
-    words = RunStore(run).read_words()
-    dataset = loading.read(config, whole=True, known_words=words)
-    if dataset.words != (words or ()):
-        raise DataError(
-            f"{_origin(config, dataset)}: the vocabulary is not that of the run, in "
-            f"{run / files.VOCABULARY}"
-        )
-    return dataset
 
 
 def _with_the_classes(dataset: Dataset, classes: tuple[str, ...], origin: str) -> Dataset:
@@ -325,16 +275,13 @@ def _origin(config: RunConfig, dataset: Dataset) -> str:
     return f"data.dir {config.data.dir}" if config.data.dir else dataset.name
 
 
-def _refuse_labels_of_tokens(run: Path, dataset: Dataset) -> None:
-    if dataset.per_token:
-        raise ConfigError(
-            f"{run}: {dataset.name} has a label for every token; predictions are written for "
-            "samples with one label each"
-        )
-
-
 def _check_fit(setup: Setup, description: Description, origin: str) -> None:
     """Refuses data of other classes or sizes than those that the network was trained for."""
+    if setup.dataset.per_token:
+        raise ConfigError(
+            f"{origin}: there is a label for every token; predictions are written for samples with "
+            "one label each"
+        )
     names, classes = setup.dataset.class_names, description.classes
     if classes != names:
         raise DataError(
@@ -347,11 +294,6 @@ def _check_fit(setup: Setup, description: Description, origin: str) -> None:
             raise DataError(f"{origin}: {name} {have}, the model of the run takes {need}")
 
 
-def _few(names: Sequence[str]) -> str:
-    more = f", ... ({len(names)})" if len(names) > 6 else ""
-    return ", ".join(names[:6]) + more
-
-
 def _owned(setup: Setup, split: str) -> Own | None:
     """Which of the clients' own parts a split is, None for a common part."""
     for part in OWN:
@@ -360,36 +302,19 @@ def _owned(setup: Setup, split: str) -> Own | None:
     return None
 
 
-def _check_samples(predictions: Predictions, split: str) -> None:
+def _check_samples(
+    setup: Setup, client: int | None, owned: Own | None, part: str, split: str
+) -> None:
     """Refuses a split without samples, or without any of the client."""
-    setup, client, own = predictions.setup, predictions.client, predictions.own
-    if own is None:
-        if not len(getattr(setup.dataset, predictions.part)):
+    if owned is None:
+        if not len(getattr(setup.dataset, part)):
             raise ConfigError(f"--split {split}: {setup.dataset.name} has no such part in this run")
         return
-    owners = clients_with(setup.partition, own, held_out=client is not None)
+    owners = clients_with(setup.partition, owned, held_out=client is not None)
     if not owners:
-        raise ConfigError(f"--split {split}: the clients of this run own no {own} samples")
+        raise ConfigError(f"--split {split}: the clients of this run own no {owned} samples")
     if client is not None and client not in owners:
+        those = _few([str(c) for c in owners])
         raise ConfigError(
-            f"--client {client}: owns no {own} samples; the clients that do: "
-            f"{_few([str(c) for c in owners])}"
+            f"--client {client}: owns no {owned} samples; the clients that do: {those}"
         )
-
-
-def _tell(predictions: Predictions) -> None:
-    """Says where the model is not the one that somebody may expect."""
-    setup, client = predictions.setup, predictions.client
-    personal = setup.config.evaluation.personal
-    if not setup.personalised:
-        if client is not None:
-            text = "%s has one model for all clients; client %d has no other"
-            logger.info(text, setup.config.algorithm, client)
-        return
-    if personal != "all_clients":
-        logger.warning(
-            "evaluation.personal=%s: the tables of the run score other models than its final ones",
-            personal,
-        )
-    if client is not None and client not in predictions.state.clients:
-        logger.info("client %d never trained: its model is the global one", client)

@@ -52,11 +52,8 @@ class Buffered:
     asynchronous: ClassVar[bool] = True
 
     def sizes(self, roster: Roster) -> tuple[int, int]:
-        """Buffer and concurrency.
-
-        Raises:
-            ConfigError: one of them is more than there are clients, or nothing takes time.
-        """
+        """Buffer and concurrency; a ConfigError where one of them is more than there are clients,
+        or nothing takes time."""
         if not roster.clock.timed:
             raise ConfigError(
                 "clock.trace: has no column that takes time, by which clock.mode=async orders "
@@ -97,7 +94,6 @@ class Buffered:
         """The arrivals of a round, taken from the queue, to which its starts are added.
 
         The times that stay in the queue count from the last of them, the server's step.
-        They are fewer than the buffer where nobody trains any more and nobody else is available.
         """
         size, concurrency = self.sizes(roster)
         rng = generator(ctx.seed, "cohort", ctx.round)

@@ -27,53 +27,43 @@ Pass = Callable[[Sequence[ClientTask]], list[ClientUpdate]]
 
 @dataclass(frozen=True, kw_only=True)
 class RoundPlan:
-    """What is to be done in a round.
-
-    Args:
-        tasks: local training, each client once; the cohort.
-        participation: of each client with a row in clients.csv, those who stay away included.
-        state: what the schedule keeps for the next round; goes into the checkpoint.
-        seconds: simulated, of the round; None: until its slowest client.
-        pass_seconds: simulated, of passes that the schedule asked for; added to those of the round.
-        downlink_bytes: of these passes.
-        uplink_bytes: of these passes.
-        needed: versions of the model, this one included, from which tasks of later rounds start.
-        ahead: for each of the next rounds all of its tasks whose version of the model exists;
-            workers without work may do them early. None is of a client that trains in this round.
-    """
+    """What is to be done in a round."""
 
     tasks: tuple[ClientTask, ...]
+    """Local training, each client once; the cohort."""
     participation: Mapping[int, Participation]
+    """Of each client with a row in clients.csv, those who stay away included."""
     state: Vectors = field(default_factory=dict)
+    """What the schedule keeps for the next round; goes into the checkpoint."""
     seconds: float | None = None
+    """Simulated, of the round; None: until its slowest client."""
     pass_seconds: float = 0.0
+    """Simulated, of passes that the schedule asked for, whose bytes follow."""
     downlink_bytes: int = 0
     uplink_bytes: int = 0
     needed: frozenset[int] = frozenset()
+    """Versions of the model, this one included, from which tasks of later rounds start."""
     ahead: tuple[tuple[ClientTask, ...], ...] = ()
+    """For each of the next rounds all of its tasks whose version of the model exists; workers
+    without work may do them early. None is of a client that trains in this round."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Roster:
-    """The clients of a run, as a schedule knows them.
-
-    Args:
-        sizes: training samples of each client.
-        cohort_size: m.
-        held_out: clients that never train, ascending.
-        clock: how fast clients are, and whether they answer.
-        assign: see :class:`~fedsim.algorithms.base.Algorithm`.
-        lr: the learning rate of a round (from 0).
-        update_bytes: size of an update where it is known before training; None: the model's.
-    """
+    """The clients of a run, as a schedule knows them."""
 
     sizes: Sequence[int]
+    """Training samples of each client."""
     cohort_size: int
     held_out: Sequence[int]
+    """Clients that never train, ascending."""
     clock: Clock
     assign: Callable[[Sequence[int]], Sequence[tuple[int, ...]]]
+    """See :class:`~fedsim.algorithms.base.Algorithm`."""
     lr: Callable[[int], float]
+    """The learning rate of a round (from 0)."""
     update_bytes: int | None = None
+    """Size of an update where it is known before training; None: the model's."""
 
     @property
     def participants(self) -> list[int]:
@@ -82,10 +72,7 @@ class Roster:
         return [client for client in range(len(self.sizes)) if client not in out]
 
     def draw(self, ctx: RoundContext, size: int, purpose: str = "cohort") -> list[int]:
-        """``size`` distinct clients, uniformly, sorted, without those held out.
-
-        With the default purpose they are the same for every method of one seed.
-        """
+        """See :func:`draw_cohort`."""
         return draw_cohort(ctx, size, self.held_out, purpose)
 
     def participation(self, client: int, round: int, stream: int | None = None) -> Participation:
@@ -148,26 +135,22 @@ class Synchronous:
 
 
 def check_plan(schedule: Schedule, plan: RoundPlan, roster: Roster, ctx: RoundContext) -> None:
-    """Refuses a plan on which no run can rely.
-
-    Raises:
-        ContractError: a client has two tasks, may not train, or has no participation; tasks start
-            from older models in a synchronous schedule; or a task of a later round is of a client
-            that trains in this one, whose state is not known yet.
-    """
-    at = f"round {ctx.round + 1} of the schedule"
+    """Refuses a plan on which no run can rely, by a ContractError."""
     clients = [client for task in plan.tasks for client in task.clients]
-    if len(set(clients)) < len(clients):
-        raise ContractError(f"{at}: a client has two tasks: {clients}")
-    if set(clients) & set(roster.held_out) or not all(0 <= c < len(roster.sizes) for c in clients):
-        raise ContractError(f"{at}: tasks of clients that do not train: {clients}")
-    if absent := sorted(set(clients) - plan.participation.keys()):
-        raise ContractError(f"{at}: clients without a participation: {absent}")
-    if not schedule.asynchronous and any(task.version != ctx.round for task in plan.tasks):
-        raise ContractError(f"{at}: tasks start from older models, but asynchronous is False")
     ahead = {client for tasks in plan.ahead for task in tasks for client in task.clients}
-    if both := sorted(ahead & set(clients)):
-        raise ContractError(f"{at}: clients train now and are told ahead: {both}")
+    versions, out = {task.version for task in plan.tasks}, set(roster.held_out)
+    problems = {
+        "a client has two tasks": len(set(clients)) < len(clients),
+        "tasks of clients that do not train": bool(out & set(clients))
+        or not all(0 <= client < len(roster.sizes) for client in clients),
+        "clients without a participation": not set(clients) <= plan.participation.keys(),
+        "tasks start from older models, but asynchronous is False": not schedule.asynchronous
+        and bool(versions - {ctx.round}),
+        "clients train now and are told ahead": bool(ahead & set(clients)),
+    }
+    for problem, occurs in problems.items():
+        if occurs:
+            raise ContractError(f"round {ctx.round + 1} of the schedule: {problem}: {clients}")
 
 
 def draw_cohort(
@@ -208,7 +191,7 @@ def schedule_of(config: RunConfig) -> Schedule:
     if ":" not in name:
         raise ConfigError(f"{origin}: known are synchronous, or module:function")
     schedule: Schedule = call(resolve(name, origin), origin)
-    if not callable(getattr(schedule, "plan", None)) or not hasattr(schedule, "asynchronous"):
+    if not hasattr(schedule, "plan") or not hasattr(schedule, "asynchronous"):
         raise ConfigError(
             f"{origin}: the function returned {type(schedule).__name__}, needed is a schedule with "
             "plan(roster, state, ctx, run) and asynchronous, see fedsim.schedules.base"

@@ -25,7 +25,7 @@ import numpy as np
 from fedsim.core.rng import generator
 from fedsim.core.types import F64, I64, Array, RoundContext, Vectors
 from fedsim.schedules.base import Pass, Roster, RoundPlan
-from fedsim.systems.clock import FLOAT_BYTES, Participation
+from fedsim.systems.clock import FLOAT_BYTES, TIMED, Participation
 
 
 @dataclass(frozen=True)
@@ -34,30 +34,27 @@ class Oort:
 
     The state is by client: ``utility`` U, ``last`` L (0: never took part), ``count`` of its
     participations, ``seconds`` t; and ``quantile``, which is T's, with the ``history`` of U.
-
-    Args:
-        exploration: share of the cohort, epsilon, that explores in the first round.
-        decay: of epsilon in each round.
-        least_exploration: where the decay of epsilon ends.
-        penalty: alpha.
-        quantile: of the clients' seconds, at first.
-        pace: by which the pacer raises it.
-        window: W, in rounds.
-        clip: quantile at which U is clipped.
-        cut_off: c; clients with c times the utility of the last one in the top are drawn from, too.
-        most: a client that took part so often is not exploited any more; None: it always may be.
     """
 
     exploration: float = 0.9
+    """Share of the cohort, epsilon, that explores in the first round."""
     decay: float = 0.98
+    """Of epsilon in each round, until it is ``least_exploration``."""
     least_exploration: float = 0.3
     penalty: float = 2.0
+    """alpha."""
     quantile: float = 0.3
+    """Of the clients' seconds, at first."""
     pace: float = 0.05
+    """By which the pacer raises it."""
     window: int = 20
+    """W, in rounds."""
     clip: float = 0.9
+    """Quantile at which U is clipped."""
     cut_off: float = 0.95
+    """c; clients with c times the utility of the last one in the top are drawn from, too."""
     most: int | None = None
+    """A client that took part so often is not exploited any more; None: it always may be."""
     asynchronous: ClassVar[bool] = False
 
     def plan(self, roster: Roster, state: Vectors, ctx: RoundContext, run: Pass, /) -> RoundPlan:
@@ -151,9 +148,6 @@ def _seconds(roster: Roster, client: int, round: int) -> float:
     if not clock.timed:
         return 0.0
     samples = clock.schedule.samples(n, clock.schedule.steps(n)) if n else 0
-    speed, down, up = (
-        clock.trait(name, round, client)
-        for name in ("samples_per_second", "download_mb_s", "upload_mb_s")
-    )
+    speed, down, up = (clock.trait(name, round, client) for name in TIMED)
     whole = Participation(compute=samples / speed, download=down, upload=up)
     return whole.seconds(clock.vector_bytes, clock.vector_bytes)

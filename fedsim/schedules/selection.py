@@ -67,11 +67,7 @@ class RoundRobin:
 
 @dataclass(frozen=True)
 class Fixed:
-    """A list of clients for each round, or one for all of them.
-
-    Args:
-        rounds: the clients of round t are ``rounds[t]``; of a single list those of every round.
-    """
+    """A list of clients for each round, or one for all of them."""
 
     rounds: tuple[tuple[int, ...], ...]
     asynchronous: ClassVar[bool] = False
@@ -91,8 +87,7 @@ def fixed(clients: str, rounds: int, participants: Sequence[int]) -> Fixed:
     """The lists that ``train.clients`` names: ids, or a CSV file with rounds (from 1).
 
     Raises:
-        ConfigError: a client that does not train.
-        DataError: a file that cannot be used; names file and row.
+        ConfigError, DataError: a client that does not train, or a file that cannot be used.
     """
     if not clients.endswith(".csv"):
         ids = tuple(map(int, clients.split(",")))
@@ -103,8 +98,6 @@ def fixed(clients: str, rounds: int, participants: Sequence[int]) -> Fixed:
             )
         return Fixed((ids,))
     path = Path(clients)
-    if not path.is_file():
-        raise DataError(f"train.clients {path}: there is no such file")
     listed: dict[int, set[int]] = {}
     for row in read_table(path, ("round", "client_id")):
         round, client = (
@@ -139,11 +132,7 @@ class PowerOfChoice:
     asynchronous: ClassVar[bool] = False
 
     def size(self, roster: Roster) -> int:
-        """The number of candidates d.
-
-        Raises:
-            ConfigError: it is less than m, or more than there are clients.
-        """
+        """The number of candidates d; a ConfigError where it is not from m to all clients."""
         m, most = roster.cohort_size, len(roster.participants)
         if self.candidates is None:
             return min(2 * m, most)

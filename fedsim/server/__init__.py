@@ -15,11 +15,10 @@ from fedsim.server.base import (
     ServerOptimizer,
     blocks_of,
 )
-from fedsim.server.clipping import ClipNorms
 from fedsim.server.cohort import Cohort
 from fedsim.server.gram import GramRule, Weights, shares
-from fedsim.server.mixing import Bucketing, NearestNeighbourMixing
 from fedsim.server.robust import ByCoordinate, Faulty, Span
+from fedsim.server.transforms import Bucketing, ClipNorms, NearestNeighbourMixing
 
 __all__ = [
     "Average",

@@ -16,7 +16,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import count
-from typing import Literal, Protocol, runtime_checkable
+from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 
@@ -41,11 +41,8 @@ class RuleState:
     receive: Mapping[str, Vectors] = field(default_factory=dict)
 
     def flatten(self) -> dict[str, Array]:
-        """All arrays by their names in a checkpoint.
-
-        These are ``probe.<key>``, ``reduce.<key>`` and ``exchange.<key>``, and for the optimisers
-        ``then.<key>``, ``then2.<key>``, and so on; for transforms ``receive.<name>.<key>``.
-        """
+        """All arrays by their names in a checkpoint: ``probe.<key>``, ``reduce.<key>``,
+        ``exchange.<key>``, ``then.<key>``, ``then2.<key>``, ..., ``receive.<name>.<key>``."""
         parts = {"probe": self.probe, "reduce": self.reduction, "exchange": self.exchange}
         for number, state in enumerate(self.optimizers, start=1):
             parts["then" if number == 1 else f"then{number}"] = state
@@ -54,11 +51,7 @@ class RuleState:
 
     @classmethod
     def unflatten(cls, arrays: Vectors) -> RuleState:
-        """The opposite of :meth:`flatten`; optimisers that keep nothing may be missing at the end.
-
-        Raises:
-            ValueError: a name is not one of those.
-        """
+        """The opposite of :meth:`flatten`; trailing optimisers that keep nothing may be missing."""
         parts: dict[str, dict[str, Array]] = {"probe": {}, "reduce": {}, "exchange": {}}
         optimizers: dict[int, dict[str, Array]] = {}
         receive: dict[str, dict[str, Array]] = {}
@@ -156,38 +149,24 @@ class Received:
 def has_trait(part: object, name: str) -> bool:
     """Whether a part of a server declares a trait; one that says nothing has none.
 
-    Of cohort transforms ``by_client``: each client could do it to its own update, which sees no
-    other; ``mixes``: a row is no longer one client's; ``rescales``: the step is multiplied by
-    something that is of the clients. Of server optimisers ``blind``: it reads the step alone.
+    Of cohort transforms ``needs_own_clients``: it reads what only the clients of its own method
+    send; ``by_client``: each client could do it to its own update, which sees no other; ``mixes``:
+    a row is no longer one client's; ``rescales``: the step is multiplied by something that is of
+    the clients. Of server optimisers ``blind``: it reads the step alone.
     """
     return bool(getattr(part, name, False))
 
 
 class CohortTransform(Protocol):
-    """Changes the updates of a cohort before they are reduced (FedNova, clipping)."""
+    """Changes the updates of a cohort before they are reduced (FedNova, clipping).
 
-    @property
-    def name(self) -> str:
-        """Of its state in checkpoints; has no point in it."""
+    ``name`` is that of its state in checkpoints and has no point in it.
+    """
 
-    @property
-    def needs_own_clients(self) -> bool:
-        """Whether it reads what only the clients of its own method send."""
+    name: ClassVar[str]
 
     def __call__(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> Received:
         """The cohort that the next part sees; ``state`` is {} in the first round."""
-
-
-@runtime_checkable
-class Checks(Protocol):
-    """A reduction or transform that needs a cohort of some size."""
-
-    def check(self, m: int, clients: int) -> int:
-        """How many updates it hands on, of m updates that it gets from all clients of a cohort.
-
-        Raises:
-            ConfigError: they are too few.
-        """
 
 
 @dataclass(frozen=True)
@@ -287,7 +266,7 @@ class Server:
     Args:
         reduction: combines the updates into one step.
         optimizers: change that step, one after the other.
-        receive: change the updates before they are reduced, one after the other.
+        receive: change the updates before that, one after the other.
         exchange: answers what the method's clients upload beside their updates.
         sums: the exchange reads nothing but sums over the clients, as of secure aggregation.
         private_sum: the upload whose sum is all that the exchange reads, so that it can be clipped
@@ -319,14 +298,17 @@ class Server:
     @property
     def needs_own_clients(self) -> bool:
         """Whether it works with its own method's clients alone."""
-        reads = any(transform.needs_own_clients for transform in self.receive)
+        reads = any(has_trait(transform, "needs_own_clients") for transform in self.receive)
         return bool(self.incompatible_reason or self.exchange or reads)
 
     def check(self, m: int) -> None:
-        """Refuses a cohort of m clients that is too small for a part, by a ConfigError."""
+        """Refuses a cohort of m clients that is too small for a part, by a ConfigError.
+
+        A part may have ``check(m, clients)``: how many updates it hands on, of m that it gets.
+        """
         clients = m
         for part in (*self.receive, self.reduction):
-            if isinstance(part, Checks):
+            if hasattr(part, "check"):
                 m = part.check(m, clients)
 
     def step(self, state: RuleState, cohort: Cohort, ctx: RoundContext) -> ServerStep:
@@ -339,17 +321,16 @@ class Server:
             step, states = self._optimize(step, state.optimizers, cohort, ctx)
             if self.exchange is not None:
                 answer = self.exchange(cohort, state.exchange, ctx)
-        after = replace(
-            state,
-            reduction=reduced.state,
-            optimizers=states,
-            exchange=answer.state,
-            receive=attack | kept,
-        )
         return ServerStep(
             step=step,
             sent=cohort,
-            state=after,
+            state=replace(
+                state,
+                reduction=reduced.state,
+                optimizers=states,
+                exchange=answer.state,
+                receive=attack | kept,
+            ),
             downlink=answer.downlink,
             private=answer.private,
             metrics=_beside(received.metrics, reduced.metrics),

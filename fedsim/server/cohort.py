@@ -58,9 +58,6 @@ class Cohort:
             columns: the vectors in order of client id where they stay on their nodes; ``delta`` is
                 ignored then.
             params: (D,) the newest global vector.
-
-        Raises:
-            ContractError: no update, an id twice, or a delta that is not (D,).
         """
         ordered = tuple(sorted(updates, key=lambda u: u.client_id))
         if not ordered:
@@ -127,11 +124,7 @@ class Cohort:
 
     @property
     def rows(self) -> tuple[Array, ...]:
-        """The m deltas, each (D,).
-
-        Raises:
-            ContractError: the updates are distributed over nodes.
-        """
+        """The m deltas, each (D,)."""
         return self.columns.rows
 
     @property
@@ -176,13 +169,6 @@ class Cohort:
         """(D,) ``sum_i c_i g_i`` over each range with its own coefficients, in one pass.
 
         In the updates' precision.
-
-        Args:
-            coefficients: (m,) for each range.
-            ranges: disjoint, all coordinates together.
-
-        Raises:
-            ContractError: the ranges leave coordinates out.
         """
         covered = sum(where.stop - where.start for where in ranges)
         if covered != self.layout.size:

@@ -28,11 +28,7 @@ class Columns(Protocol):
 
     @property
     def rows(self) -> tuple[Array, ...]:
-        """The m vectors (D,).
-
-        Raises:
-            ContractError: they are distributed over nodes.
-        """
+        """The m vectors (D,)."""
 
     def products(self, ranges: Sequence[slice], vector: Array | None = None) -> list[F64]:
         """For each range (m, m + 1): inner products of the updates, and with ``vector`` (D,).
@@ -84,7 +80,7 @@ class LocalColumns:
 
 @dataclass(frozen=True)
 class WrappedColumns:
-    """Updates made of others; here the same ones."""
+    """Updates made of others, of the same precision; ``rows`` are computed at each access."""
 
     columns: Columns
 
@@ -92,23 +88,6 @@ class WrappedColumns:
     def dtype(self) -> np.dtype[np.floating]:
         """Precision of the updates."""
         return self.columns.dtype
-
-    @property
-    def rows(self) -> tuple[Array, ...]:
-        """Computed at each access where they are not the same."""
-        return self.columns.rows
-
-    def products(self, ranges: Sequence[slice], vector: Array | None = None) -> list[F64]:
-        return self.columns.products(ranges, vector)
-
-    def squares(self, where: slice) -> F64:
-        return self.columns.squares(where)
-
-    def combine(self, weights: Sequence[F64], ranges: Sequence[slice], out: Array) -> None:
-        self.columns.combine(weights, ranges, out)
-
-    def map(self, rule: ByColumn, where: slice, out: Array) -> None:
-        self.columns.map(rule, where, out)
 
 
 @dataclass(frozen=True)

@@ -37,11 +37,8 @@ NUMBERS: Mapping[type, Any] = {bool: bool, int: int | float, float: float, str: 
 
 
 def is_rule(function: Callable[..., Any], title: str) -> bool:
-    """Whether a function of the user's is a plain rule, rather than the ``build`` of a method.
-
-    A rule's first parameter is an array: it has no default, and no type or that of an array.
-    A ConfigError as of :func:`fedsim.core.imports.signature`.
-    """
+    """Whether a function of the user's is a plain rule, rather than the ``build`` of a method: its
+    first parameter has no default, and no type or that of an array."""
     first = next(iter(signature(function, title).parameters.values()), None)
     if first is None or first.kind not in FIRST or first.default is not Parameter.empty:
         return False
@@ -51,11 +48,7 @@ def is_rule(function: Callable[..., Any], title: str) -> bool:
 
 
 def hyperparameters(function: Callable[..., Any], title: str) -> dict[str, Parameter]:
-    """The hyperparameters of a plain rule; one without a type has that of its default.
-
-    Raises:
-        ConfigError: it is no rule; names file and line, and shows the right form.
-    """
+    """The hyperparameters of a plain rule; one without a type has that of its default."""
     declared = list(signature(function, title, evaluate=True).parameters.values())
     if len(declared) < 2 or any(p.kind not in FIRST for p in declared[:2]):
         raise ConfigError(f"{_refused(function, title)} takes gram and num_samples first: {FORM}")
@@ -95,12 +88,7 @@ def place(function: Callable[..., Any]) -> str:
 
 @dataclass(frozen=True)
 class PlainRule:
-    """The rule over the whole model; statistics are averaged by samples.
-
-    Args:
-        function: of the user's, as above.
-        hyperparameters: by name.
-    """
+    """The user's function over the whole model; statistics are averaged by samples."""
 
     function: Callable[..., Any]
     hyperparameters: Mapping[str, Any]
@@ -117,11 +105,7 @@ class PlainRule:
         return f"{place(self.function)}, in {name}"
 
     def __call__(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> Reduced:
-        """Keeps what the function leaves in its ``state``.
-
-        Raises:
-            ContractError: the function fails, or returns anything but m finite numbers.
-        """
+        """Keeps what the function leaves in its ``state``."""
         layout, n = cohort.layout, cohort.num_samples
         params, statistics = slice(0, layout.num_params), slice(layout.num_params, layout.size)
         kept = {name: array.copy() for name, array in state.items()}
@@ -138,24 +122,19 @@ class PlainRule:
 
     def _checked(self, returned: object, m: int) -> F64:
         """The coefficients (m,)."""
-        problem = None
-        coefficients = np.empty(0)
         try:
             coefficients = np.asarray(returned, dtype=np.float64)
+            problem = "None" if returned is None else f"an array of shape {coefficients.shape}"
+            if coefficients.shape == (m,):
+                if np.isfinite(coefficients).all():
+                    return coefficients
+                problem = "NaN or infinity"
         except (TypeError, ValueError) as error:
-            problem = f"returned {type(returned).__name__} ({one_line(error)})"
-        if problem is None and returned is None:
-            problem = "returned None"
-        elif problem is None and coefficients.shape != (m,):
-            problem = f"returned an array of shape {coefficients.shape}"
-        elif problem is None and not np.isfinite(coefficients).all():
-            problem = "returned NaN or infinity"
-        if problem is not None:
-            raise ContractError(
-                f"{self._where}: {problem}; needed are finite coefficients ({m},), one for each of "
-                f"the {m} updates: {FORM}"
-            )
-        return coefficients
+            problem = f"{type(returned).__name__} ({one_line(error)})"
+        raise ContractError(
+            f"{self._where}: returned {problem}; needed are finite coefficients ({m},), one for "
+            f"each of the {m} updates: {FORM}"
+        )
 
     def _array(self, name: object, value: object) -> Array:
         """An entry of the state, as an array of numbers."""

@@ -168,12 +168,7 @@ class PrivateSum:
 
 
 def noise_beside_count(noise_multiplier: float, count_noise: float) -> float | None:
-    """That of the sum, ``(z^-2 - (2 sigma_b)^-2)^(-1/2)``; None where the count uses up all of z.
-
-    Args:
-        noise_multiplier: z, of both together.
-        count_noise: sigma_b, in clients.
-    """
+    """That of the sum, ``(z^-2 - (2 sigma_b)^-2)^(-1/2)``; None where the count uses up all z."""
     if noise_multiplier == 0:
         return 0.0
     rest = noise_multiplier**-2 - (2 * count_noise) ** -2

@@ -38,9 +38,6 @@ class Faulty:
         f: a number of clients, or below 1 a fraction of the cohort, rounded down.
         times: of the bound, which does not matter where f is 0.
         plus: of the bound.
-
-    Raises:
-        ConfigError: f is neither.
     """
 
     of: str
@@ -62,9 +59,6 @@ class Faulty:
         Args:
             m: updates, of which each may be a combination of those of clients.
             clients: of the cohort, m by default.
-
-        Raises:
-            ConfigError: they are too many for the rule.
         """
         of = m if clients is None else clients
         f = int(self.f) if self.f >= 1 else math.floor(self.f * of + 1e-9)

@@ -4,19 +4,12 @@
 with the arrays and their hashes: ``round-000012.safetensors`` with the global vector and the
 server's state, and the segments ``clients-*.safetensors`` with the states of the clients, of which
 each checkpoint adds one with those that changed. A model of an earlier round from which tasks of
-later rounds start is a file of its own, ``version-*.safetensors``, that checkpoints share.
+later rounds start is a file of its own, ``version-*.safetensors``. Damage to what a checkpoint
+alone has leaves the previous one usable; segments and versions are shared.
 
-Damage to what a checkpoint alone has (record, vector and server state, the segment that it adds)
-leaves the previous checkpoint usable. Older segments are shared: damage to one of them may leave no
-checkpoint intact. The run is then not resumed, and nothing is changed: to start again by itself
-would cost all rounds so far, and the user may still have the damaged file elsewhere.
-
-Files are written by one background thread, one checkpoint at a time: all that it writes are values
-that nobody changes. A round waits for the disk only after the last one, and where the one before is
-still being written, with client states that exceed their memory. The thread rests after each
-checkpoint, so that it takes at most a part ``SHARE`` of the time: where a round takes milliseconds,
-it would otherwise never stop writing. A checkpoint that is due meanwhile follows the first round
-that ends afterwards.
+One background thread writes, one checkpoint at a time, values that nobody changes. It rests after
+each, so that it takes at most a part ``SHARE`` of the time; a checkpoint that is due meanwhile
+follows the first round that ends afterwards.
 """
 
 from __future__ import annotations
@@ -54,56 +47,41 @@ logger = logging.getLogger("fedsim")
 
 @dataclass(frozen=True, kw_only=True)
 class ServerState:
-    """Everything that the next round depends on.
-
-    Args:
-        params: (D,) the global vector.
-        server: what each part of the method's server keeps.
-        downlink: what the server sends to everybody beside the model.
-        clients: the state of each client that has one, by client id.
-        schedule: what the schedule keeps.
-        versions: models of earlier rounds from which tasks of later rounds start.
-        unchanged: rounds (from 0) since the oldest of these that left the model as it was.
-    """
+    """Everything that the next round depends on."""
 
     params: Vector
+    """(D,) the global vector."""
     server: RuleState = field(default_factory=RuleState)
     downlink: Vectors = field(default_factory=dict)
+    """What the server sends to everybody beside the model."""
     clients: ClientStates = field(default_factory=ClientStates)
     schedule: Vectors = field(default_factory=dict)
     versions: Mapping[int, Sent] = field(default_factory=dict)
+    """Models of earlier rounds from which tasks of later rounds start."""
     unchanged: tuple[int, ...] = ()
+    """Rounds (from 0) since the oldest of these that left the model as it was."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Position:
-    """Where a run stands after a complete round.
-
-    Args:
-        rounds: how many rounds are complete.
-        state: what the next one depends on.
-        seconds: since the run began, without the time between its interruption and its resumption.
-        tables: length in bytes of each table that exists, by file name.
-        digests: size and SHA-256 of each table with results, by name.
-        device: its kind, of :func:`~fedsim.core.machine.kind_of`; empty before the first round.
-    """
+    """Where a run stands after so many complete rounds."""
 
     rounds: int
     state: ServerState
     seconds: float = 0.0
+    """Since the run began, without the time between its interruption and its resumption."""
     tables: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of each table that exists, by file name."""
     digests: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Size and SHA-256 of each table with results, by name."""
     device: Mapping[str, Any] = field(default_factory=dict)
+    """Its kind, of :func:`~fedsim.core.machine.kind_of`; empty before the first round."""
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What a checkpoint must agree with.
-
-    Args:
-        layout: hash of the model's layout.
-        settings: those that change results, by dotted key.
-    """
+    """What a checkpoint must agree with: hash of the model's layout, and the settings that change
+    results, by dotted key."""
 
     layout: str
     settings: Mapping[str, Any]
@@ -124,11 +102,12 @@ def decode_record(text: bytes) -> dict[str, Any]:
     """The content of a record; a ValueError where it is damaged."""
     try:
         record = parse_json(text)
-        content, digest = record["checkpoint"], record["sha256"]
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError("it is damaged") from error
-    if not isinstance(content, dict) or files.sha256_of(_canonical(content)) != digest:
-        raise ValueError("its checksum is wrong")
+        content: dict[str, Any] = record["checkpoint"]
+        intact = files.sha256_of(_canonical(content)) == record["sha256"]
+    except (KeyError, TypeError, ValueError):
+        intact = False
+    if not intact:
+        raise ValueError("it is damaged")
     return content
 
 
@@ -138,14 +117,13 @@ def _canonical(value: object) -> str:
 
 def files_of(record: str, content: Mapping[str, Any]) -> frozenset[str]:
     """The names of all files of a checkpoint."""
-    versions = content.get("versions", {})
-    return frozenset({record, *content["arrays"], *content["segments"], *versions})
+    shared = content["segments"], content.get("versions", {})
+    return frozenset({record, *content["arrays"]}).union(*shared)
 
 
 class Checkpoints(AbstractContextManager["Checkpoints"]):
-    """The checkpoints of a run; at most one is being written at a time.
-
-    Methods that write or wait raise a StoreError where a file cannot be written.
+    """The checkpoints of a run; what writes or waits raises a StoreError where a file cannot be
+    written.
 
     Args:
         run: the run directory.
@@ -153,7 +131,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         client_states: of the run; its files are written here too.
         keep: how many of the newest checkpoints stay.
         every: beside these the one of every so many rounds stays, where it is not 0.
-        kept: those that are there already, oldest first: rounds and files.
+        kept: rounds and files of those that are there already, oldest first.
         versions: SHA-256 of the models of earlier rounds that are written, by file name.
     """
 
@@ -187,34 +165,25 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         return self._thread.busy or time.monotonic() < self._rested
 
     def store_client_states(self, state: ServerState) -> ServerState:
-        """The same state with its client states in the store.
-
-        The values before it must not be used any more, but for that of :meth:`storing`.
-        """
+        """The same state with its client states in the store; of the values before it only that
+        of :meth:`storing` may still be used."""
         self.client_states.put(state.clients.changed)
         return replace(state, clients=ClientStates(self.client_states))
 
     def storing(self, state: ServerState) -> ServerState:
-        """The same state for the next round, while a thread has the store take its client states.
-
-        The changes of that round are apart from those of this one.
-        """
+        """The same state for the next round, while a thread stores its client states."""
         changed = ClientStates(self.client_states, state.clients.changed)
         return replace(state, clients=ClientStates(changed))
 
     def spill(self, rounds: int) -> None:
-        """Writes client states to files, and drops them from memory, until the budget is kept."""
+        """Writes the client states that wait in memory where they exceed the budget."""
         store = self.client_states
-        if store.evict():
-            return
-        self.wait()
-        if store.evict():
-            return
-        store.new_segment(f"clients-{rounds:06d}.safetensors")
-        segments = store.segments()
-        self._write_segments(segments)
-        store.evict()
-        self._prune(segments)
+        if store.unsaved_bytes > store.budget:
+            self.wait()
+            store.new_segment(f"clients-{rounds:06d}.safetensors")
+            segments = store.segments()
+            self._write_segments(segments)
+            self._prune(segments)
 
     def size(self, state: ServerState) -> int:
         """Bytes of the arrays that a checkpoint of the state adds."""
@@ -247,9 +216,9 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         self._write_segments(segments)
         state = position.state
         arrays = {"params": state.params}
-        arrays |= {f"server/{key}": array for key, array in state.server.flatten().items()}
-        arrays |= {f"downlink/{key}": array for key, array in state.downlink.items()}
-        arrays |= {f"schedule/{key}": array for key, array in state.schedule.items()}
+        parts = {"server": state.server.flatten(), "downlink": state.downlink}
+        for part, named in (parts | {"schedule": state.schedule}).items():
+            arrays |= {f"{part}/{key}": array for key, array in named.items()}
         for file, version in self._unwritten(state).items():
             self._versions[file] = tensors.save(self.folder / file, version)
         versions = {file: self._versions[file] for file in map(_version_file, state.versions)}
@@ -273,9 +242,9 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
                 segment.path.name: {"sha256": segment.sha256, "clients": sorted(clients)}
                 for segment, clients in segments.items()
             },
-            **({"versions": versions} if versions else {}),
-            **({"unchanged": list(state.unchanged)} if state.unchanged else {}),
         }
+        content |= {"versions": versions} if versions else {}
+        content |= {"unchanged": list(state.unchanged)} if state.unchanged else {}
         record = f"round-{position.rounds:06d}.json"
         files.write(self.folder / record, encode_record(content))
         self._kept.append((position.rounds, files_of(record, content)))
@@ -285,11 +254,10 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
 
     def _unwritten(self, state: ServerState) -> dict[str, Vectors]:
         """By file the models of earlier rounds that are not written yet."""
-        files_of = {_version_file(version): sent for version, sent in state.versions.items()}
         return {
             file: {"params": params} | {f"downlink/{key}": a for key, a in downlink.items()}
-            for file, (params, downlink) in files_of.items()
-            if file not in self._versions
+            for version, (params, downlink) in state.versions.items()
+            if (file := _version_file(version)) not in self._versions
         }
 
     def _write_segments(self, segments: Iterable[Segment]) -> None:
@@ -315,8 +283,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
 def records(run: Path) -> list[Path]:
     """The records of a run's checkpoints, newest first."""
     with files.reading(run / FOLDER) as folder:
-        there = list(folder.iterdir()) if folder.is_dir() else []
-    written = [path for path in there if FILE_NAME.fullmatch(path.name) and path.suffix == ".json"]
+        written = [path for path in folder.glob("*.json") if FILE_NAME.fullmatch(path.name)]
     return sorted(written, key=round_of, reverse=True)
 
 

@@ -1,7 +1,8 @@
-"""The states of clients: a value for the rounds, and a store that keeps them within a budget.
+"""The states of clients: a value for the rounds, and a store that keeps them in files.
 
-A state changes when its client takes part. The store keeps the most recently changed states in
-memory and the others in segment files, each written once, with the states of several clients.
+A state changes when its client takes part. It stays in memory until a segment file is written, with
+the states of all clients that changed since the one before; then it is read from there, which the
+system's cache makes fast.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from fedsim.core.errors import StoreError
 from fedsim.core.types import Array, Vectors
 from fedsim.storage import tensors
 
@@ -35,18 +37,12 @@ class ClientStates(Mapping[int, Vectors]):
         return ClientStates(self.stored, {**self.changed, **real})
 
     def __getitem__(self, client: int) -> Vectors:
-        if client not in self.changed:
+        state = self.changed.get(client)
+        if state is None:
             return self.stored[client]
-        if not self.changed[client]:
+        if not state:
             raise KeyError(client)
-        return self.changed[client]
-
-    def get(self, client: int, /, default: Any = None) -> Any:
-        """The state of a client, or the default if it has none.
-
-        Mapping's own method would also return the default when reading a state fails by a KeyError.
-        """
-        return self[client] if client in self else default  # noqa: SIM401
+        return state
 
     def __contains__(self, client: object) -> bool:
         changed = self.changed.get(client)  # type: ignore[call-overload]
@@ -87,16 +83,24 @@ class Segment:
     def read(self, client: int) -> Vectors:
         """The state of a client; one thread may read while another writes."""
         state = self.unwritten.get(client)
-        return tensors.read(self.path, self._entries[client]) if state is None else state
+        if state is not None:
+            return state
+        if client not in self._names:
+            raise StoreError(f"{self.path}: has no state of client {client}")
+        return {key: self._file.get_tensor(f"{client}/{key}") for key in self._names[client]}
 
     @cached_property
-    def _entries(self) -> dict[int, dict[str, tensors.Entry]]:
-        """Where each client's arrays lie in the file."""
-        entries: dict[int, dict[str, tensors.Entry]] = {}
-        for key, entry in tensors.entries(self.path).items():
-            client, _, name = key.partition("/")
-            entries.setdefault(int(client), {})[name] = entry
-        return entries
+    def _file(self) -> Any:
+        return tensors.opened(self.path)
+
+    @cached_property
+    def _names(self) -> dict[int, list[str]]:
+        """The names of each client's arrays."""
+        names: dict[int, list[str]] = {}
+        for name in self._file.keys():  # noqa: SIM118
+            client, _, key = name.partition("/")
+            names.setdefault(int(client), []).append(key)
+        return names
 
 
 class ClientStateStore(Mapping[int, Vectors]):
@@ -104,28 +108,22 @@ class ClientStateStore(Mapping[int, Vectors]):
 
     One thread may read states while another one changes those of other clients.
 
-    Reading a state from its file does not bring it back into memory: an evaluation of all clients
-    reads each of them once, and would only evict those that training needs.
-
     Args:
         folder: of the segment files.
-        budget: bytes of states that may stay in memory.
+        budget: bytes of states that may wait in memory for a file.
     """
 
     def __init__(self, folder: Path, budget: float) -> None:
         self.folder, self.budget = folder, budget
-        self._memory: dict[int, Vectors] = {}  # the most recently changed last
-        self._bytes = 0  # of the states in memory
         self._sizes: dict[int, int] = {}  # bytes of each client's newest state
+        self._unsaved: dict[int, Vectors] = {}  # the newest states that are in no segment
         self._segments: dict[int, Segment] = {}  # which holds it, or will once it is written
-        self._unsaved: set[int] = set()  # the clients whose newest state is in none
-        self._lock = threading.Lock()  # while a state goes from memory, or a file, to another file
+        self._lock = threading.Lock()  # while states go to another segment
 
     def __getitem__(self, client: int) -> Vectors:
         with self._lock:
-            if client in self._memory:
-                return self._memory[client]
-            return self._segments[client].read(client)
+            state = self._unsaved.get(client)
+            return self._segments[client].read(client) if state is None else state
 
     def __contains__(self, client: object) -> bool:
         return client in self._sizes
@@ -152,26 +150,18 @@ class ClientStateStore(Mapping[int, Vectors]):
         """Takes the newest states, all or none; an empty one: the client has none any more."""
         copies = {c: {k: owned(a) for k, a in state.items()} for c, state in changes.items()}
         for client, state in copies.items():  # nothing can fail from here on
-            size = self._sizes.pop(client, 0)
+            self._sizes.pop(client, None)
             self._segments.pop(client, None)
-            self._unsaved.discard(client)
-            if self._memory.pop(client, None) is not None:
-                self._bytes -= size
+            self._unsaved.pop(client, None)
             if state:
-                self._add(client, state)
-                self._unsaved.add(client)
+                self._unsaved[client] = state
+                self._sizes[client] = num_bytes(state)
 
     def load(self, segments: Sequence[tuple[Segment, Sequence[int]]]) -> None:
-        """Takes states from written files, the newest into memory as far as they fit.
-
-        Args:
-            segments: with the clients whose newest states they hold, oldest first.
-        """
+        """Takes the clients whose newest states are in written files, oldest first."""
         for segment, clients in segments:
-            for client in clients:
-                self._add(client, segment.read(client))
-                self._segments[client] = segment
-            self.evict()  # for each client it would look past all that were evicted before
+            self._segments |= dict.fromkeys(clients, segment)
+            self._sizes |= {client: num_bytes(segment.read(client)) for client in clients}
 
     def new_segment(self, name: str) -> None:
         """Moves all unsaved states to a new segment, which is still to be written, if any.
@@ -179,33 +169,13 @@ class ClientStateStore(Mapping[int, Vectors]):
         It also takes the newest states out of segments that hold mostly outdated ones, about as
         many bytes again at most, so that the files stay below about twice the newest states' size.
         """
-        clients = sorted(self._unsaved | self._in_outdated_segments())
+        clients = sorted(self._unsaved.keys() | self._in_outdated_segments())
         if clients:
             size = sum(self._sizes[client] for client in clients)
             segment = Segment(self.folder / name, {c: self[c] for c in clients}, size=size)
             with self._lock:
                 self._segments |= dict.fromkeys(clients, segment)
-            self._unsaved.clear()
-
-    def evict(self) -> bool:
-        """Drops the states changed longest ago that are in files; True if the rest fits."""
-        evicted = []
-        for client in self._memory:
-            if self._bytes <= self.budget:
-                break
-            segment = self._segments.get(client)
-            if segment is not None and segment.sha256:
-                evicted.append(client)
-                self._bytes -= self._sizes[client]
-        with self._lock:
-            for client in evicted:
-                del self._memory[client]
-        return self._bytes <= self.budget
-
-    def _add(self, client: int, state: Vectors) -> None:
-        self._memory[client] = state
-        self._sizes[client] = num_bytes(state)
-        self._bytes += self._sizes[client]
+                self._unsaved = {}
 
     def _in_outdated_segments(self) -> set[int]:
         """The clients of the emptiest segments, while these are over twice the newest states."""

@@ -34,21 +34,16 @@ def folder_of(out: str | None, kind: str, experiment: str) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepStatus:
-    """A directory of runs that a sweep began.
-
-    Args:
-        state: running if the sweep or one of its runs is; finished if all runs are and the tables
-            are written (a trial of a search has none); failed if all have ended, some with an
-            error.
-        runs: in the order of their names; without those that were archived.
-        grid: the names of all runs of the grid, some of which may not have begun; None where they
-            are not written down.
-    """
+    """A directory of runs that a sweep began."""
 
     path: Path
     state: str
-    runs: Sequence[RunStatus] = field(default=())
+    """Running if the sweep or one of its runs is; finished if all runs are and the tables are
+    written (a trial of a search has none); failed if all have ended, some with an error."""
+    runs: Sequence[RunStatus] = ()
+    """In the order of their names; without those that were archived."""
     grid: Sequence[str] | None = None
+    """The names of all runs of the grid, some of which may not have begun, if written down."""
 
     @property
     def counts(self) -> Counter[str]:
@@ -60,21 +55,18 @@ class SweepStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchStatus:
-    """The directory of a search by ``fedsim tune``.
-
-    Args:
-        state: running; finished if all trials have ended, and the runs on fresh seeds if there are
-            any; failed if no trial is complete then; damaged; otherwise interrupted.
-        study: what study.json says.
-        trials: those that have ended, by number.
-        problem: why a damaged search cannot be read.
-    """
+    """The directory of a search by ``fedsim tune``."""
 
     path: Path
     state: str
+    """Finished if all trials, and the runs on fresh seeds if any, have ended; failed if no trial is
+    complete then."""
     study: Mapping[str, object] = field(default_factory=dict)
+    """What study.json says."""
     trials: Sequence[Trial] = ()
+    """Those that have ended, by number."""
     problem: str | None = None
+    """Why a damaged search cannot be read."""
 
     @property
     def by(self) -> str:
@@ -103,13 +95,11 @@ Found = RunStatus | SweepStatus | SearchStatus
 
 
 def find(folder: Path) -> Iterator[Found]:
-    """The runs, sweeps and searches at or below a folder, sorted by path.
+    """The runs, sweeps and searches at or below a folder, sorted by path, without what cannot be
+    read; a StoreError for the folder itself.
 
     The runs of a sweep follow it. Those of a search are left out, unless the search itself, or a
     folder in it, is given.
-
-    Raises:
-        StoreError: the folder itself cannot be read; what cannot be read below it is left out.
     """
     try:
         yield from _find(folder, given=True)
@@ -153,9 +143,6 @@ def newest(folder: Path, *, sweeps: bool, searches: bool) -> Path | None:
 
     With ``sweeps`` a sweep takes the place of its runs; with ``searches`` it may be a search, whose
     runs never count.
-
-    Raises:
-        StoreError: the folder cannot be read.
     """
     times: dict[Path, float] = {}
     for each in find(folder) if folder.is_dir() else ():
@@ -168,11 +155,7 @@ def newest(folder: Path, *, sweeps: bool, searches: bool) -> Path | None:
 
 
 def search_in(folder: Path) -> SearchStatus | None:
-    """The search in a directory, None where there is none.
-
-    Raises:
-        StoreError: the directory cannot be read.
-    """
+    """The search in a directory, None where there is none."""
     search = next(find(folder), None) if (folder / trials.STUDY).is_file() else None
     return search if isinstance(search, SearchStatus) else None
 
@@ -196,11 +179,7 @@ def _search(folder: Path, below: Sequence[Found]) -> SearchStatus:
 
 
 def write_grid(folder: Path, names: Sequence[str]) -> None:
-    """Writes sweep.json: the names of all runs of a sweep.
-
-    Raises:
-        StoreError: it cannot be written.
-    """
+    """Writes sweep.json: the names of all runs of a sweep."""
     files.write(folder / GRID, (json.dumps({"runs": list(names)}, indent=1) + "\n").encode())
 
 

@@ -76,19 +76,12 @@ def metadata_of(run: Path) -> Mapping[str, str]:
 
 @dataclass(frozen=True)
 class Description:
-    """What ``model.safetensors`` says of the network and its inputs.
-
-    Args:
-        model: the network.
-        classes: their names.
-        mean: of images, per channel, of values in 0..1; empty of other inputs.
-        std: of images, per channel, of values in 0..1.
-        algorithm: the run's method.
-    """
+    """What ``model.safetensors`` says of the network, its inputs and the run's method."""
 
     model: ModelSpec
     classes: tuple[str, ...]
     mean: tuple[float, ...] = ()
+    """Of images, per channel, of values in 0..1; empty of other inputs."""
     std: tuple[float, ...] = ()
     algorithm: str | None = None
 
@@ -110,11 +103,8 @@ class Description:
         return cls(model, algorithm=metadata.get("algorithm"), **lists)
 
     def check(self, run: Path, config: RunConfig) -> None:
-        """Refuses a config.yaml that was edited since and names another network or method.
-
-        Raises:
-            ConfigError: names the key and both values.
-        """
+        """Refuses a config.yaml that was edited since and names another network or method, by a
+        ConfigError."""
         wanted = {"algorithm": (config.algorithm, self.algorithm or config.algorithm)}
         wanted["model.name"] = config.model_name, self.model.name
         for leaf in ("norm", "projection", "trainable"):
@@ -137,46 +127,27 @@ class Description:
 
 
 def load_vector(run: Path, layout: Layout) -> Vector:
-    """The vector (D,) of ``model.safetensors``.
-
-    Raises:
-        StoreError: the file is missing or damaged, or does not fit the network.
-    """
+    """The vector (D,) of ``model.safetensors``; a StoreError where it does not fit the network."""
     path = run / MODEL
     with tensors.opened(_there(path)) as file:
         return _vector(file, path, layout.slots, "")
 
 
 def load_tensors(run: Path, names: Iterable[str]) -> dict[str, Array]:
-    """Some tensors of ``model.safetensors``, by name.
-
-    Raises:
-        StoreError: the file is missing or damaged, or has no such tensor.
-    """
+    """Some tensors of ``model.safetensors``, by name; a StoreError where one is not there."""
     path = run / MODEL
     with tensors.opened(_there(path)) as file:
         return {name: _tensor(file, path, name) for name in names}
 
 
 def own_tensors(run: Path, client: int) -> dict[str, Array]:
-    """A client's tensors in ``clients.safetensors``, by name; none if it never trained.
-
-    Raises:
-        StoreError: the file is missing or damaged.
-    """
+    """A client's tensors in ``clients.safetensors``, by name; none if it never trained."""
     return tensors.load(_there(run / CLIENTS), f"{client}/")
 
 
 class ClientTensors(Mapping[int, Vectors]):
-    """The states of the clients in ``clients.safetensors``, as far as their model needs them.
-
-    A state is read when it is asked for. A StoreError where the file is missing, damaged, or does
-    not fit the network.
-
-    Args:
-        run: the run directory.
-        personal: the slots that stay on the clients, in the order of the vector.
-    """
+    """The states of the clients in ``clients.safetensors``, as far as their model needs them: the
+    slots ``personal``, in the order of the vector, read when they are asked for."""
 
     def __init__(self, run: Path, personal: Sequence[Slot]) -> None:
         self._path, self._personal = run / CLIENTS, personal

@@ -12,7 +12,7 @@ from fedsim.core import files
 from fedsim.core.errors import ConfigError, DataError, StoreError
 from fedsim.core.machine import kind_of
 from fedsim.server.base import RuleState
-from fedsim.storage import digests, tensors
+from fedsim.storage import tensors
 from fedsim.storage.checkpoint import (
     FILE_NAME,
     FOLDER,
@@ -27,7 +27,8 @@ from fedsim.storage.checkpoint import (
     round_of,
 )
 from fedsim.storage.client_states import ClientStates, ClientStateStore, Segment
-from fedsim.storage.run_dir import DIAGNOSTIC, GROWING
+from fedsim.storage.run_dir import DIAGNOSTIC
+from fedsim.storage.tables import changed_tables
 from fedsim.version import __version__
 
 logger = logging.getLogger("fedsim")
@@ -52,14 +53,12 @@ def read(
 def restore(
     run: Path, fingerprint: Fingerprint, *, budget: float, keep: int, every: int = 0
 ) -> tuple[Checkpoints, Position | None]:
-    """Reads the newest checkpoint that is intact.
-
-    A warning names each damaged checkpoint that is skipped.
+    """Reads the newest checkpoint that is intact; a warning names each damaged one before it.
 
     Args:
         run: the run directory.
         fingerprint: what the checkpoint must agree with.
-        budget: bytes of client states that may stay in memory.
+        budget: bytes of client states that may wait in memory.
         keep: how many of the newest checkpoints stay.
         every: beside these the one of every so many rounds stays, where it is not 0.
 
@@ -68,7 +67,7 @@ def restore(
 
     Raises:
         ConfigError: the newest intact one is of another format, model or configuration.
-        DataError: a table is not what was written before it; names file and line.
+        DataError: a table is not what was written before it.
         StoreError: there are checkpoints, and none of them is intact.
     """
     written, damaged = records(run), dict[Path, Exception]()
@@ -82,7 +81,7 @@ def restore(
             continue
         for path, reason in damaged.items():
             logger.warning("%s cannot be used: %s", path, reason)
-        for path in digests.changed(run, content["digests"]):
+        for path in changed_tables(run, content["digests"]):
             raise DataError(
                 f"{path}: not what fedsim wrote; put that back, since a run does not go on from "
                 f"changed results, or remove {run / FOLDER} to start again from round 1"
@@ -104,11 +103,7 @@ def restore(
 
 
 def _check(record: Path, content: Mapping[str, Any], fingerprint: Fingerprint, run: Path) -> None:
-    """Refuses an intact checkpoint that belongs to another run by a ConfigError.
-
-    The names and shapes of the server's and the clients' arrays follow from the layout and the
-    settings, and are not compared on their own.
-    """
+    """Refuses an intact checkpoint that belongs to another run by a ConfigError."""
     if content.get("format") != FORMAT:
         raise ConfigError(
             f"{record}: format {content.get('format')}, written by fedsim {content.get('fedsim')}; "
@@ -121,11 +116,10 @@ def _check(record: Path, content: Mapping[str, Any], fingerprint: Fingerprint, r
                 f"{run / 'config.yaml'} ({key}): {now[key]!r} given, but the run began with "
                 f"{began[key]!r}; put that back, or start another run"
             )
-    for key in sorted(began.keys() ^ now.keys()):
+    if others := sorted(began.keys() ^ now.keys()):
         raise ConfigError(
-            f"{record}: the run began {'with' if key in began else 'without'} the key {key}: an "
-            "earlier development version of fedsim, or of your own method, wrote it, with whose "
-            "runs this one cannot go on"
+            f"{record}: the run began {'with' if others[0] in began else 'without'} the key "
+            f"{others[0]}: another version of fedsim, or of your own method, wrote it"
         )
     if content["layout"] != fingerprint.layout:
         raise ConfigError(
@@ -136,35 +130,27 @@ def _check(record: Path, content: Mapping[str, Any], fingerprint: Fingerprint, r
 
 def _load(run: Path, content: Mapping[str, Any], store: ClientStateStore) -> Position:
     """Reads all files of a checkpoint; a ValueError or StoreError names one that has changed."""
-    for table in content["digests"]:
-        if table not in GROWING:
-            raise ValueError(f"it names {table!r}, which is no table of a run")
     for table, length in content["tables"].items():
-        name, _, suffix = table.partition(".")
-        if name not in GROWING or suffix != "csv":
-            raise ValueError(f"it names {table!r}, which is no table of a run")
         with files.reading(run / table) as path:
-            if name not in DIAGNOSTIC and path.stat().st_size < length:
+            if path.stem not in DIAGNOSTIC and path.stat().st_size < length:
                 raise ValueError(f"{table} is shorter than it was then")
     ((name, digest),) = content["arrays"].items()
     arrays = tensors.load(_checked(run, name, digest))
-    params = arrays.pop("params")
     parts: dict[str, dict[str, Any]] = {"server": {}, "downlink": {}, "schedule": {}}
+    params = arrays.pop("params")
     for key, array in arrays.items():
         part, _, rest = key.partition("/")
         parts[part][rest] = array
     versions = {}
     for name, digest in content.get("versions", {}).items():
-        read = tensors.load(_checked(run, name, digest))
-        start = read.pop("params")
-        downlink = {key.removeprefix("downlink/"): array for key, array in read.items()}
+        sent = tensors.load(_checked(run, name, digest))
+        start = sent.pop("params")
+        downlink = {key.removeprefix("downlink/"): array for key, array in sent.items()}
         versions[round_of(Path(name))] = start, downlink
     segments = []
-    for name, entry in sorted(
-        content["segments"].items(), key=lambda item: round_of(Path(item[0]))
-    ):
-        with files.reading(_checked(run, name, entry["sha256"])) as path:
-            segment = Segment(path, size=path.stat().st_size, sha256=entry["sha256"])
+    for name, entry in sorted(content["segments"].items(), key=lambda it: round_of(Path(it[0]))):
+        path = _checked(run, name, entry["sha256"])
+        segment = Segment(path, size=path.stat().st_size, sha256=entry["sha256"])
         segments.append((segment, entry["clients"]))
     store.load(segments)
     return Position(

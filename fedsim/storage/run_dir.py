@@ -10,7 +10,6 @@ import datetime
 import io
 import json
 import os
-import re
 import secrets
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,14 +21,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedsim.core import files
-from fedsim.core.errors import ConfigError, DataError, StoreError, nearest, one_line, spelled
+from fedsim.core.errors import ConfigError, DataError, StoreError, nearest, one_line
 from fedsim.core.reading import parse_json
 from fedsim.core.rows import TABLES, FinalClientRow, PartitionRow, Row, metric_column
-from fedsim.core.terminal import check_text
 from fedsim.core.types import Array
 from fedsim.metrics.collapse import FinalPredictions, final_predictions
 from fedsim.storage import status, tables
-from fedsim.storage.digests import TableDigest
+from fedsim.storage.tables import TableDigest
 from fedsim.storage.tables import cell as cell
 from fedsim.storage.tables import csv_text as csv_text
 
@@ -84,14 +82,15 @@ class RunStore:
     def _headline(self) -> dict[str, str]:
         """What a reader wants to know first; never an error."""
         run = status.read(self.path)
-        rounds = f"{run.rounds_done} of {run.rounds}"
-        headline = {
+        headline: dict[str, object] = {
             "method": run.algorithm,
             "data": run.dataset,
             "seed": run.seed,
             "state": run.state,
             "problem": run.problem,
-            "rounds": rounds if run.rounds is not None else run.rounds_done,
+            "rounds": run.rounds_done
+            if run.rounds is None
+            else f"{run.rounds_done} of {run.rounds}",
         }
         for name in ("final", "best"):
             value = getattr(run, metric_column("test", "accuracy", name))
@@ -110,11 +109,8 @@ class RunStore:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The row of summary.csv as Python values, None for what is missing.
-
-        Raises:
-            StoreError: the run has not ended, or the file has no row.
-        """
+        """The row of summary.csv as Python values, None for what is missing; a StoreError where
+        the run has not ended."""
         rows = self.read("summary")
         if rows.empty:
             raise StoreError(f"{self.path / 'summary.csv'}: has no row below its header")
@@ -122,42 +118,29 @@ class RunStore:
         return {key: None if value != value else value for key, value in values.items()}  # NaN
 
     def read(self, table: str) -> pd.DataFrame:
-        """A table of the run as a data frame.
-
-        Raises:
-            StoreError: there is none of this name, or it is damaged.
-        """
-        first = TABLES[table].columns()[0] if table in TABLES else None
-        return tables.frame(self.path / f"{table}.csv", first)
+        """A table as a data frame; a StoreError where there is none, or it is damaged."""
+        return tables.frame(self.path / f"{table}.csv")
 
     def read_environment(self) -> dict[str, Any]:
-        """What env.json says, {} where there is none.
-
-        Raises:
-            ConfigError: it cannot be read.
-        """
-        content = self._json("env.json", {})
-        if not isinstance(content, dict) or not isinstance(content.get("resumed", []), list):
-            raise ConfigError(f"{self.path / 'env.json'}: damaged: not what fedsim writes there")
+        """What env.json says, {} where there is none; a ConfigError where it is damaged."""
+        content: dict[str, Any] = self._json("env.json", {})
         return content
 
     def read_words(self) -> tuple[str, ...] | None:
-        """The vocabulary of a run on texts, in the order of their tokens; None without one.
-
-        Raises:
-            ConfigError: it cannot be read.
-        """
-        words = self._json(files.VOCABULARY, None)
-        if words is not None and not isinstance(words, list):
-            raise ConfigError(f"{self.path / files.VOCABULARY}: damaged: it holds no list of words")
-        return None if words is None else tuple(map(str, words))
+        """The vocabulary of a run on texts, in the order of their tokens; None without one."""
+        words = self._json(files.VOCABULARY, [])
+        return tuple(map(str, words)) or None
 
     def _json(self, name: str, missing: Any) -> Any:
+        """The content of a file, of the type of what stands for a missing one."""
         path = self.path / name
         try:
-            return parse_json(path.read_bytes()) if path.exists() else missing
+            content = parse_json(path.read_bytes()) if path.exists() else missing
         except (OSError, ValueError) as error:
             raise ConfigError(f"{path}: damaged: {one_line(error)}; restore it") from error
+        if not isinstance(content, type(missing)):
+            raise ConfigError(f"{path}: damaged: not what fedsim writes there")
+        return content
 
 
 class RunWriter(RunStore):
@@ -179,7 +162,6 @@ class RunWriter(RunStore):
 
         The name is part of summary.csv.
         """
-        check_text(str(path), "--out")
         check_free(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -192,14 +174,8 @@ class RunWriter(RunStore):
         files.write(self.path / name, text.encode())
 
     def write_partition(self, table: Mapping[str, Array]) -> None:
-        """Writes partition.csv as a whole; one that is there must say the same.
-
-        Args:
-            table: its columns, (n,) each.
-
-        Raises:
-            DataError: it says something else: the data are not those that the run began with.
-        """
+        """Writes partition.csv as a whole, of columns (n,); a DataError where one is there that
+        says something else: the data are not those that the run began with."""
         whole = {"name": np.full(len(table["label"]), ""), **table}
         ordered = {name: whole[name] for name in PartitionRow.columns() if name in whole}
         self._write_once("partition.csv", tables.csv_text(ordered))
@@ -211,29 +187,24 @@ class RunWriter(RunStore):
     def write_vocabulary(self, words: Sequence[str]) -> None:
         """Writes vocabulary.json as :meth:`write_partition` does; nothing where there are none."""
         if words:
-            text = json.dumps(list(words), indent=0) + "\n"  # a word a line
-            self._write_once(files.VOCABULARY, text, "vocabulary")
+            self._write_once(files.VOCABULARY, json.dumps(list(words), indent=0) + "\n")
 
-    def _write_once(self, name: str, text: str, what: str = "partition") -> None:
+    def _write_once(self, name: str, text: str) -> None:
         """Writes a file; where it is there, it must have this text."""
         path = self.path / name
         if not path.exists():
             self.write(name, text)
         elif path.read_bytes() != text.encode():
             raise DataError(
-                f"{path}: the data now give another {what}; they, or this file, have changed "
+                f"{path}: the data now give another {path.stem}; they, or this file, have changed "
                 "since the run began, which cannot go on with them"
             )
 
     def append(self, table: str, rows: Iterable[Row]) -> None:
-        """Appends rows to a table; the first call also writes the header.
+        """Appends rows to a table, and to its digest; the first call also writes the header.
 
-        The digest of a table with results is continued, see :mod:`fedsim.storage.digests`.
-
-        Optional columns are there where the first rows have a value in them.
-
-        Raises:
-            StoreError: the table has other columns.
+        Optional columns are there where the first rows have a value in them. A StoreError where the
+        table has other columns.
         """
         rows, columns, optional = list(rows), TABLES[table].columns(), TABLES[table].optional()
         digest = None if table in DIAGNOSTIC else self._digest(table)
@@ -377,21 +348,15 @@ def client_number(run: Path, num_clients: int, client: int | str, flag: str = "-
         return client
     table = RunStore(run).read("partition").drop_duplicates("client_id")
     named = table.reindex(columns=["client_id", "name"]).dropna()
-    names = [str(name) for name in named["name"]]
-    numbers = [int(k) for k, name in zip(named["client_id"], names, strict=True) if name == client]
-    if len(numbers) == 1:
-        return numbers[0]
-    if numbers:
+    numbers = [int(k) for k in named["client_id"][named["name"].astype(str) == client]]
+    if len(numbers) > 1:
         listed = ", ".join(map(str, numbers))
         raise ConfigError(f"{flag} {client}: the clients {listed} have this name; give a number")
-    numbered = re.fullmatch(r"(?:(?P<name>.*) \()?client (?P<number>\d{1,9})\)?", client)
-    if numbered and numbered["name"] in (None, *names):  # as tables of sites call it
-        return client_number(run, num_clients, int(numbered["number"]), flag)
-    if (meant := spelled(client, names)) is not None:
-        return client_number(run, num_clients, meant, flag)
-    alike = [name for name in names if name.casefold() == client.casefold()] or names
-    reason = "have no names" if not names else "have other names" + nearest(client, alike)
-    raise ConfigError(f"{flag} {client}: the clients of the run, 0 to {last}, {reason}")
+    if not numbers:
+        names = [str(name) for name in named["name"]]
+        reason = "have other names" + nearest(client, names) if names else "have no names"
+        raise ConfigError(f"{flag} {client}: the clients of the run, 0 to {last}, {reason}")
+    return numbers[0]
 
 
 def to_json(value: object) -> str:

@@ -36,37 +36,27 @@ it wrote a row within this time."""
 
 @dataclass(frozen=True, kw_only=True)
 class RunStatus:
-    """What a run directory says of its run.
-
-    Args:
-        path: the directory.
-        sweep: the directory of the sweep that the run is part of.
-        state: finished, running, interrupted by a signal or a kill, failed with an error, or
-            damaged. ``fedsim resume`` continues what was interrupted or failed.
-        rounds_done: rows of rounds.csv.
-        rounds: of the whole run; a finished run may have stopped earlier.
-        final_test_accuracy: of the newest evaluated round, in 0..1.
-        best_test_accuracy: of the round with the best validation accuracy, or without a validation
-            part the best test accuracy.
-        changed: when its newest results were written, in seconds since 1970.
-        process: which process runs it.
-        problem: why the run failed, or why a damaged directory cannot be read.
-        label: the name that the user gave the run.
-    """
+    """What a run directory says of its run."""
 
     path: Path
     sweep: Path | None = None
+    """The directory of the sweep that the run is part of."""
     state: str
+    """``fedsim resume`` continues what was interrupted (by a signal or a kill) or failed."""
     algorithm: str | None = None
     dataset: str | None = None
     seed: int | None = None
     rounds_done: int = 0
     rounds: int | None = None
+    """Of the whole run; a finished run may have stopped earlier."""
     final_test_accuracy: float | None = None
     best_test_accuracy: float | None = None
+    """Of the round with the best validation accuracy or, without that, the best test accuracy."""
     changed: float | None = None
+    """When its newest results were written, in seconds since 1970."""
     process: str | None = None
     problem: str | None = None
+    """Why the run failed, or why a damaged directory cannot be read."""
     label: str | None = None
 
 
@@ -109,9 +99,6 @@ def failure_written(path: Path) -> Iterator[None]:
     """Writes failure.json where the block fails; that of an earlier attempt is removed.
 
     An interruption is no failure, and neither is what is refused (another device, changed data).
-
-    Raises:
-        StoreError: the earlier file cannot be removed.
     """
     with files.writing(path / FAILURE) as file:
         file.unlink(missing_ok=True)

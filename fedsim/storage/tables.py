@@ -7,15 +7,17 @@ LF line ends, shortest round-trip floats, empty for "not available". :func:`read
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedsim.core import files
 from fedsim.core.errors import StoreError, one_line
 from fedsim.core.types import Array
 
@@ -92,27 +94,20 @@ def read(path: Path) -> list[dict[str, str]]:
 
 
 def rounds(run: Path) -> list[dict[str, str]]:
-    """The complete rows of a run's rounds.csv, none where there is no such file yet.
-
-    Raises:
-        OSError, ValueError, csv.Error: as :func:`read`.
-    """
+    """The complete rows of a run's rounds.csv, none where there is no such file yet; see
+    :func:`read`."""
     path = run / "rounds.csv"
     return read(path) if path.exists() else []
 
 
 def number(text: str | None) -> float | None:
-    """A CSV cell as a finite number, None where it is empty.
-
-    Raises:
-        ValueError: it is another text.
-    """
+    """A CSV cell as a finite number, None where it is empty."""
     value = float(text) if text else math.nan
     return value if math.isfinite(value) else None
 
 
-def frame(path: Path, first: str | None = None) -> pd.DataFrame:
-    """A CSV file as a data frame, whose first column is called ``first`` where that is given.
+def frame(path: Path) -> pd.DataFrame:
+    """A CSV file as a data frame.
 
     Raises:
         StoreError: there is no such file, or it is damaged.
@@ -126,9 +121,38 @@ def frame(path: Path, first: str | None = None) -> pd.DataFrame:
         table = pd.read_csv(path, keep_default_na=False, na_values=[""], low_memory=False)
     except (ValueError, OSError) as error:  # pandas' own errors are ValueErrors
         raise StoreError(f"{path}: cannot be read as a table ({one_line(error)})") from error
-    if first not in (None, *table.columns[:1]):
-        raise StoreError(f"{path}: its first column is {table.columns[0]!r}, not {first!r}")
     return table
+
+
+class TableDigest:
+    """Size and SHA-256 of a table's content, continued with every row: each byte is hashed once.
+
+    A checkpoint holds them, and a run is resumed only from results that somebody computed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.size = 0
+        self._sha256 = hashlib.sha256()
+        with files.reading(path):
+            for block in files.blocks(path) if path.exists() else ():
+                self.add(block)
+
+    def add(self, data: bytes) -> None:
+        """Takes in what was appended to the table."""
+        self._sha256.update(data)
+        self.size += len(data)
+
+    def record(self) -> dict[str, Any]:
+        """Size and digest so far, for the record of a checkpoint."""
+        return {"size": self.size, "sha256": self._sha256.hexdigest()}
+
+
+def changed_tables(run: Path, digests: Mapping[str, Mapping[str, Any]]) -> Iterator[Path]:
+    """The tables of a run whose first bytes are not those of :meth:`TableDigest.record`."""
+    for table, entry in digests.items():
+        with files.reading(run / f"{table}.csv") as path:
+            if files.sha256(path, entry["size"]) != entry["sha256"]:
+                yield path
 
 
 def curve(rows: Sequence[Cells], column: str) -> dict[int, float]:
@@ -148,13 +172,8 @@ def best_row(rows: Sequence[Cells]) -> Cells | None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the rounds of a run come to in one column; None, or NaN, where that is not available.
-
-    Args:
-        final: its last value.
-        best: that of the best round.
-        last10: the mean over the evaluated rounds among the last ten.
-    """
+    """What the rounds of a run come to in one column: the last value, that of the best round, and
+    the mean over the evaluated rounds among the last ten; None, or NaN, if not available."""
 
     final: float | None
     best: float | None

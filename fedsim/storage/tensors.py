@@ -7,7 +7,6 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from safetensors.numpy import save_file
 
 from fedsim.core import files
 from fedsim.core.errors import StoreError
-from fedsim.core.reading import parse_json
 from fedsim.core.types import Array
 
 
@@ -38,15 +36,11 @@ def save(path: Path, arrays: Mapping[str, Array]) -> str:
 
 Shapes = Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
 """Element type and shape of each array of a file, by name."""
-MAX_HEADER = 100_000_000
-"""Bytes of the names and shapes of a file, above which safetensors reads none."""
 _DTYPES = {
     **{"bool": "BOOL", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64"},
     **{"uint8": "U8", "uint16": "U16", "uint32": "U32", "uint64": "U64"},
     **{"float16": "F16", "float32": "F32", "float64": "F64", "complex64": "C64"},
 }
-
-_NUMPY = {name: np.dtype(dtype) for dtype, name in _DTYPES.items()}
 
 
 def header(shapes: Shapes, metadata: Mapping[str, str]) -> bytes:
@@ -88,43 +82,6 @@ def load(path: Path, prefix: str = "") -> dict[str, Array]:
     with opened(path) as file:
         names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118
         return {name.removeprefix(prefix): file.get_tensor(name) for name in names}
-
-
-@dataclass(frozen=True)
-class Entry:
-    """Where an array lies in a file: element type, shape and the number of its first byte."""
-
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    start: int
-
-
-def entries(path: Path) -> dict[str, Entry]:
-    """Where each array of a file lies, for :func:`read`: its names are looked up once."""
-    with files.reading(path), path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        text = file.read(min(length, MAX_HEADER))
-    try:
-        described = {name: e for name, e in parse_json(text).items() if name != "__metadata__"}
-        return {
-            name: Entry(_NUMPY[e["dtype"]], tuple(e["shape"]), 8 + length + e["data_offsets"][0])
-            for name, e in described.items()
-        }
-    except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
-        raise StoreError(f"{path}: cannot be read (its header is damaged)") from error
-
-
-def read(path: Path, wanted: Mapping[str, Entry]) -> dict[str, Array]:
-    """Some arrays of a file, by name; writable."""
-    arrays = {}
-    with files.reading(path), path.open("rb") as file:
-        for name, entry in wanted.items():
-            array = np.empty(entry.shape, entry.dtype)
-            file.seek(entry.start)
-            if file.readinto(array.reshape(-1).view(np.uint8).data) != array.nbytes:
-                raise StoreError(f"{path}: cannot be read (it is too short)")
-            arrays[name] = array
-    return arrays
 
 
 def _reason(error: SafetensorError) -> str:

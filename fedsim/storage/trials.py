@@ -29,30 +29,18 @@ State = Literal["complete", "pruned", "failed"]
 STATES: tuple[State, ...] = ("complete", "pruned", "failed")
 KEYS = {"by", "seeds", "trials"}
 """Of study.json, without which it is not that of a search."""
-NUMBERS = ("trials", "ahead")
-"""Keys of study.json: how many trials there are to be, and how many may be in progress."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A trial that has ended.
+    """A trial that has ended."""
 
-    Args:
-        number: from 0, in the order in which the trials were proposed.
-        params: the values of the searched keys.
-        state: ``pruned`` was stopped early, ``failed`` has no value.
-        value: of a pruned trial that of the round after which it was stopped.
-        reports: by round the mean over the training seeds, of the rounds that all seeds did.
-        marks: what the pruner noted.
-        error: why it failed.
-    """
-
-    number: int
-    params: Mapping[str, Scalar]
-    state: State
-    value: float | None = None
-    reports: Mapping[int, float] = field(default_factory=dict)
-    marks: Mapping[str, Any] = field(default_factory=dict)
+    number: int  # from 0, in the order in which the trials were proposed
+    params: Mapping[str, Scalar]  # the values of the searched keys
+    state: State  # pruned: stopped early; failed: has no value
+    value: float | None = None  # of a pruned trial that of the round after which it was stopped
+    reports: Mapping[int, float] = field(default_factory=dict)  # by round, means over the seeds
+    marks: Mapping[str, Any] = field(default_factory=dict)  # what the pruner noted
     error: str | None = None
 
     @property
@@ -79,11 +67,7 @@ def best(trials: Sequence[Trial], by: str) -> list[Trial]:
 
 
 def write(folder: Path, keys: Sequence[str], trials: Sequence[Trial]) -> None:
-    """Writes trials.jsonl, then trials.csv with a column per searched key.
-
-    Raises:
-        StoreError: a file cannot be written.
-    """
+    """Writes trials.jsonl, then trials.csv with a column per searched key."""
     lines = "".join(json.dumps(asdict(trial)) + "\n" for trial in trials)
     files.write(folder / TRIALS, lines.encode())
     text = io.StringIO(newline="")
@@ -97,19 +81,13 @@ def write(folder: Path, keys: Sequence[str], trials: Sequence[Trial]) -> None:
 
 
 def read(folder: Path) -> list[Trial]:
-    """The trials in trials.jsonl, by number; none where there is no such file.
-
-    Raises:
-        StoreError: the file cannot be read.
-        DataError: a line is not what was written.
-    """
+    """The trials in trials.jsonl, by number; none where there is no such file."""
     with files.reading(folder / TRIALS) as path:
         lines = path.read_bytes().splitlines() if path.exists() else []
     trials = []
     for number, line in enumerate(lines, 1):
         try:
             values = parse_json(line)
-            values.pop("sha256", None)  # of earlier versions
             values["reports"] = {int(k): float(v) for k, v in values["reports"].items()}
             trials.append(Trial(**values))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -128,12 +106,7 @@ def cell_of(value: Scalar) -> str:
 
 
 def read_study(folder: Path) -> dict[str, Any] | None:
-    """What the search in a directory was begun with; None where there is none.
-
-    Raises:
-        StoreError: study.json cannot be read.
-        DataError: it is not what was written.
-    """
+    """What the search in a directory was begun with; None where there is none."""
     with files.reading(folder / STUDY) as path:
         if not os.path.lexists(path):  # a link to nowhere is no new search
             return None
@@ -141,16 +114,11 @@ def read_study(folder: Path) -> dict[str, Any] | None:
             study = parse_json(path.read_bytes())
         except ValueError as error:
             raise DataError(f"{path}: is not valid JSON ({one_line(error)})") from error
-    numbers = [study.get(key, 1) for key in NUMBERS] if isinstance(study, dict) else []
-    if not numbers or KEYS - study.keys() or not all(type(n) is int and n > 0 for n in numbers):
+    if not isinstance(study, dict) or KEYS - study.keys():
         raise DataError(f"{path}: is not the file of a search; give another --out")
     return study
 
 
 def write_study(folder: Path, study: Mapping[str, Any]) -> None:
-    """Writes study.json.
-
-    Raises:
-        StoreError: the file cannot be written.
-    """
+    """Writes study.json."""
     files.write(folder / STUDY, (json.dumps(study, indent=2) + "\n").encode())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Literal
@@ -10,7 +11,6 @@ from fedsim.config.experiments import Settings
 from fedsim.config.keys import KEYS
 from fedsim.config.run import RunConfig
 from fedsim.config.validation import cohort_size
-from fedsim.core import reuse
 from fedsim.core.errors import ConfigError
 from fedsim.core.machine import PROCESS, available_memory, cores, model_copies, num_gpus
 from fedsim.core.text import counted
@@ -20,7 +20,7 @@ from fedsim.training.callbacks import Callback
 from fedsim.training.sizes import model_bytes
 
 if TYPE_CHECKING:
-    from fedsim.engine.ray.groups import Need
+    from fedsim.engine.ray.several import Need
 
 Parallel = Literal["auto"] | int
 """How many runs at once; auto: as many as fit."""
@@ -36,16 +36,10 @@ def with_engine(
 ) -> RunConfig:
     """The configuration of one of several runs, with the serial engine where that is the default.
 
-    The serial engine is the default where neither an engine nor a setting of Ray's is given
+    That is where neither an engine nor a setting of Ray's is given in the ``layers`` of settings
     (``--gpus-per-client 0`` is none), this machine has no GPU, and Ray would not be faster: there
     are enough runs to fill the machine (as many as it has cores, or as a round has clients), or,
     one at a time, it has at most :data:`FEW_CORES`.
-
-    Args:
-        config: of the run.
-        layers: the settings from which it was made.
-        runs: the number of runs.
-        parallel: how many runs at once.
     """
     asks = any(key in layer for layer in layers for key in OF_RAY)
     gpus = config.engine.gpus_per_client
@@ -62,20 +56,11 @@ def make_drivers(
     stack: ExitStack,
     callbacks: Callable[[], Sequence[Callback]] = tuple,
 ) -> Drivers:
-    """Starts what does some runs; the stack closes it.
+    """Starts what does some runs, and Ray where they use it; the stack closes both.
 
-    One run at a time is executed in this process; several at once in processes on this machine.
-
-    Args:
-        configs: of all runs that are known.
-        parallel: how many runs at once.
-        stack: closes the drivers, and Ray where they use it.
-        callbacks: makes the callbacks of a run that is executed in this process.
-
-    Raises:
-        ConfigError: ``parallel`` is a number, and fewer runs fit.
+    One run at a time is executed in this process, with these ``callbacks``, several at once in
+    processes on this machine. A ConfigError where fewer fit than ``parallel``.
     """
-    stack.enter_context(reuse.across_runs())  # for runs in this process
     on_ray = [config.engine for config in configs if config.engine.kind == "ray"]
     if on_ray and (parallel == 1 or len(configs) == 1):
         from fedsim.engine.ray.pool import Session
@@ -83,9 +68,9 @@ def make_drivers(
         return Here(stack.enter_context(Session(on_ray[0])), callbacks)
     shared = None
     if on_ray:
-        from fedsim.engine.ray.groups import shared_ray
+        from fedsim.engine.ray.several import shared_ray
 
-        needs = [_need(config) for config in _different(configs)]
+        needs = [_need(runs[0]) for runs in by_kind(configs)]
         shared = stack.enter_context(shared_ray(on_ray[0], needs, len(configs), parallel))
     count = local_runs(configs, parallel) if shared is None else shared.count
     if shared is None and count == 1:
@@ -98,16 +83,7 @@ def make_drivers(
 
 
 def introduction(work: str, drivers: Drivers, configs: Sequence[RunConfig]) -> str:
-    """Says how many runs are done at once, where, and with which engines.
-
-    Args:
-        work: what is to be done, such as ``18 runs``.
-        drivers: that do it.
-        configs: of the runs, at least one.
-
-    Returns:
-        Such as ``18 runs, 2 at once in 2 processes (serial engine)``.
-    """
+    """Such as ``18 runs, 2 at once in 2 processes (serial engine)``."""
     count = len(drivers.slots)
     at_once = f", {count} at once" if count > 1 else ", one at a time" if len(configs) > 1 else ""
     place = drivers.place and (" " if at_once else ", ") + drivers.place
@@ -118,8 +94,7 @@ def introduction(work: str, drivers: Drivers, configs: Sequence[RunConfig]) -> s
 def local_runs(configs: Sequence[RunConfig], parallel: Parallel) -> int:
     """How many runs, each in one process, fit on this machine at once; at most all of them.
 
-    Raises:
-        ConfigError: ``parallel`` is a number, and fewer fit; the message says how many do.
+    A ConfigError where ``parallel`` is a number, and fewer fit; the message says how many do.
     """
     if parallel == 1 or len(configs) <= 1:
         return 1
@@ -130,7 +105,7 @@ def local_runs(configs: Sequence[RunConfig], parallel: Parallel) -> int:
     fits = max(1, min(most, cores() // threads))
     if fits == 1 and parallel == "auto":
         return 1
-    need, free = max(map(memory_of, _different(configs))), available_memory()
+    need, free = max(memory_of(runs[0]) for runs in by_kind(configs)), available_memory()
     fits = max(1, int(min(free / need, fits)))
     if parallel != "auto" and most > fits:
         memory = f"about {need / GIB:.2f} GiB of {free / GIB:.1f} GiB free"
@@ -142,30 +117,22 @@ def local_runs(configs: Sequence[RunConfig], parallel: Parallel) -> int:
     return fits
 
 
-def _different(configs: Sequence[RunConfig]) -> list[RunConfig]:
-    """One configuration of each kind; runs of a kind need the same."""
-
-    def kind(c: RunConfig) -> tuple[object, ...]:
-        clients = c.data.num_clients, c.train.sample_rate, _pooled(c)
-        parts = c.model.model_dump_json(), c.engine.model_dump_json()
-        return c.data.name, c.data.dir, c.data.image_size, *parts, *clients
-
-    return list({kind(config): config for config in configs}.values())
-
-
-def _pooled(config: RunConfig) -> bool:
-    """Whether all clients of a round have one update in common."""
-    from fedsim.training import assemble
-
-    try:
-        return assemble.algorithm_of(config).pools
-    except ConfigError:  # which the run will say
-        return False
+def by_kind(configs: Sequence[RunConfig]) -> list[list[RunConfig]]:
+    """The runs of each kind, in which nothing differs that decides time and memory of a round."""
+    kinds: dict[str, list[RunConfig]] = {}
+    for config in configs:
+        values = config.model_dump(mode="json")
+        for section in ("data", "train"):
+            leaves = [leaf for leaf in values[section] if KEYS[f"{section}.{leaf}"].shape]
+            values[section] = {leaf: values[section][leaf] for leaf in leaves}
+        free = dict.fromkeys(("label", "seed", "hyperparameters"))
+        kinds.setdefault(json.dumps(values | free), []).append(config)
+    return list(kinds.values())
 
 
 def _need(config: RunConfig) -> Need:
     """What a run needs on Ray."""
-    from fedsim.engine.ray.groups import Need
+    from fedsim.engine.ray.several import Need
 
     clients = config.data.num_clients
     if config.engine.actors == "per-client" and not config.decides_num_clients:
@@ -173,14 +140,8 @@ def _need(config: RunConfig) -> Need:
 
         clients = load(config)[1].num_clients
     vector, frozen = model_bytes(config)
-    return Need(
-        engine=config.engine,
-        num_clients=clients,
-        cohort_size=cohort_size(clients, config.train.sample_rate),
-        model_bytes=vector,
-        frozen_bytes=frozen,
-        pooled=_pooled(config),
-    )
+    cohort = cohort_size(clients, config.train.sample_rate)
+    return Need(config.engine, clients, cohort, vector, frozen)
 
 
 def memory_of(config: RunConfig) -> float:
@@ -191,6 +152,5 @@ def memory_of(config: RunConfig) -> float:
     if config.engine.memory_per_client is not None:
         return config.engine.memory_per_client * GIB
     cohort = cohort_size(config.data.num_clients, config.train.sample_rate)
-    updates = 1 if _pooled(config) else cohort
     vector, frozen = model_bytes(config)
-    return PROCESS + frozen + (model_copies(config.engine.client_batch) + updates) * vector
+    return PROCESS + frozen + (model_copies(config.engine.client_batch) + cohort) * vector

@@ -1,13 +1,8 @@
-"""What runs will take, from the first rounds of one run of each kind.
-
-Runs are of one kind if nothing differs that decides how long a round takes: seeds and learning
-rates do not, the method, the data set, the model, the clients and the batch do.
-"""
+"""What runs will take, from the first rounds of one run."""
 
 from __future__ import annotations
 
 import heapq
-import json
 import logging
 import tempfile
 import time
@@ -17,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from fedsim.config.keys import KEYS
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import FedsimError
 from fedsim.training.callbacks import Callback, Rows
@@ -31,47 +25,18 @@ CONTENTION = 1.25
 runs in two processes."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Measured:
-    """What the first rounds of a run took.
-
-    Args:
-        first: seconds of its start, first round and end.
-        round: seconds of a later round, without its evaluation.
-        evaluation: seconds of an evaluation.
-        fixed: bytes of files that do not grow.
-        per_round: bytes that a round adds.
-    """
+    """Seconds of the start with the first round, of a later round, and of an evaluation."""
 
     first: float
     round: float
     evaluation: float
-    fixed: float
-    per_round: float
 
     def seconds(self, config: RunConfig) -> float:
         """Of the whole run, without early stopping."""
         later = config.train.rounds - 1
         return self.first + later * (self.round + self.evaluation / config.evaluation.every)
-
-    def disk(self, config: RunConfig) -> float:
-        """Bytes of the run directory."""
-        return self.fixed + config.train.rounds * self.per_round
-
-
-def by_kind(configs: Sequence[RunConfig]) -> list[list[RunConfig]]:
-    """The runs of each kind."""
-    kinds: dict[str, list[RunConfig]] = {}
-    for config in configs:
-        values = config.model_dump(mode="json")
-        for section in ("data", "train"):
-            leaves = [leaf for leaf in values[section] if KEYS[f"{section}.{leaf}"].shape]
-            values[section] = {leaf: values[section][leaf] for leaf in leaves}
-        shaping = ("kind", "client_batch", "precision", "deterministic")
-        values["engine"] = {key: values["engine"][key] for key in shaping}
-        free = dict.fromkeys(("label", "seed", "hyperparameters"))
-        kinds.setdefault(json.dumps(values | free), []).append(config)
-    return list(kinds.values())
 
 
 class _Clock(Callback):
@@ -94,11 +59,7 @@ class _Clock(Callback):
 
 
 def measure(config: RunConfig) -> Measured:
-    """Trains the first rounds of a run in a temporary folder; each is evaluated.
-
-    Raises:
-        FedsimError: the run failed.
-    """
+    """Trains the first rounds of a run in a temporary folder; each is evaluated."""
     from fedsim.training import driver
 
     evaluation = config.evaluation.model_copy(update={"every": 1})
@@ -107,25 +68,17 @@ def measure(config: RunConfig) -> Measured:
         logger.setLevel(logging.WARNING)  # what the run says is said again when it is done
         try:
             config = config.model_copy(update={"evaluation": evaluation})
-            store = driver.run(config, Path(folder, "run"), [clock])
+            driver.run(config, Path(folder, "run"), [clock])
         except FedsimError as error:
             error.add_note("--no-measure lists the runs without training any")
             raise
         finally:
             logger.setLevel(level)
         end = time.perf_counter()
-        tables = [f for f in store.path.glob("*.csv") if f.read_bytes().startswith(b"round,")]
-        growing = sum(file.stat().st_size for file in tables)
-        size = sum(f.stat().st_size for f in store.path.rglob("*") if f.is_file())
     later = clock.rounds[1:] or clock.rounds
     total, evaluated = (sum(r[p] for r in later) / len(later) for p in ("total", "evaluate"))
-    return Measured(
-        first=end - clock.begun - sum(r["total"] for r in clock.rounds[1:]),
-        round=total - evaluated,
-        evaluation=evaluated,
-        fixed=size - growing,
-        per_round=growing / len(clock.rounds),
-    )
+    first = end - clock.begun - sum(r["total"] for r in clock.rounds[1:])
+    return Measured(first, total - evaluated, evaluated)
 
 
 def makespan(seconds: Sequence[float], at_once: int) -> float:

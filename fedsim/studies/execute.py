@@ -16,16 +16,17 @@ from typing import TYPE_CHECKING
 
 from fedsim.config.experiments import Experiment, Settings
 from fedsim.config.run import RunConfig
-from fedsim.core import files
+from fedsim.core import files, reuse
 from fedsim.core.analysis import analysis
 from fedsim.core.errors import FedsimError
 from fedsim.core.text import counted
 from fedsim.display import board
 from fedsim.display.descriptions import descriptions
-from fedsim.studies import capacity, confirm
+from fedsim.storage.run_dir import check_outside_runs
+from fedsim.studies import capacity
 from fedsim.studies import plan as plans
-from fedsim.studies import study as studies
 from fedsim.studies import sweep as sweeps
+from fedsim.studies import tune as tuning
 from fedsim.studies.capacity import Parallel
 from fedsim.studies.parallel import Drivers, Follower, Here, control
 from fedsim.studies.plan import Plan
@@ -43,40 +44,24 @@ logger = logging.getLogger("fedsim")
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """How runs are done and shown.
-
-    Args:
-        trackers: of every run.
-        accept_changed_code: whether runs go on where the user's code has changed.
-        verbose: whether tracebacks of failed runs are shown.
-        progress: whether the progress of several runs is shown as bars; None: on a terminal.
-        displays: makes the display of a run that is done in this process.
-    """
+    """How runs are done and shown."""
 
     trackers: tuple[str, ...] = ()
     accept_changed_code: bool = False
-    verbose: bool = False
-    progress: bool | None = None
-    displays: Callable[[], Sequence[Callback]] = tuple
+    verbose: bool = False  # tracebacks of failed runs are shown
+    progress: bool | None = None  # several runs as bars; None: on a terminal, in a notebook
+    displays: Callable[[], Sequence[Callback]] = tuple  # makes that of a run in this process
 
 
 @dataclass(kw_only=True)
 class Outcome:
-    """Work that has ended.
-
-    Args:
-        runs: all runs of the sweep.
-        table: the rows of aggregate.csv, where there are runs; none where no run finished.
-        failed: the names of the runs that failed.
-        tunings: the searches.
-        confirmed: the rows of confirm.csv, of a search whose best trials were trained again.
-    """
+    """Work that has ended: its runs, the names of those that failed, and the searches before."""
 
     runs: Sequence[SweepRun]
-    table: pd.DataFrame | None = None
+    table: pd.DataFrame | None = None  # aggregate.csv; without rows where no run finished
     failed: Sequence[str] = ()
     tunings: Sequence[Tuning] = ()
-    confirmed: pd.DataFrame | None = None
+    confirmed: pd.DataFrame | None = None  # confirm.csv, if any
 
     def check(self) -> None:
         """Raises a FedsimError where a run failed."""
@@ -99,28 +84,29 @@ def run(plan: Plan, out: Path, options: RunOptions) -> Outcome:
     """Does what is left: the searches, then the other runs, and writes their tables.
 
     Raises:
-        ConfigError, DataError, StoreError: see :mod:`fedsim.studies`.
+        ConfigError, DataError, StoreError: runs that cannot start, or go on, in ``out``.
         FedsimError: a search without a complete trial, or a run failed for a reason that is not
             its trial's.
         Interrupted: Ctrl-C or SIGTERM came; the same call continues.
     """
-    plan.check_out(out)  # refused before it is made
-    accept = options.accept_changed_code
+    check_outside_runs(out / "sweep")  # nor is it one
+    trackers, accept = options.trackers, options.accept_changed_code
     with ExitStack() as locked, ExitStack() as stack:
         with files.writing(out):
             out.mkdir(parents=True, exist_ok=True)
         locked.enter_context(files.lock(out))
+        stack.enter_context(reuse.across_runs())  # for runs in this process
         pairs = zip(plan.searches, plan.folders(out), strict=True)
-        tunings = [Tuning(search, at, options.trackers, accept) for (_, search), at in pairs]
-        for tuning in tunings:
-            tuning.check_runs()
-        left = sweeps.missing(plan.grid, out, accept_changed_code=accept)
+        tunings = [Tuning(search, at, trackers, accept) for (_, search), at in pairs]
+        for each in tunings:
+            each.check_runs()
+        left = sweeps.missing(plan.grid, out, accept)
         later = [run.name for run in left] if plan.grid else plan.names(tunings, out)
-        trials = [name for tuning in tunings for name in tuning.names]
+        trials = [name for each in tunings for name in each.names]
         examples = [run.config for run in left] or plan.configs
         configs = list(islice(cycle(examples), len(trials) + len(later)))
         drivers = capacity.make_drivers(configs, plan.parallel, stack, options.displays)
-        _introduce(plan, tunings, drivers, configs, len(later))
+        _introduce(plan, drivers, configs, len(later))
         shown = _display(stack, plan, drivers, options, len(trials) + len(later))
         if tunings:
             tune(tunings, drivers, shown)
@@ -129,35 +115,24 @@ def run(plan: Plan, out: Path, options: RunOptions) -> Outcome:
         if not runs:
             return outcome
         if not plan.grid:
-            left = sweeps.missing(runs, folder, accept_changed_code=accept)
+            left = sweeps.missing(runs, folder, accept)
         if isinstance(shown, board.Board):
             searched = plan.file.kind == "tune"
             metric = plan.file.by if searched else "test_accuracy"
             shown.now(len(plan.configs) - len(left), metric, lines=not searched)
         outcome.table, outcome.failed = sweeps.run_all(
-            runs, left, folder, drivers, shown, options.trackers, accept_changed_code=accept
+            runs, left, folder, drivers, shown, trackers, accept
         )
         if plan.file.kind == "tune" and len(outcome.failed) < len(runs):
-            (tuning,) = tunings
-            leaders = tuning.leaders[: plan.file.confirm]
-            outcome.confirmed = confirm.write_confirmed(
-                tuning.plan, out, leaders, outcome.failed, outcome.table
+            leaders = tunings[0].leaders[: plan.file.confirm]
+            outcome.confirmed = tuning.write_confirmed(
+                tunings[0].plan, out, leaders, plan.seeds, outcome.failed, outcome.table
             )
         return outcome
 
 
-def _introduce(
-    plan: Plan,
-    tunings: Sequence[Tuning],
-    drivers: Drivers,
-    configs: Sequence[RunConfig],
-    later: int,
-) -> None:
+def _introduce(plan: Plan, drivers: Drivers, configs: Sequence[RunConfig], later: int) -> None:
     """Says how much is left: ``18 runs``, or ``50 runs of trials, then 9 to confirm``."""
-    trials = len(configs) - later
-    if tunings and not trials:
-        count = sum(len(tuning.ended) for tuning in tunings)
-        logger.info("%s done already", counted(count, "trial"))
     if not configs:
         return
     if plan.grid:
@@ -166,7 +141,7 @@ def _introduce(
     else:
         purpose = "compare" if plan.file.methods else "confirm"
         then = f", then {later} to {purpose}" if later else ""
-        text = f"{counted(trials, 'run')} of trials{then}"
+        text = f"{counted(len(configs) - later, 'run')} of trials{then}"
     logger.info(capacity.introduction(text, drivers, configs))
 
 
@@ -189,17 +164,10 @@ def _display(
 
 
 def tune(tunings: Sequence[Tuning], drivers: Drivers, shown: Follower) -> None:
-    """Does the trials that are left of all searches; free drivers begin the next search.
-
-    Raises:
-        ConfigError: no trial of a search can have a value.
-        FedsimError: a run failed for a reason that is not its trial's.
-        StoreError: the files of a search cannot be written.
-        Interrupted: Ctrl-C or SIGTERM came, see :func:`~fedsim.studies.parallel.control`.
-    """
+    """Does the trials that are left of all searches; free drivers begin the next search."""
     several = _Searches(tunings, shown)
-    for tuning in tunings:
-        tuning.begin(drivers)
+    for each in tunings:
+        each.begin(drivers)
     control(several.next_job, drivers, several)
 
 
@@ -208,11 +176,11 @@ class _Searches:
 
     def __init__(self, tunings: Sequence[Tuning], shown: Follower) -> None:
         self.shown, self.stopping = shown, shown.stopping
-        self.tunings = {tuning.out: tuning for tuning in tunings}
+        self.tunings = {each.out: each for each in tunings}
 
     def next_job(self) -> Job | None:
         """The next run of the first search that has one."""
-        jobs = (tuning.next_job() for tuning in self.tunings.values())
+        jobs = (each.next_job() for each in self.tunings.values())
         return next((job for job in jobs if job is not None), None)
 
     def happened(self, slot: int, job: Job, event: Event) -> None:
@@ -221,15 +189,11 @@ class _Searches:
 
 
 def report(plan: Plan, out: Path) -> Path:
-    """Writes tables and figures of a study's comparison to OUT/report; returns the page.
-
-    Raises:
-        AnalysisError: the runs cannot be compared.
-    """
-    by, unit = studies.grouping(out)
+    """Writes tables and figures of a study's comparison to OUT/report; returns the page."""
+    by, unit = plans.grouping(out)
     written = analysis("report.page").write(
-        [out / studies.RUNS],
-        out / studies.REPORT,
+        [out / plans.RUNS],
+        out / plans.REPORT,
         by=by,
         baseline=plan.file.baseline,
         title=plan.file.about or None,

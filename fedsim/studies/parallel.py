@@ -1,25 +1,20 @@
-"""Several runs: the loop that hands jobs to free slots, and how one run of them is done.
+"""Several runs: the loop that hands jobs to free slots, and how one of them is done.
 
-The runs are done one by one in this process (:class:`Here`) or side by side in others
-(:class:`fedsim.studies.processes.Processes`), each of which does one run after the other, so that
-imports are paid once.
+Runs are done one by one in this process (:class:`Here`) or side by side in others
+(:class:`fedsim.studies.processes.Processes`).
 """
 
 from __future__ import annotations
 
-import logging
 import signal
-import time
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
-from fedsim.core import files
 from fedsim.core.errors import (
     DivergedError,
-    EngineLostError,
     FedsimError,
     HeldError,
     Interrupted,
@@ -28,60 +23,22 @@ from fedsim.core.errors import (
 from fedsim.display.trackers import resumed as with_trackers
 from fedsim.display.trackers import tracker
 from fedsim.identity.resume import archive, can_resume, is_complete, placement
+from fedsim.training import events
 from fedsim.training.callbacks import Callback, Rows, RunInfo
-from fedsim.training.events import (
-    ENDINGS,
-    Begun,
-    Done,
-    Event,
-    Failed,
-    Job,
-    Lost,
-    Orders,
-    RoundEnded,
-    Started,
-    Stopped,
-    Tell,
-)
+from fedsim.training.events import ENDINGS, Event, Failed, Job, Lost, Orders, Stopped, Tell
 from fedsim.training.signals import handled
 
-logger = logging.getLogger("fedsim")
+if TYPE_CHECKING:
+    from fedsim.studies.processes import Processes
+
 TRIES = 3
 """How often a run is tried whose process is lost, the first time included."""
-HELD_LIMIT, HELD_POLL = 600.0, 0.5
-"""The longest that a run waits for another process to release its directory, and the time between
-checks, in seconds: processes of a killed sweep finish their round first."""
-
-
-class Drivers(Protocol):
-    """Does a run in each of some numbered slots."""
-
-    @property
-    def slots(self) -> Sequence[int]:
-        """The numbers of all slots."""
-
-    @property
-    def place(self) -> str:
-        """Where the runs are done, such as ``in 2 processes``; may be empty."""
-
-    def submit(self, slot: int, job: Job) -> None:
-        """Gives a job to a free slot."""
-
-    def events(self, tell: Callable[[int, Event], None]) -> None:
-        """Waits a fraction of a second for events and reports them, in order for each slot."""
-
-    def stop(self, slot: int | None = None) -> None:
-        """Orders the run of a slot, or all, to stop after its round, see :class:`Orders`."""
-
-    def end(self, slot: int) -> None:
-        """Orders the run of a slot to finish after its round, see :class:`Orders`."""
-
-    def close(self, at_once: bool = False) -> None:
-        """Ends the slots: active runs stop as after :meth:`stop`, or are killed (``at_once``)."""
+Drivers: TypeAlias = "Here | Processes"
+"""Does a run in each of its ``slots``."""
 
 
 class Follower(Protocol):
-    """Is notified of the events of all runs; it may ask the drivers to stop or end one."""
+    """Is notified of the events of all runs."""
 
     def happened(self, slot: int, job: Job, event: Event) -> None:
         """Handles an event of the run in a slot. After :class:`Lost` the run is resumed."""
@@ -91,18 +48,10 @@ class Follower(Protocol):
 
 
 def control(next_job: Callable[[], Job | None], drivers: Drivers, follower: Follower) -> set[str]:
-    """Hands jobs to free slots until there are no more jobs; leaves the drivers open.
+    """Hands jobs to free slots until there are none; returns the names of those that failed.
 
-    A run whose process is lost is resumed before other runs begin, with :data:`TRIES` tries in all.
-
-    Args:
-        next_job: called whenever a slot is free. It returns None where there is no job now, and is
-            called again after the next event; without active runs the loop then ends.
-        drivers: without jobs.
-        follower: is notified of every event.
-
-    Returns:
-        The names of the jobs that failed.
+    ``next_job`` returns None where there is no job now, and is asked again after the next event. A
+    run whose process is lost is resumed before other runs begin.
 
     Raises:
         Interrupted: this process or a run got Ctrl-C or SIGTERM. All runs have stopped with a
@@ -138,21 +87,16 @@ def control(next_job: Callable[[], Job | None], drivers: Drivers, follower: Foll
                     halting = True
                     drivers.stop()
                     follower.stopping()
-                while free and not halting:
-                    job = again.popleft() if again else next_job()
-                    if job is None:
-                        break
-                    slot = free.popleft()
-                    active[slot] = job
-                    drivers.submit(slot, job)
+                while free and not halting and (job := again.popleft() if again else next_job()):
+                    active[free[0]] = job
+                    drivers.submit(free.popleft(), job)
                 if not active:
                     return failed
                 drivers.events(happened)
     except Interrupted as interrupt:
         for note in notes:
             interrupt.add_note(note)
-        if interrupt.again:
-            drivers.close(at_once=True)
+        drivers.close()
         raise
 
 
@@ -165,43 +109,24 @@ def execute(
 ) -> Event:
     """Resumes the run of a job or, after archiving what else its directory holds, begins it.
 
-    It waits while another process holds the directory, at most :data:`HELD_LIMIT` seconds. A run
-    that another process has finished meanwhile is not repeated.
-
-    Args:
-        job: the run.
-        orders: checked before the first round and after each round.
-        tell: called with the events before the last one.
-        session: gives that of Ray, shared by runs one after the other; None for none.
-        callbacks: called before ``tell``.
-
-    Returns:
-        How the run ended.
-
-    Raises:
-        EngineLostError: processes were lost that the next run needs, too.
+    ``orders`` are checked before the first round and after each; ``tell`` is called with the events
+    before the last one, which is returned.
     """
     watch = _Watch(orders, tell)
     try:
-        _wait_for_lock(job, orders)
         if orders.stop:
             return Stopped()
         if is_complete(job.config, job.out):
-            return Done({}, before=True)
+            return events.Done({}, before=True)
         resumed = can_resume(job.config, job.out, accept_changed_code=job.accept_changed_code)
-        tell(Begun(resumed))
-        ray = session()
-        if orders.stop:
-            return Stopped()
-        _train(job, resumed, ray, [*callbacks, *map(tracker, job.trackers), watch])
-    except EngineLostError:
-        raise
+        tell(events.Begun(resumed))
+        _train(job, resumed, session(), [*callbacks, *map(tracker, job.trackers), watch])
     except KeyboardInterrupt as interrupt:
         number = getattr(interrupt, "number", signal.SIGINT)
         return Stopped(0 if orders.stop else int(number), _notes(interrupt))
     except Exception as error:  # noqa: BLE001 - a run's failure is an event, the others go on
         return _failure(error)
-    return Done(watch.summary)
+    return events.Done(watch.summary)
 
 
 def _train(job: Job, resumed: bool, session: Any, callbacks: Sequence[Callback]) -> None:
@@ -227,19 +152,6 @@ def _failure(error: Exception) -> Failed:
     return Failed(line, "".join(traceback.format_exception(error)), status, lasting)
 
 
-def _wait_for_lock(job: Job, orders: Orders) -> None:
-    """Waits until no process holds the run's directory, at most :data:`HELD_LIMIT` seconds."""
-    until, waits = time.monotonic() + HELD_LIMIT, False
-    while not orders.stop and time.monotonic() < until:
-        holder = files.lock_holder(job.out)
-        if holder is None or not holder.held:
-            return
-        if not waits:
-            logger.info("waiting for %s, which still holds %s", holder.process, job.out)
-            waits = True
-        time.sleep(HELD_POLL)
-
-
 def _notes(error: BaseException) -> str:
     """The notes of an error in one line."""
     return " ".join("; ".join(getattr(error, "__notes__", [])).split())
@@ -255,12 +167,12 @@ class _Watch(Callback):
         self.summary: Mapping[str, object] = {}
 
     def on_run_start(self, info: RunInfo) -> None:
-        self.tell(Started(info.done, info.rounds))
+        self.tell(events.Started(info.done, info.rounds))
         self._stop()
 
     def on_round_end(self, round: int, rows: Rows) -> Literal["stop"] | None:  # noqa: ARG002
         (row,) = rows["rounds"]
-        self.tell(RoundEnded(row, rows["timings"][-1]["seconds"]))  # of phase total
+        self.tell(events.RoundEnded(row, rows["timings"][-1]["seconds"]))  # of phase total
         self._stop()
         return "stop" if self.orders.end else None
 
@@ -273,11 +185,9 @@ class _Watch(Callback):
 
 
 class Here:
-    """This process, in which runs are done one after the other, see :class:`Drivers`.
+    """This process, which does one run after the other.
 
-    Args:
-        session: of Ray, shared by the runs; None for none.
-        callbacks: makes those of a run, such as its display.
+    ``session`` is that of Ray, if any; ``callbacks`` makes those of a run, such as its display.
     """
 
     slots = (0,)
@@ -309,7 +219,7 @@ class Here:
                 callback.close()
         tell(0, ended)
 
-    def stop(self, slot: int | None = None) -> None:  # noqa: ARG002
+    def stop(self) -> None:
         """Orders the run, and those after it, to stop."""
         self._orders.stop = True
 
@@ -317,5 +227,5 @@ class Here:
         """Orders the run to finish after its round."""
         self._orders.end = True
 
-    def close(self, at_once: bool = False) -> None:
+    def close(self) -> None:
         """Does nothing: whoever made the session closes it."""

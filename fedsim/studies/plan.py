@@ -1,38 +1,54 @@
-"""The plan of a file: what a sweep, a search or a study does.
+"""The plan of a file: what a sweep, a search or a study does, and the files of a study.
 
-In a study each method is tuned on each partition, then all are compared on fresh training seeds. A
-search is a study of one cell, and a sweep has none.
+In a study each method is tuned on each partition (OUT/tuning), then all are compared on fresh
+training seeds (OUT/runs). The settings that were chosen are in OUT/chosen.csv and, as a file of a
+sweep, in OUT/comparison.yaml. A search is a study of one cell, and a sweep has none.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from pathlib import Path
 
+import yaml
+
+from fedsim.config import experiments
 from fedsim.config.experiments import OPTIONS, TRIALS, Experiment, Settings
-from fedsim.config.resolve import resolve, unused
+from fedsim.config.resolve import resolve, to_dict, unused
 from fedsim.config.run import RunConfig
+from fedsim.core import files
 from fedsim.core.errors import ConfigError
-from fedsim.identity.resume import decisive
-from fedsim.studies import confirm, search, study, sweep
+from fedsim.core.settings import Scalar
+from fedsim.storage.trials import Trial, cell_of
+from fedsim.studies import search, sweep, tune
 from fedsim.studies.capacity import Parallel, with_engine
 from fedsim.studies.search import SearchPlan
-from fedsim.studies.tune import Tuning
+from fedsim.studies.tune import Tuning, seeds_after
+
+TUNING, RUNS, REPORT = "tuning", "runs", "report"
+CHOSEN, COMPARISON = "chosen.csv", "comparison.yaml"
+COLUMNS = {
+    "data.name": "dataset",
+    "data.alpha": "alpha",
+    "data.num_clients": "num_clients",
+    "model.name": "model",
+    "train.sample_rate": "sample_rate",
+    "train.rounds": "rounds",
+}
+"""Keys whose column in summary.csv has another name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """A method on a partition.
+    """A method on a partition, by their names in the file; that of a single partition is empty.
 
-    Args:
-        method: its name in the file.
-        partition: its name in the file; empty where there is one alone.
-        settings: of the file, the partition and the method; a later one wins.
-        plan: of its search; None: it is not tuned.
-        examples: configurations of its runs, without the searched values.
+    Later ``settings`` of file, partition and method win. Without ``plan`` it is not tuned;
+    ``examples`` are configurations of its runs, without the searched values.
     """
 
     method: str
@@ -44,35 +60,25 @@ class Cell:
     @property
     def name(self) -> str:
         """Of its row in the comparison."""
-        return f"{self.method}+{self.partition}" if self.partition else self.method
+        return "+".join(filter(None, (self.method, self.partition)))
 
     @property
     def title(self) -> str:
         """For messages: ``FedAvg on skewed``."""
-        return f"{self.method} on {self.partition}" if self.partition else self.method
+        return " on ".join(filter(None, (self.method, self.partition)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is done with a file: the searches of its cells, then other runs.
-
-    Args:
-        file: its content.
-        source: its name.
-        overrides: the flags, which win over all settings.
-        parallel: how many runs at once.
-        grid: the runs of a sweep.
-        cells: of a study, every method on every partition, partition by partition; of a search one.
-        seeds: training seeds of the comparison of a study, or of the best trials of a search.
-    """
+    """What is done with a file: the searches of its cells, then other runs."""
 
     file: Experiment
-    source: str
-    overrides: Settings
+    source: str  # its name
+    overrides: Settings  # the flags, which win over all settings
     parallel: Parallel
-    grid: Sequence[sweep.SweepRun] = ()
-    cells: Sequence[Cell] = ()
-    seeds: Sequence[int] = ()
+    grid: Sequence[sweep.SweepRun] = ()  # of a sweep
+    cells: Sequence[Cell] = ()  # of a study, partition by partition; of a search one
+    seeds: Sequence[int] = ()  # of the comparison, or of the trials that are confirmed
 
     @property
     def searches(self) -> list[tuple[Cell, SearchPlan]]:
@@ -107,30 +113,22 @@ class Plan:
         """The directories of the searches."""
         if not self.file.methods:
             return [out] * len(self.cells)
-        return [out / study.TUNING / sweep.plain(cell.name) for cell, _ in self.searches]
+        return [out / TUNING / sweep.plain(cell.name) for cell, _ in self.searches]
 
     def folder(self, out: Path) -> Path:
         """The directory of the runs that are no trials."""
-        return out / {"sweep": "", "tune": confirm.FOLDER, "study": study.RUNS}[self.file.kind]
-
-    def check_out(self, out: Path) -> None:
-        """Refuses a directory that holds something else, or other work, by a ConfigError."""
-        if self.grid:
-            sweep.check_out(out)
-        if self.file.methods:
-            study.check_out(out)
-        for (_, plan), folder in zip(self.searches, self.folders(out), strict=True):
-            search.check_out(plan, folder)
+        return out / {"sweep": "", "tune": tune.FOLDER, "study": RUNS}[self.file.kind]
 
     def runs(self, tunings: Sequence[Tuning], out: Path) -> Sequence[sweep.SweepRun]:
         """The runs after the searches; of a study, its files are written first."""
         if self.file.methods:
-            study.write_chosen(self, study.best_trials(self, tunings), out)
-            return study.comparison_runs(self, out)
+            write_chosen(self, best_trials(self, tunings), out)
+            loaded = sweep.load(str(out / COMPARISON))
+            return sweep.expand(loaded, {}, self.parallel, self.tuning_runs)
         if self.grid:
             return self.grid
         (tuning,) = tunings
-        return confirm.runs_of(tuning.plan, tuning.leaders[: self.file.confirm])
+        return tuning.confirmations(self.file.confirm, self.seeds)
 
     def names(self, tunings: Sequence[Tuning], out: Path) -> list[str]:
         """The runs that are left after the searches; those of trials do not have a name yet."""
@@ -152,19 +150,15 @@ class Plan:
 def make(
     file: Experiment, overrides: Settings, parallel: Parallel = "auto", source: str = "study"
 ) -> Plan:
-    """Makes the plan of a file or preset; all settings are checked.
-
-    Raises:
-        ConfigError: settings, a search space or seeds that cannot be used.
-        DataError: the data, which may have a validation part, cannot be read.
-    """
+    """The plan of a file or preset; all settings are checked, by a ConfigError or DataError."""
     plan = Plan(file=file, source=source, overrides=overrides, parallel=parallel)
     if file.kind == "study":
         return _study(plan)
     if file.kind == "tune":
         searched = search.make_plan(file, overrides, parallel)
         cell = Cell(method="", partition="", settings={}, plan=searched, examples=searched.examples)
-        return replace(plan, cells=[cell], seeds=confirm.fresh_seeds(searched))
+        seeds = seeds_after(searched.seeds, max(tune.FEWEST, len(searched.seeds)))
+        return replace(plan, cells=[cell], seeds=seeds)
     for key in OPTIONS & file.origins.keys():
         raise ConfigError(f"{file.origins[key]}: has no effect without 'search:'")
     return replace(plan, grid=sweep.expand(file, overrides, parallel))
@@ -176,12 +170,11 @@ def _study(plan: Plan) -> Plan:
     The sampler's seed is the place of the partition, from 0, and the same for all its methods.
     """
     file, overrides, parallel = plan.file, plan.overrides, plan.parallel
-    top = {**file.settings}
     for searched in (file.search, *file.search_of.values()):
-        search.check_searched(searched, top)
-    check_given_once(file)
+        search.check_searched(searched, file.settings)
+    _check_repeated(file)
     rows = [(part, method) for part in file.partitions for method in file.methods]
-    layers = [{**top, **part.settings, **method.settings} for part, method in rows]
+    layers = [{**file.settings, **part.settings, **method.settings} for part, method in rows]
     bases = [resolve(layer, overrides) for layer in layers]
     tuning_seeds = search.seeds_of(file, overrides)
     seeds = _fresh(file, {*tuning_seeds} or {base.seed for base in bases})
@@ -189,7 +182,7 @@ def _study(plan: Plan) -> Plan:
     each = (file.trials or TRIALS) * max(1, len(tuning_seeds))
     runs = each * len(rows) + len(rows) * len(seeds)
     places = {part.label: place for place, part in enumerate(file.partitions)}
-    cells = []
+    cells: dict[str, Cell] = {}
     for (part, method), layer, base, space in zip(rows, layers, bases, spaces, strict=True):
         row = Cell(
             method=method.label,
@@ -203,17 +196,14 @@ def _study(plan: Plan) -> Plan:
             of_cell = replace(file, settings=layer, search=space, sampler_seed=place)
             made = search.make_plan(of_cell, overrides, parallel, runs - each, row.title)
             row = replace(row, plan=made, examples=made.examples)
-        cells.append(row)
-    _check_different(cells)
-    return replace(plan, cells=cells, seeds=seeds)
+        other = cells.setdefault(sweep.plain(row.name), row)
+        if other is not row:
+            raise ConfigError(f"methods: {other.title} and {row.title} have the same directory")
+    return replace(plan, cells=[*cells.values()], seeds=seeds)
 
 
-def check_given_once(file: Experiment) -> None:
-    """Refuses a key of a method that one of its partitions or its search replaces, or reverse.
-
-    Raises:
-        ConfigError: such a key; names both places.
-    """
+def _check_repeated(file: Experiment) -> None:
+    """Refuses a key of a method that one of its partitions or its search replaces, or reverse."""
     partitions = [row.settings for row in file.partitions]
     for method in file.methods:
         searched = {**file.search, **file.search_of.get(method.label, {})}
@@ -228,28 +218,13 @@ def check_given_once(file: Experiment) -> None:
                 )
 
 
-def _check_different(cells: Sequence[Cell]) -> None:
-    """Refuses, by a ConfigError, rows that have one directory and rows that do the same."""
-    seen: dict[str, Cell] = {}
-    for cell in cells:
-        space = {} if cell.plan is None else cell.plan.proposer.space
-        searched = {key: str(dimension) for key, dimension in sorted(space.items())}
-        settings = json.dumps([decisive(cell.examples[0]), searched])
-        for text, alike in ((sweep.plain(cell.name), "directory"), (settings, "settings")):
-            other = seen.setdefault(text, cell)
-            if other is not cell:
-                raise ConfigError(
-                    f"methods, partitions: {other.title} and {cell.title} have the same {alike}"
-                )
-
-
 def _fresh(file: Experiment, used: set[int]) -> list[int]:
     """The training seeds of the comparison; refuses those of the tuning."""
     if isinstance(file.seeds, int):
-        return confirm.seeds_after(used, file.seeds)
+        return seeds_after(used, file.seeds)
     searched = file.search or any(file.search_of.values())
     if searched and (twice := used.intersection(file.seeds)):
-        others = ", ".join(map(str, confirm.seeds_after(used, len(file.seeds))))
+        others = ", ".join(map(str, seeds_after(used, len(file.seeds))))
         raise ConfigError(
             f"{file.origins['seeds']}: {min(twice)} is a training seed of the tuning, too; name "
             f"others, such as {others}"
@@ -274,3 +249,84 @@ def _spaces(
         }
         for method, keys in zip(methods, without, strict=True)
     ]
+
+
+def best_trials(plan: Plan, tunings: Sequence[Tuning]) -> dict[str, Trial]:
+    """The best trial of each search, by the name of its cell."""
+    pairs = zip(plan.searches, tunings, strict=True)
+    return {cell.name: tuning.leaders[0] for (cell, _), tuning in pairs}
+
+
+def chosen_rows(plan: Plan, trials: Mapping[str, Trial]) -> list[dict[str, Scalar]]:
+    """A row per cell: method, partition, trial, searched keys, metric, value, number of trials."""
+    keys = dict.fromkeys(key for trial in trials.values() for key in trial.params)
+    rows = []
+    for cell in plan.cells:
+        row: dict[str, Scalar] = {"method": cell.method, "partition": cell.partition}
+        trial = trials.get(cell.name)
+        row["trial"] = None if trial is None else trial.number
+        row |= {key: None if trial is None else trial.params.get(key) for key in keys}
+        row |= {"metric": plan.file.by, "value": None if trial is None else trial.value}
+        rows.append(row | {"trials": 0 if cell.plan is None else cell.plan.count})
+    return rows
+
+
+def write_chosen(plan: Plan, trials: Mapping[str, Trial], out: Path) -> None:
+    """Writes chosen.csv and comparison.yaml, in which settings of all rows stand at the top."""
+    table = chosen_rows(plan, trials)
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, list(table[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(
+        {key: "" if value is None else cell_of(value) for key, value in row.items()}
+        for row in table
+    )
+    files.write(out / CHOSEN, text.getvalue().encode())
+    rows = {
+        cell.name: {
+            **{key: setting.value for key, setting in cell.settings.items()},
+            **(trials[cell.name].params if cell.name in trials else {}),
+            **_typed(plan.overrides, cell.examples[0]),
+            "label": cell.method,
+        }
+        for cell in plan.cells
+    }
+    first = rows[plan.cells[0].name]
+    same = {key for key in first if all(key in r and r[key] == first[key] for r in rows.values())}
+    same -= {"label"}
+    methods = [{name: {k: row[k] for k in row if k not in same}} for name, row in rows.items()]
+    content = {
+        "about": plan.file.about or f"the comparison of {plan.source}",
+        **{key: first[key] for key in first if key in same},
+        "grid": {"method": methods, "seed": [*plan.seeds]},
+    }
+    head = f"# {plan.source}: each method with the settings that were chosen in {out / TUNING}\n"
+    dumped = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=math.inf)
+    files.write(out / COMPARISON, f"{head}{dumped}".encode())
+
+
+def _typed(flags: Settings, config: RunConfig) -> dict[str, object]:
+    """The values of flags, which are texts, as a configuration made with them has them."""
+    values, typed = to_dict(config), {}
+    for key, setting in flags.items():
+        section, _, leaf = key.rpartition(".")
+        typed[key] = (values.get(section, {}) if section else values).get(leaf, setting.value)
+    return typed
+
+
+def grouping(out: Path) -> tuple[list[str], str]:
+    """By which columns of summary.csv the comparison is grouped in tables, and the unit.
+
+    Partitions that differ in their seeds alone are the unit; others are columns to group by.
+    """
+    with files.reading(out / CHOSEN) as path:
+        searched = path.read_text(encoding="utf-8").partition("\n")[0].split(",")
+    rows = [row.settings for row in experiments.read(out / COMPARISON).grid[0].values]
+    first = [row for row in rows if row["label"].value == rows[0]["label"].value]
+    keys = dict.fromkeys(key for row in first for key in row if key not in searched)
+    varied = [
+        k for k in keys if len({repr(row[k].value) if k in row else None for row in first}) > 1
+    ]
+    if varied == ["data.seed"]:
+        return ["label"], "partition"
+    return ["label", *(COLUMNS.get(key, key) for key in varied)], "seed"

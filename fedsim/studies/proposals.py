@@ -1,11 +1,9 @@
 """Proposes the trials of a search and stops them early, with Optuna.
 
-A trial depends only on the search's settings and on given earlier trials. No state of a sampler or
-pruner is kept between trials, so that a search that was killed continues to the same table.
-
-Trials are kept in our own file, :mod:`fedsim.storage.trials`, and not in a journal of Optuna: a
-trial must see those before it that its number says, not all that have ended, and a killed trial
-would keep its number there, and shift the others.
+A trial depends only on the search's settings and on given earlier trials: every proposal is that of
+a study made anew, with a sampler of its own seed, so that a search that was killed continues to the
+same table. A journal of Optuna's would show a trial all that have ended, not those that its number
+says, and a killed trial would shift the numbers of the others.
 """
 
 from __future__ import annotations
@@ -33,11 +31,7 @@ ASHA_FACTOR, ASHA_RUNGS = 3, 2
 
 
 def optuna() -> ModuleType:
-    """The package, imported when it is needed.
-
-    Raises:
-        ConfigError: it is not installed; says how to.
-    """
+    """The package, imported when it is needed; a ConfigError says how to install it."""
     try:
         import optuna as package
     except ImportError as error:
@@ -51,12 +45,11 @@ def optuna() -> ModuleType:
 
 @dataclass
 class Proposal:
-    """A proposed trial."""
+    """A proposed trial; ``trial`` is Optuna's, in a study of its own."""
 
     number: int
     params: Mapping[str, Scalar]
     trial: Any
-    """Optuna's trial, in a study of its own."""
 
     def report(self, round: int, value: float) -> bool:
         """Reports the value after a round, from 1; returns whether the pruner stops the trial."""
@@ -72,26 +65,14 @@ class Proposal:
 
 @dataclass(frozen=True, kw_only=True)
 class Proposer:
-    """Search space, sampler and pruner, from which trials are proposed.
-
-    Args:
-        space: the searched keys.
-        by: a column of rounds.csv, such as ``val_accuracy``.
-        sampler: ``tpe``, ``random``, or ``grid``: all combinations, the last key varying fastest.
-        pruner: ``median``, ``asha`` (successive halving) or ``none``.
-        seed: of the sampler.
-        rounds: of a whole run.
-
-    Raises:
-        ConfigError: Optuna is not installed, or a grid over a range of real numbers.
-    """
+    """Search space, sampler and pruner, from which trials are proposed."""
 
     space: Space
-    by: str
-    sampler: str
-    pruner: str
-    seed: int
-    rounds: int
+    by: str  # a column of rounds.csv
+    sampler: str  # grid: all combinations, the last key varying fastest
+    pruner: str  # asha: successive halving
+    seed: int  # of the sampler
+    rounds: int  # of a whole run
 
     def __post_init__(self) -> None:
         optuna()
@@ -112,15 +93,24 @@ class Proposer:
     def propose(
         self, number: int, ended: Sequence[Trial], running: Sequence[Mapping[str, Scalar]] = ()
     ) -> Proposal:
-        """Proposes a trial.
+        """Proposes a trial by its number, from earlier ones that have ended, in their order.
 
-        Args:
-            number: of the trial, from 0; below :attr:`size`.
-            ended: earlier trials that have ended, by number.
-            running: the values of earlier trials that have not; TPE avoids them.
+        TPE avoids the values of those that are ``running``.
         """
         package = optuna()
         distributions = {key: _distribution(package, d) for key, d in self.space.items()}
+        states = package.trial.TrialState
+        past = [
+            {
+                "state": states.FAIL if trial.state == "failed" else states[trial.state.upper()],
+                "value": trial.value,
+                "params": dict(trial.params),
+                "system_attrs": dict(trial.marks),
+                "intermediate_values": dict(trial.reports),
+            }
+            for trial in ended
+        ]
+        past += [{"state": states.RUNNING, "params": dict(params)} for params in running]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", package.exceptions.ExperimentalWarning)
             study = package.create_study(
@@ -128,24 +118,9 @@ class Proposer:
                 sampler=self._sampler(package, number),
                 pruner=self._pruner(package),
             )
-            states = package.trial.TrialState
-            for past in ended:
-                study.add_trial(
-                    package.trial.create_trial(
-                        state={"failed": states.FAIL}.get(past.state) or states[past.state.upper()],
-                        value=past.value,
-                        params=dict(past.params),
-                        distributions=distributions,
-                        system_attrs=dict(past.marks),
-                        intermediate_values=dict(past.reports),
-                    )
-                )
-            for params in running:
-                study.add_trial(
-                    package.trial.create_trial(
-                        state=states.RUNNING, params=dict(params), distributions=distributions
-                    )
-                )
+            for trial in past:
+                made = package.trial.create_trial(distributions=distributions, **trial)
+                study.add_trial(made)
             if self.sampler == "grid":
                 study.enqueue_trial(self._grid_point(number))
             trial = study.ask(distributions)

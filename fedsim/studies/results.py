@@ -12,7 +12,7 @@ from fedsim.core.errors import StoreError, one_line
 from fedsim.core.text import counted
 from fedsim.storage import directories
 from fedsim.storage.run_dir import RunStore, html_table
-from fedsim.studies import study
+from fedsim.studies import plan
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,11 +22,7 @@ Unit = Literal["seed", "partition"]
 
 @dataclass(frozen=True, repr=False)
 class SweepStore:
-    """The results of a sweep, finished or not.
-
-    Args:
-        path: the directory of the sweep.
-    """
+    """The results of a sweep, finished or not; ``path`` is its directory."""
 
     path: Path
 
@@ -41,10 +37,8 @@ class SweepStore:
     @property
     def runs(self) -> list[RunStore]:
         """The runs that have begun, in the order of the grid."""
-        names = directories.read_grid(self.folder) or ()
-        return [
-            RunStore(self.folder / n) for n in names if (self.folder / n / "rounds.csv").exists()
-        ]
+        folders = [self.folder / name for name in directories.read_grid(self.folder) or ()]
+        return [RunStore(folder) for folder in folders if (folder / "rounds.csv").exists()]
 
     @property
     def finished(self) -> bool:
@@ -54,11 +48,7 @@ class SweepStore:
 
     @property
     def summary(self) -> pd.DataFrame:
-        """summary.csv: a row per finished run.
-
-        Raises:
-            StoreError: it is not there yet, or damaged.
-        """
+        """summary.csv: a row per finished run; a StoreError where it is not there yet."""
         return self._read(self.folder / "summary.csv")
 
     def table(
@@ -86,9 +76,10 @@ class SweepStore:
             FedsimError: runs that cannot be compared, no finished run, or an unknown name.
         """
         runs = self._summaries()
-        own_by, own_unit = self._grouping(runs, [columns] if columns else [])
+        by_default, default_unit = self._grouping(runs, [columns] if columns else [])
+        groups, over = tuple(by or by_default), unit or default_unit
         made = analysis("tables.scores").make(
-            metric, runs, tuple(by or own_by), columns, baseline, takes=(at,), unit=unit or own_unit
+            metric, runs, groups, columns, baseline, takes=(at,), unit=over
         )
         return made[0].data
 
@@ -99,33 +90,27 @@ class SweepStore:
         by: Sequence[str] | None = None,
         unit: Unit | None = None,
     ) -> pd.DataFrame:
-        """A column of rounds.csv by group and round: mean, and 95 % interval over the unit.
+        """A column of rounds.csv, such as ``test_loss``, by group and round.
 
-        Args:
-            metric: such as ``test_accuracy``, ``test_loss`` or ``train_loss``.
-            by: as in :meth:`table`.
-            unit: as in :meth:`table`.
-
-        Returns:
-            Columns ``label``, ``round``, ``mean``, ``low``, ``high`` and ``n``; the interval is NaN
-            for a single seed or partition.
+        ``by`` and ``unit`` are as in :meth:`table`. Columns are ``label``, ``round``, ``mean``,
+        ``low``, ``high`` (of the 95 % interval, NaN for a single unit) and ``n``.
 
         Raises:
             FedsimError: runs that cannot be averaged, no finished run, or no such metric.
         """
         import pandas as pd
 
-        runs, curves = self._summaries(), analysis("figures.curves")
-        own_by, own_unit = self._grouping(runs)
-        groups = by or own_by
-        over = analysis("runs").unit_among(runs, tuple(groups), unit or own_unit)
+        runs, curves, analysed = self._summaries(), analysis("figures.curves"), analysis("runs")
+        by_default, default_unit = self._grouping(runs)
+        groups = tuple(by or by_default)
+        over = analysed.unit_among(runs, groups, unit or default_unit)
         rows = [
             {
                 "label": group.label,
                 "round": round,
                 **{name: getattr(estimate, name) for name in ("mean", "low", "high", "n")},
             }
-            for group in analysis("runs").group(runs, tuple(groups), over)
+            for group in analysed.group(runs, groups, over)
             for round, values in curves.by_round(group, metric).iterrows()
             for estimate in [analysis("stats").of_runs(values)]
         ]
@@ -145,10 +130,9 @@ class SweepStore:
         total = counted(len(runs if names is None else names), "run")
         headline = {"runs": f"{total}, {sum(run.finished for run in runs)} finished"}
         try:
-            labels = [str(label) for label in self.summary["label"].unique()]
+            return headline | {"methods": " ".join(map(str, self.summary["label"].unique()))}
         except (StoreError, KeyError):
             return headline
-        return headline | {"methods": " ".join(labels)}
 
     def _grouping(
         self, runs: pd.DataFrame, columns: Sequence[str] = ()
@@ -157,9 +141,8 @@ class SweepStore:
         return analysis("runs").default_by(runs, "seed", columns), "seed"
 
     def _summaries(self) -> pd.DataFrame:
-        runs = analysis("runs")
-        finished, _ = runs.find([self.folder])
-        return runs.summaries(finished)
+        finished, _ = analysis("runs").find([self.folder])
+        return analysis("runs").summaries(finished)
 
     def _read(self, path: Path) -> pd.DataFrame:
         import pandas as pd
@@ -171,34 +154,27 @@ class SweepStore:
 
 
 class StudyStore(SweepStore):
-    """The results of a study: those of its comparison, and what was chosen before.
-
-    Args:
-        path: the directory of the study.
-    """
+    """The results of a study: those of its comparison, and what was chosen before."""
 
     @property
     def folder(self) -> Path:
         """Where the runs of the comparison lie."""
-        return self.path / study.RUNS
+        return self.path / plan.RUNS
 
     @property
     def chosen(self) -> pd.DataFrame:
-        """chosen.csv: for each method and partition the settings with the best validation metric.
-
-        Raises:
-            StoreError: it is not there yet, or damaged.
-        """
-        return self._read(self.path / study.CHOSEN)
+        """chosen.csv: for each method and partition the settings with the best validation metric;
+        a StoreError where it is not there yet."""
+        return self._read(self.path / plan.CHOSEN)
 
     @property
     def report(self) -> Path:
         """The page of the report."""
-        return self.path / study.REPORT / "report.html"
+        return self.path / plan.REPORT / "report.html"
 
     def _grouping(
         self,
         runs: pd.DataFrame,  # noqa: ARG002
         columns: Sequence[str] = (),  # noqa: ARG002
     ) -> tuple[Sequence[str], str]:
-        return study.grouping(self.path)
+        return plan.grouping(self.path)

@@ -1,4 +1,4 @@
-"""The plan of a search (space, settings, training seeds), and its directory."""
+"""The plan of a search (space, settings, training seeds), and the files of its directory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from fedsim.core.settings import Scalar
 from fedsim.core.text import counted
 from fedsim.identity.resume import decisive
 from fedsim.storage import trials
-from fedsim.storage.run_dir import check_outside_runs
 from fedsim.storage.trials import Trial
 from fedsim.studies.capacity import Parallel, with_engine
 from fedsim.studies.proposals import Proposer
@@ -34,26 +33,13 @@ NO_VALIDATION = (
     "there is no validation part to judge trials by: set data.val_fraction, such as 0.1 "
     "(the test part is never looked at)"
 )
-
-
 FIXED = ("by", "sampler", "sampler_seed", "pruner", "seeds", "search")
 """Keys of study.json, beside the settings, that stay the same when a search continues."""
-
-
 HELD = {
-    "data": "decides which data are trained on and scored",
-    "evaluation": "decides how models are scored",
-    "clock": "decides how fast clients are and which of them answer",
-    "attack": "decides what malicious clients do",
-    "compress": "decides how much clients send",
-    "dp": "decides how much privacy is spent",
-    **dict.fromkeys(
-        ("train.sample_rate", "train.cohort", "train.clients", "async.concurrency"),
-        "decides how many clients take part",
-    ),
+    *("data", "evaluation", "clock", "attack", "compress", "dp"),
+    *("train.sample_rate", "train.cohort", "train.clients", "async.concurrency"),
 }
-"""What is not searched, by section or key, since the validation part does not show what it costs.
-"""
+"""Sections and keys that are not searched: the validation part does not show what they cost."""
 SEARCHED = {
     *("data.augment", "compress.error_feedback", "dp.clip", "dp.quantile", "dp.clip_lr"),
     *("dp.count_noise", "dp.clip_control", "dp.max_samples"),
@@ -68,27 +54,16 @@ SPENT = {
 
 @dataclass(frozen=True, kw_only=True)
 class SearchPlan:
-    """The plan of a search.
-
-    Args:
-        proposer: of the trials: space, metric, sampler and pruner.
-        settings: of the file or preset; the searched keys win over them.
-        overrides: the flags, which win over all.
-        seeds: the training seeds of every trial.
-        count: number of trials.
-        parallel: how many runs at once.
-        others: how many other runs are done by the same drivers.
-        title: of one search of several, for messages.
-    """
+    """The plan of a search."""
 
     proposer: Proposer
-    settings: Settings
-    overrides: Settings
-    seeds: tuple[int, ...]
-    count: int
+    settings: Settings  # of the file or preset; the searched keys win over them
+    overrides: Settings  # the flags, which win over all
+    seeds: tuple[int, ...]  # the training seeds of every trial
+    count: int  # of trials
     parallel: Parallel = "auto"
-    others: int = 0
-    title: str = ""
+    others: int = 0  # other runs by the same drivers
+    title: str = ""  # of one search of several, for messages
 
     @property
     def runs(self) -> int:
@@ -96,11 +71,7 @@ class SearchPlan:
         return self.count * len(self.seeds)
 
     def config(self, params: Mapping[str, Scalar], seed: int) -> RunConfig:
-        """The configuration of one run of a trial.
-
-        Raises:
-            ConfigError: the values are incompatible.
-        """
+        """The configuration of one run of a trial; a ConfigError where values are incompatible."""
         last = {"seed": Setting(seed, f"seed {seed}")}
         layers = self.settings, search.point(self.proposer.space, params), self.overrides, last
         return with_engine(resolve(*layers), layers, self.runs + self.others, self.parallel)
@@ -112,6 +83,20 @@ class SearchPlan:
         others = [{k: v} for k, d in self.proposer.space.items() for v in d.examples[1:]]
         return [self.config(first | other, self.seeds[0]) for other in ({}, *others)]
 
+    @property
+    def record(self) -> dict[str, Any]:
+        """The part of study.json that must not change when a search continues."""
+        proposer = self.proposer
+        return {
+            "by": proposer.by,
+            "sampler": proposer.sampler,
+            "sampler_seed": proposer.seed,
+            "pruner": proposer.pruner,
+            "seeds": list(self.seeds),
+            "search": {key: str(dimension) for key, dimension in proposer.space.items()},
+            "settings": decisive(self.examples[0]),
+        }
+
 
 def make_plan(
     experiment: Experiment,
@@ -120,19 +105,12 @@ def make_plan(
     others: int = 0,
     title: str = "",
 ) -> SearchPlan:
-    """Makes the plan of the search of a file; the arguments are those of :class:`SearchPlan`.
-
-    Raises:
-        ConfigError: a space, setting or grid that cannot be used, no validation part, or Optuna is
-            not installed.
-        DataError: the data, which may have a validation part, cannot be read.
-    """
+    """Makes the plan of the search of a file; the arguments are those of :class:`SearchPlan`."""
     settings, searched = experiment.settings, experiment.search
     check_searched(searched, {**settings, **overrides})
     space = search.make_space(searched, settings, overrides)
     first = {key: dimension.examples[0] for key, dimension in space.items()}
     base = resolve(settings, search.point(space, first), overrides)
-    seeds = seeds_of(experiment, overrides) or (base.seed,)
     proposer = Proposer(
         space=space,
         by=experiment.by,
@@ -146,22 +124,21 @@ def make_plan(
             f"{space['train.rounds'].origin}: a pruner compares trials round by round, with the "
             "same number of rounds in all; give --pruner none to search over train.rounds"
         )
-    count = min(experiment.trials or proposer.size or TRIALS, proposer.size or MOST_RUNS)
-    if count * len(seeds) > MOST_RUNS:
-        raise ConfigError(
-            f"trials: {count:,} trials of {counted(len(seeds), 'run')}; a search has at most "
-            f"{MOST_RUNS:,} runs: give fewer with --trials"
-        )
     plan = SearchPlan(
         proposer=proposer,
         settings=settings,
         overrides=overrides,
-        seeds=seeds,
-        count=count,
+        seeds=seeds_of(experiment, overrides) or (base.seed,),
+        count=min(experiment.trials or proposer.size or TRIALS, proposer.size or MOST_RUNS),
         parallel=parallel,
         others=others,
         title=title,
     )
+    if plan.runs > MOST_RUNS:
+        raise ConfigError(
+            f"trials: {plan.count:,} trials of {counted(len(plan.seeds), 'run')}; a search has at "
+            f"most {MOST_RUNS:,} runs: give fewer with --trials"
+        )
     if base.data.val_fraction == 0 and not len(loading.load(base)[0].val):
         raise ConfigError(f"data.val_fraction 0: {NO_VALIDATION}")
     examples = plan.examples
@@ -173,14 +150,9 @@ def make_plan(
 
 
 def check_searched(wanted: Settings, settings: Settings) -> None:
-    """Refuses keys that trials, and the methods of a study, must have in common.
+    """Refuses ``wanted`` keys that trials, and the methods of a study, must have in common.
 
-    Args:
-        wanted: the searched keys.
-        settings: all others, which say what the data set, its partition and ``dp.level`` are.
-
-    Raises:
-        ConfigError: such a key; names where it was given, and the reason.
+    The other ``settings`` say what the data set, its partition and ``dp.level`` are.
     """
     names = {settings[k].value for k in ("data.name", "data.partition") if k in settings}
     level = settings["dp.level"].value if "dp.level" in settings else None
@@ -195,18 +167,18 @@ def check_searched(wanted: Settings, settings: Settings) -> None:
         section = key.rpartition(".")[0].removesuffix(".columns")
         if data.find(section) is not None or section in names:
             section = "data"
-        reason = HELD["dp"] if key in SPENT.get(str(level), ()) else HELD.get(key)
-        reason = reason or (None if key in SEARCHED else HELD.get(section))
-        if reason is not None:
+        spent = SPENT.get(str(level), ())
+        if key in spent or key in HELD or (section in HELD and key not in SEARCHED):
             raise ConfigError(
-                f"{setting.origin}: {key} is not searched: it {reason}, which must be the same "
-                "in all trials; give its value outside of the search"
+                f"{setting.origin}: {key} is not searched: trials are compared under it, or pay "
+                "for it in what the validation part does not show; give its value outside of the "
+                "search"
             )
 
 
 def seeds_of(experiment: Experiment, overrides: Settings) -> tuple[int, ...]:
     """The training seeds in the grid; none where it has no axis of them."""
-    seeds: list[Any] = []
+    seeds: list[int] = []
     for axis in varied_axes(experiment, overrides):
         for point in axis.values:
             if set(point.settings) != {"seed"}:
@@ -215,9 +187,7 @@ def seeds_of(experiment: Experiment, overrides: Settings) -> tuple[int, ...]:
                     "the key with choice(...), or give its value by a flag"
                 )
             seeds.append(resolve(point.settings).seed)
-    if len(set(seeds)) < len(seeds):
-        raise ConfigError(f"grid: seeds given twice: {', '.join(map(str, seeds))}")
-    return tuple(seeds)
+    return tuple(dict.fromkeys(seeds))
 
 
 def write_best(plan: SearchPlan, out: Path, trial: Trial, value: str) -> None:
@@ -225,9 +195,6 @@ def write_best(plan: SearchPlan, out: Path, trial: Trial, value: str) -> None:
 
     Where and how runs are placed is left out, unless it was given. The first line is a comment with
     the value of the trial.
-
-    Raises:
-        StoreError: it cannot be written.
     """
     values = yaml.safe_load(to_yaml(plan.config(trial.params, plan.seeds[0])))
     fixed = {*plan.settings, *plan.overrides}
@@ -240,30 +207,14 @@ def write_best(plan: SearchPlan, out: Path, trial: Trial, value: str) -> None:
     files.write(out / BEST, f"# trial {trial.number}: {value}\n{text}".encode())
 
 
-def check_out(plan: SearchPlan, out: Path) -> int | None:
-    """Refuses a directory that holds another search, or other files.
-
-    Returns:
-        How many trials the search there may have in progress; None where there is no search.
-
-    Raises:
-        ConfigError: the directory is refused; names the setting that differs.
-        StoreError: it cannot be read.
-    """
-    check_outside_runs(out)
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"--out {out}: is not a directory")
+def begun_in(out: Path, plan: SearchPlan) -> dict[str, Any] | None:
+    """What the search in a directory was begun with, if any; refuses another search."""
     begun = trials.read_study(out)
     if begun is None:
-        others = sorted(p.name for p in out.iterdir()) if out.exists() else []
-        if set(others) - {files.LOCK_FILE}:
-            raise ConfigError(
-                f"--out {out}: holds {others[-1]} and no search; give a new or empty directory"
-            )
         return None
     before, now = (
         {**{key: study.get(key) for key in FIXED}, **study.get("settings", {})}
-        for study in (begun, _study_of(plan))
+        for study in (begun, plan.record)
     )
     for key, value in now.items():  # the order of the searched keys counts as well
         if json.dumps(before.get(key)) != json.dumps(value):
@@ -271,33 +222,4 @@ def check_out(plan: SearchPlan, out: Path) -> int | None:
                 f"{out}: its search was begun with {key} {before.get(key)}, not {value}; give "
                 "another --out or move it away"
             )
-    return int(begun.get("ahead", 1))
-
-
-def write_study(plan: SearchPlan, out: Path, most_at_once: int) -> None:
-    """Writes study.json when a search begins or continues, perhaps with more trials.
-
-    Args:
-        plan: of the search.
-        out: the directory of the search.
-        most_at_once: how many trials may be in progress.
-
-    Raises:
-        StoreError: it cannot be written.
-    """
-    study = trials.read_study(out) or _study_of(plan)
-    trials.write_study(out, study | {"ahead": most_at_once, "trials": plan.count})
-
-
-def _study_of(plan: SearchPlan) -> dict[str, Any]:
-    """The part of study.json that must not change when a search continues."""
-    proposer = plan.proposer
-    return {
-        "by": proposer.by,
-        "sampler": proposer.sampler,
-        "sampler_seed": proposer.seed,
-        "pruner": proposer.pruner,
-        "seeds": list(plan.seeds),
-        "search": {key: str(dimension) for key, dimension in proposer.space.items()},
-        "settings": decisive(plan.examples[0]),
-    }
+    return begun

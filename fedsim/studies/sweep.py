@@ -21,11 +21,19 @@ from fedsim.config.experiments import MOST_RUNS, Axis, AxisValue, Experiment, Se
 from fedsim.config.resolve import resolve, warn_unused
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError
+from fedsim.identity.provenance import (
+    Code,
+    Data,
+    Provenance,
+    accept_code,
+    check_code,
+    check_data,
+    code_of,
+    data_of,
+)
 from fedsim.identity.resume import is_complete
 from fedsim.storage import directories
-from fedsim.storage.run_dir import check_outside_runs
 from fedsim.studies.capacity import Parallel, with_engine
-from fedsim.studies.comparison import Comparison
 from fedsim.studies.parallel import Drivers, Follower, control
 from fedsim.training.events import Job
 
@@ -39,34 +47,20 @@ OF_METHODS = frozenset({"algorithm", "server", "margin", "clock.mode"})
 """Keys that say which method is run."""
 OF_EXPERIMENTS = frozenset({"data", "model", "evaluation", "clock", "async", "attack", "engine"})
 """Sections that methods are compared under."""
-SHARED = ("address", "working_dir")
-"""Keys of section engine that belong to the one Ray of a sweep."""
 
 
 @dataclass(frozen=True)
 class SweepRun:
-    """One run of a sweep.
+    """A run of a sweep."""
 
-    Args:
-        name: of its directory, such as ``algorithm=fedavg,seed=1``.
-        group: the name without the seeds; runs of one group differ in ``seed`` and ``data.seed``
-            alone.
-        config: what is run.
-        title: the group in words: a named row by its name alone.
-    """
-
-    name: str
-    group: str
+    name: str  # of its directory, such as ``algorithm=fedavg,seed=1``
+    group: str  # the name without the seeds
     config: RunConfig
-    title: str = ""
+    title: str = ""  # the group in words: a named row by its name alone
 
 
 def load(name_or_file: str) -> Experiment:
-    """Reads a preset or a file; the settings of a file win over those of its own ``preset``.
-
-    Raises:
-        ConfigError: there is neither.
-    """
+    """Reads a preset or a file; the settings of a file win over those of its own ``preset``."""
     path = Path(name_or_file)
     if path.suffix not in (".yaml", ".yml"):
         return presets.load(name_or_file, "fedsim sweep")
@@ -89,15 +83,8 @@ def expand(
 ) -> list[SweepRun]:
     """All runs of a sweep, each configuration checked; warns of settings that no run uses.
 
-    A flag wins over the grid: an axis of the same key disappears. The engine is by default the
-    serial one, see :func:`~fedsim.studies.capacity.with_engine`. ``others`` is the number of other
-    runs that the same drivers do; ``build=False`` is for a look at names and settings, see
-    :func:`~fedsim.config.resolve.resolve`.
-
-    Raises:
-        ConfigError: a configuration that cannot be used, a search, a flag that contradicts rows of
-            the grid, two combinations that are the same run, runs that need different Rays, or more
-            than :data:`MOST_RUNS`.
+    A flag wins over the grid: an axis of the same key disappears. ``others`` is the number of other
+    runs by the same drivers; for ``build`` see :func:`~fedsim.config.resolve.resolve`.
     """
     if experiment.search:
         origin = next(iter(experiment.search.values())).origin
@@ -116,25 +103,19 @@ def expand(
     for name, times in Counter(run.name for run in runs).items():
         if times > 1:
             raise ConfigError(f"grid: two combinations have the same name {name}")
-    for leaf in SHARED:
-        if len({getattr(run.config.engine, leaf) for run in runs}) > 1:
-            raise ConfigError(f"grid: the runs differ in engine.{leaf}; one Ray serves a sweep")
     varied = [setting for axis in grid for v in axis.values for setting in v.settings.items()]
     warn_unused({**experiment.settings, **dict(varied), **overrides}, [r.config for r in runs])
     return runs
 
 
 def _run(grid: Sequence[Axis], values: Sequence[AxisValue], config: RunConfig) -> SweepRun:
-    parts = [f"{axis.name}={plain(v.label)}" for axis, v in zip(grid, values, strict=True)]
-    pairs = [(axis, v, p) for axis, v, p in zip(grid, values, parts, strict=True)]
+    pairs = [
+        (axis, v, f"{axis.name}={plain(v.label)}") for axis, v in zip(grid, values, strict=True)
+    ]
     of_group = [(axis, value, part) for axis, value, part in pairs if not _repeats(axis)]
     titles = [v.label if v.named else f"{axis.name}={v.label}" for axis, v, _ in of_group]
-    return SweepRun(
-        name=",".join(parts) or "run",
-        group=",".join(part for *_, part in of_group),
-        config=config,
-        title=", ".join(titles),
-    )
+    name = ",".join(part for *_, part in pairs) or "run"
+    return SweepRun(name, ",".join(part for *_, part in of_group), config, ", ".join(titles))
 
 
 def label_of(grid: Sequence[Axis], values: Sequence[AxisValue]) -> str | None:
@@ -167,39 +148,18 @@ def _tells_methods(axis: Axis) -> bool:
 
 
 def varied_axes(experiment: Experiment, overrides: Settings) -> tuple[Axis, ...]:
-    """The axes that no flag replaces."""
-    return tuple(axis for axis in experiment.grid if not _replaced(axis, overrides))
-
-
-def _replaced(axis: Axis, overrides: Settings) -> bool:
-    """Whether a flag takes the place of the axis; refuses one that sets a key of its rows."""
-    key = axis.name
-    if key in overrides and all(set(p.settings) == {key} for p in axis.values):
-        return True
-    for key in {key for point in axis.values for key in point.settings} & set(overrides):
-        raise ConfigError(
-            f"{overrides[key].origin}: the grid's axis {axis.name} sets {key} in its rows"
-        )
-    return False
-
-
-def check_out(out: Path) -> None:
-    """Refuses a directory that is no place for a sweep.
-
-    Raises:
-        ConfigError: ``out`` is no directory, a run, live or not, or inside one.
-    """
-    check_outside_runs(out)
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"--out {out}: is not a directory")
-    for name in ("config.yaml", "rounds.csv", "env.json"):
-        if (out / name).exists():
+    """The axes that no flag replaces; refuses a flag that sets a key of named rows."""
+    varied = []
+    for axis in experiment.grid:
+        keys = {key for value in axis.values for key in value.settings}
+        if axis.name in overrides and all(set(v.settings) == {axis.name} for v in axis.values):
+            continue
+        for key in keys & set(overrides):
             raise ConfigError(
-                f"--out {out}: is a run directory (it holds {name}); a sweep needs its own"
+                f"{overrides[key].origin}: the grid's axis {axis.name} sets {key} in its rows"
             )
-    for name in ("summary.csv", "aggregate.csv"):
-        if (out / name).exists() and not (out / directories.GRID).exists():
-            raise ConfigError(f"{out / name}: is not of a sweep, and would be overwritten")
+        varied.append(axis)
+    return tuple(varied)
 
 
 def group_of(name: str, seeds: Sequence[str] = SEEDS) -> str:
@@ -212,27 +172,53 @@ def _repeats(axis: Axis) -> bool:
     return all(set(value.settings) <= set(SEEDS) for value in axis.values)
 
 
-def missing(
-    runs: Sequence[SweepRun], out: Path, *, accept_changed_code: bool = False
-) -> list[SweepRun]:
+def missing(runs: Sequence[SweepRun], out: Path, accept: bool = False) -> list[SweepRun]:
     """The runs that are not finished; says which are.
 
-    With ``accept_changed_code`` finished runs of other code of the user's count.
-
-    Raises:
-        ConfigError: a finished run in ``out`` has another configuration or other code.
-        DataError: a finished run is one of other data, or the data cannot be read.
-        StoreError: a directory cannot be read.
+    A finished one of another configuration, code (unless ``accept``) or data is an error.
     """
     unfinished = [run for run in runs if not is_complete(run.config, out / run.name)]
     left = {run.name for run in unfinished}
-    comparison = Comparison(accept=accept_changed_code)
+    check_finished([(r.config, out / r.name) for r in runs if r.name not in left], accept)
     for position, run in enumerate(runs, start=1):
         if run.name not in left:
-            comparison.check(run.config, [out / run.name])
             logger.info("[%d/%d] %s: finished before", position, len(runs), run.name)
-    comparison.record()
     return unfinished
+
+
+def check_finished(runs: Sequence[tuple[RunConfig, Path]], accept: bool) -> None:
+    """Refuses finished runs of other code or data than those of now.
+
+    Code that is accepted is noted in the runs' env.json once all have passed. Data that are not
+    there any more are not compared.
+    """
+    accepted: dict[Path, dict[str, Code]] = {}
+    digests: dict[str, Data | None] = {}
+    for config, run in runs:
+        before, code = Provenance.read(run), code_of(config)
+        if check_code(run, before, code, accept=accept):
+            accepted[run] = code
+        info, folder = data.find(config.data.name), config.data.dir
+        if before.data is None or (info is not None and folder is None):
+            continue  # only data of a folder or a user's function change under their name
+        key = repr((config.data, config.hyperparameters.get(config.data.name)))
+        if key not in digests:
+            digests[key] = _data_of(config)
+        advice = "give another --out, move this run away, or put the data back"
+        check_data(run, before, digests[key], advice)
+    for run, code in accepted.items():
+        accept_code(run, code)
+
+
+def _data_of(config: RunConfig) -> Data | None:
+    """The data of now, None where they are gone."""
+    from fedsim.training import loading  # imports torch, which a sweep need not
+
+    for path in (config.data.dir, loading.client_file(config)):
+        if path is not None and not Path(path).exists():
+            logger.info("%s is not there: the data are not compared", path)
+            return None
+    return data_of(loading.divided(config)[0], config.data.dir)
 
 
 def run_all(
@@ -242,25 +228,15 @@ def run_all(
     drivers: Drivers,
     follower: Follower,
     trackers: tuple[str, ...] = (),
-    *,
-    accept_changed_code: bool = False,
+    accept: bool = False,
 ) -> tuple[pd.DataFrame, list[str]]:
     """Does the ``wanted`` runs in their order, then writes OUT/summary.csv and OUT/aggregate.csv.
 
-    First OUT/sweep.json says which runs the sweep has. A run that fails does not stop the others;
-    the tables hold what finished, in the order of ``runs``.
-
-    Returns:
-        The rows of aggregate.csv, and the names of the runs that failed. Where none finished there
-        are no rows and no tables.
-
-    Raises:
-        StoreError: the tables cannot be written.
-        Interrupted: Ctrl-C or SIGTERM came, see :func:`~fedsim.studies.parallel.control`.
+    First OUT/sweep.json says which runs the sweep has. A run that fails does not stop the others.
+    Returns aggregate.csv, without rows where no run finished, and the names of runs that failed.
     """
     out.mkdir(parents=True, exist_ok=True)
     directories.write_grid(out, [run.name for run in runs])
-    accept = accept_changed_code
     jobs = (Job(run.name, run.config, out / run.name, trackers, accept) for run in wanted)
     failed = control(lambda: next(jobs, None), drivers, follower)
     finished = {run.name: run.group for run in runs if run.name not in failed}

@@ -39,17 +39,9 @@ LATER = (
 
 
 def write(runs: Mapping[str, str], out: Path) -> pd.DataFrame:
-    """Writes OUT/summary.csv and OUT/aggregate.csv, unless there are no runs.
+    """Writes OUT/summary.csv and OUT/aggregate.csv, unless there are no runs; returns the latter.
 
-    Args:
-        runs: name and group of the finished runs, in the order of the grid.
-        out: the directory of the sweep.
-
-    Returns:
-        The rows of aggregate.csv.
-
-    Raises:
-        StoreError: a table cannot be written.
+    ``runs`` are name and group of the finished runs, in the order of the grid.
     """
     if not runs:
         return pd.DataFrame()
@@ -87,15 +79,11 @@ def summarise(runs: Iterable[str], out: Path) -> pd.DataFrame:
 
 
 def aggregate(summary: pd.DataFrame, groups: Mapping[str, str]) -> pd.DataFrame:
-    """Per group: n, and mean, std (ddof 1), 95 % t-interval of metrics over the units.
+    """Per group: n, and mean, std (ddof 1) and half width of the 95 % t-interval over the units.
 
     The units are the partitions, each with the mean over its training seeds, where any group has
-    several of them, and the training seeds otherwise: ``n`` is their number, ``unit`` their name
-    and ``runs`` the number of runs. They and their values are those of ``fedsim table``, see
-    ``analysis/units.py``.
-
-    ``_ci95`` is the half width of the interval; std and interval are empty for a single unit.
-    ``collapsed`` is the number of runs that did, see :mod:`fedsim.metrics.collapse`.
+    several of them, and the training seeds otherwise; they are those of ``fedsim table``, see
+    ``analysis/units.py``. ``collapsed`` is the number of runs that did.
     """
     rows = []
     units = analysis("units")

@@ -5,6 +5,9 @@ after the last evaluated round. The earlier trials from which a trial is propose
 number, not by which ended first, so that the table of a search does not depend on timing. There is
 one exception: where one seed of a trial fails and the pruner stops the trial at an earlier round,
 the trial is failed or pruned, whichever is seen first.
+
+The best of many values is optimistic, since it was chosen for being high: the best trials may be
+confirmed on fresh training seeds, as a sweep in the search's directory.
 """
 
 from __future__ import annotations
@@ -12,75 +15,61 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from fedsim.core import files
 from fedsim.core.errors import ConfigError, FedsimError
 from fedsim.core.settings import Scalar
 from fedsim.identity import resume
 from fedsim.storage import status, trials
 from fedsim.storage.run_dir import RunStore
-from fedsim.storage.trials import Trial, best
-from fedsim.studies.comparison import Comparison
+from fedsim.storage.trials import Trial, best, lowest
 from fedsim.studies.parallel import Drivers
 from fedsim.studies.proposals import Proposal
-from fedsim.studies.search import (
-    CONFIRMED,
-    NO_VALIDATION,
-    SearchPlan,
-    check_out,
-    write_best,
-    write_study,
-)
+from fedsim.studies.search import CONFIRMED, SearchPlan, begun_in, write_best
+from fedsim.studies.sweep import SweepRun, check_finished
 from fedsim.training.events import Done, Event, Failed, Job, Lost, RoundEnded, Started, Stopped
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 logger = logging.getLogger("fedsim")
 Verdict = tuple[trials.State, float | None, str | None]
 """State, value and reason of a failure."""
+FOLDER = "confirm"
+FEWEST = 3
+"""Fresh seeds of a trial, or as many as the search has."""
+ENDS = ("_mean", "_std", "_ci95")
+"""Ends of the names of the columns that a trial without a value leaves empty."""
 
 
 @dataclass(kw_only=True)
 class Running:
-    """A trial in progress.
-
-    Args:
-        proposal: its values, and its pruner.
-        rounds: of a whole run.
-        series: by seed, the metric by round, of evaluated rounds.
-        waiting: seeds whose runs have not begun.
-        slots: by seed of an active run its slot, None where that is not known yet.
-        done: seeds whose runs have ended.
-        reports: by round, the values that were reported to the pruner.
-        verdict: state and value, where they are known before all runs have ended.
-    """
+    """A trial in progress."""
 
     proposal: Proposal
-    rounds: int
-    series: dict[int, dict[int, float]]
-    waiting: deque[int]
-    slots: dict[int, int | None] = field(default_factory=dict)
-    done: set[int] = field(default_factory=set)
-    reports: dict[int, float] = field(default_factory=dict)
-    verdict: Verdict | None = None
+    rounds: int  # of a whole run
+    series: dict[int, dict[int, float]]  # by seed, the metric by round, of evaluated rounds
+    waiting: deque[int]  # seeds whose runs have not begun
+    slots: dict[int, int | None] = field(default_factory=dict)  # of active runs; None: not known
+    reports: dict[int, float] = field(default_factory=dict)  # by round, to the pruner
+    verdict: Verdict | None = None  # where it is known before all runs have ended
 
     def take(self, seed: int, row: Mapping[str, Any], by: str) -> None:
         """Records the metric of a row of rounds.csv."""
-        if row["test_loss"] not in (None, "") and row["val_loss"] in (None, ""):
-            raise ConfigError(NO_VALIDATION)
         if row[by] not in (None, ""):
             self.series[seed][int(row["round"])] = float(row[by])
 
     def report(self) -> None:
         """Reports rounds that all seeds have completed, until the pruner stops the trial."""
-        first, *others = self.series.values()
-        for round in sorted(first):
+        common = set.intersection(*(set(of_seed) for of_seed in self.series.values()))
+        for round in sorted(common - set(self.reports)):
             if self.verdict is not None:
                 return
-            if round in self.reports or not all(round in of_seed for of_seed in others):
-                continue
             value = fmean(of_seed[round] for of_seed in self.series.values())
             self.reports[round] = value
             if self.proposal.report(round, value) and round < self.rounds:
@@ -88,7 +77,7 @@ class Running:
 
     def ended(self, by: str) -> Trial | None:
         """The trial, once all of its runs have ended."""
-        if self.slots or (self.verdict is None and len(self.done) < len(self.series)):
+        if self.slots or (self.verdict is None and self.waiting):
             return None
         state, value, error = self.verdict or self._value(by)
         failed = state == "failed"
@@ -112,60 +101,31 @@ class Running:
 
 
 class Tuning:
-    """A search in a directory.
+    """A search in a directory, which holds no other one.
 
-    It continues after the trials that have ended there; runs of the others are resumed.
-
-    Args:
-        plan: of the search.
-        out: the directory of the search.
-        trackers: of every run.
-        accept_changed_code: whether runs go on where the user's code has changed.
-
-    Raises:
-        ConfigError: another search was begun in ``out``, or it holds something else.
-        DataError: its files are not what was written.
-        StoreError: it cannot be read.
+    It continues after the trials that have ended there; runs of the others are resumed, with
+    ``accept`` also where the user's code has changed.
     """
 
     def __init__(
-        self,
-        plan: SearchPlan,
-        out: Path,
-        trackers: Sequence[str] = (),
-        accept_changed_code: bool = False,
+        self, plan: SearchPlan, out: Path, trackers: Sequence[str] = (), accept: bool = False
     ) -> None:
         self.plan, self.out, self.trackers = plan, out, tuple(trackers)
-        self.accept_changed_code = accept_changed_code
-        self._begun = check_out(plan, out)
-        self.most_at_once = self._begun or 1
+        self.accept = accept
+        self._begun = begun_in(out, plan)
+        self.most_at_once = int((self._begun or {}).get("ahead", 1))
         self.trials = {trial.number: trial for trial in trials.read(out)}
-        for number in self.trials:
-            if self.trials[number].params.keys() != plan.proposer.space.keys():
-                raise ConfigError(f"{out / trials.TRIALS}: trial {number} is of another search")
         self.running: dict[int, Running] = {}
         self.params = {number: trial.params for number, trial in self.trials.items()}
         self._drivers: Drivers | None = None
         self._jobs: dict[Path, tuple[int, int]] = {}
 
     def check_runs(self) -> None:
-        """Refuses runs that count, of other code, unless that is accepted, or of other data.
-
-        Those are the runs of trials that have ended, and the finished ones of the others.
-
-        Raises:
-            ConfigError, DataError, StoreError: as :meth:`provenance.Comparison.check`.
-        """
-        comparison = Comparison(accept=self.accept_changed_code)
-        for trial in self.ended:
-            runs = [self._folder(trial.number, seed) for seed in self.plan.seeds]
-            begun = [run for run in runs if (run / "env.json").exists()]
-            if begun:
-                comparison.check(self.plan.config(trial.params, self.plan.seeds[0]), begun)
-        for run in (self._folder(number, seed) for number, seed in self.left):
-            if RunStore(run).finished:
-                comparison.check(resume.configuration(run), [run])
-        comparison.record()
+        """Refuses finished runs of other code, unless that is accepted, or of other data."""
+        numbers = range(max([self.plan.count, *(n + 1 for n in self.trials)]))
+        folders = [self._folder(number, seed) for number in numbers for seed in self.plan.seeds]
+        runs = [(resume.configuration(run), run) for run in folders if RunStore(run).finished]
+        check_finished(runs, self.accept)
 
     @property
     def left(self) -> list[tuple[int, int]]:
@@ -185,11 +145,7 @@ class Tuning:
 
     @property
     def leaders(self) -> list[Trial]:
-        """The complete trials, the best first.
-
-        Raises:
-            FedsimError: there is none, though the search has ended.
-        """
+        """The complete trials, the best first; a FedsimError where the search ended with none."""
         leaders = best(self.ended, self.plan.proposer.by)
         if not leaders and not self.left:
             states = [trial.state for trial in self.ended]
@@ -204,20 +160,17 @@ class Tuning:
     def begin(self, drivers: Drivers) -> None:
         """Writes the first files; the jobs of :meth:`next_job` can then be done by the drivers.
 
-        Args:
-            drivers: without jobs. In a new search their number decides how many trials may be in
-                progress: one with one driver, else twice as many as the drivers run at once, so
-                that drivers do not wait for a single slow trial.
-
-        Raises:
-            StoreError: the files of the search cannot be written.
+        In a new search their number decides how many trials may be in progress: one with one
+        driver, else twice as many as the drivers run at once, so that drivers do not wait for a
+        single slow trial.
         """
         if self._begun is None:
             slots, seeds = len(drivers.slots), len(self.plan.seeds)
             self.most_at_once = 1 if slots == 1 else 2 * math.ceil(slots / seeds)
             self.out.mkdir(parents=True, exist_ok=True)
-            self._begun = self.most_at_once
-        write_study(self.plan, self.out, self.most_at_once)
+            self._begun = self.plan.record
+        self._begun |= {"ahead": self.most_at_once, "trials": self.plan.count}
+        trials.write_study(self.out, self._begun)
         confirmed = not self.left and (self.out / CONFIRMED).exists()  # best.yaml, on fresh seeds
         self._write([] if confirmed else best(self.ended, self.plan.proposer.by))
         self._drivers = drivers
@@ -265,8 +218,7 @@ class Tuning:
         out = self._folder(number, seed)
         self._jobs[out] = number, seed
         config = self.plan.config(running.proposal.params, seed)
-        name = self._name(number, seed)
-        return Job(name, config, out, self.trackers, self.accept_changed_code)
+        return Job(self._name(number, seed), config, out, self.trackers, self.accept)
 
     def _folder(self, number: int, seed: int) -> Path:
         return self.out / trials.folder_of(number) / f"seed={seed}"
@@ -277,13 +229,7 @@ class Tuning:
         return f"{self.out.name}/{folder}" if self.plan.title else folder
 
     def happened(self, slot: int, job: Job, event: Event) -> None:
-        """Handles an event of one of its runs, see :class:`~fedsim.studies.parallel.Follower`.
-
-        Raises:
-            ConfigError: no trial can have a value.
-            FedsimError: the run failed for a reason that is not its trial's.
-            StoreError: the files of the search cannot be written.
-        """
+        """Handles an event of one of its runs, see :class:`~fedsim.studies.parallel.Follower`."""
         number, seed = self._jobs[job.out]
         running, by = self.running[number], self.plan.proposer.by
         if isinstance(event, Started | RoundEnded):
@@ -302,7 +248,6 @@ class Tuning:
             self._failed(running, job, event)
         if isinstance(event, Done | Failed):
             running.slots.pop(seed)
-            running.done.add(seed)
         running.report()
         if running.verdict is not None and self._drivers is not None:
             for place in running.slots.values():
@@ -334,13 +279,9 @@ class Tuning:
             "failed": f"failed: {trial.error}",
         }
         so_far = f"; best {leader[0].value:.4f} of trial {leader[0].number}" if leader else ""
-        logger.info(
-            "%s[%d/%d] trial %d: %s: %s%s",
-            f"{self.plan.title}: " if self.plan.title else "",
-            *(len(self.trials), self.plan.count, trial.number),
-            params_text(trial.params),
-            *(texts[trial.state], so_far),
-        )
+        title = f"{self.plan.title}: " if self.plan.title else ""
+        head = f"{title}[{len(self.trials)}/{self.plan.count}] trial {trial.number}"
+        logger.info("%s: %s: %s%s", head, params_text(trial.params), texts[trial.state], so_far)
 
     def _write(self, leader: Sequence[Trial]) -> None:
         """Writes the trials and, if there is a first one of ``leader``, best.yaml."""
@@ -348,8 +289,89 @@ class Tuning:
         for trial in leader[:1]:
             write_best(self.plan, self.out, trial, f"{self.plan.proposer.by} {trial.value!r}")
 
+    def confirmations(self, count: int, seeds: Iterable[int]) -> list[SweepRun]:
+        """The runs of the best trials on fresh seeds."""
+        return [
+            SweepRun(f"trial={t.number},seed={s}", f"trial={t.number}", config)
+            for t in self.leaders[:count]
+            for s in seeds
+            for config in [self.plan.config(t.params, s)]
+        ]
+
 
 def params_text(params: Mapping[str, Scalar]) -> str:
     """The values of the searched keys in a line, real numbers with four digits."""
     texts = {k: f"{v:.4g}" if isinstance(v, float) else str(v) for k, v in params.items()}
     return ", ".join(f"{key}={text}" for key, text in texts.items())
+
+
+def seeds_after(used: Iterable[int], count: int) -> list[int]:
+    """The seeds that follow the largest used one, or the first ones where none is used."""
+    first = max(used, default=-1) + 1
+    return list(range(first, first + count))
+
+
+def write_confirmed(
+    plan: SearchPlan,
+    out: Path,
+    leaders: Sequence[Trial],
+    seeds: Sequence[int],
+    failed: Collection[str],
+    table: pd.DataFrame,
+) -> pd.DataFrame:
+    """Writes confirm.csv, and best.yaml of the trial with the best mean on the fresh seeds.
+
+    ``leaders`` are the trials, the best of the search first, ``failed`` names runs of theirs,
+    ``table`` is aggregate.csv of the others. A row, the best first, has trial, value of the search,
+    searched keys, n, mean, std and half width of the 95 % t-interval of the metric, the columns of
+    aggregate.csv, and the number of seeds without a finite metric; where that is not 0 the trial
+    has failed, as in the search. Where all have, best.yaml is that of the search.
+    """
+    import pandas as pd  # for which no run has to wait
+
+    by = plan.proposer.by
+    rows = [_confirmed(trial, by, out, seeds, failed, table) for trial in leaders]
+    confirmed = pd.DataFrame(rows).sort_values(
+        f"{by}_mean", ascending=lowest(by), kind="stable", ignore_index=True
+    )
+    files.write(out / CONFIRMED, confirmed.to_csv(index=False, lineterminator="\n").encode())
+    leader, value = leaders[0], f"{by} {leaders[0].value!r}"
+    mean = float(confirmed[f"{by}_mean"].iloc[0])
+    if not math.isnan(mean):
+        (leader,) = [trial for trial in leaders if trial.number == confirmed["trial"].iloc[0]]
+        value = f"{by} {mean!r}, mean over {len(seeds)} fresh training seeds"
+    write_best(plan, out, leader, value)
+    return confirmed
+
+
+def _confirmed(
+    trial: Trial,
+    by: str,
+    out: Path,
+    seeds: Sequence[int],
+    failed: Collection[str],
+    table: pd.DataFrame,
+) -> dict[str, Any]:
+    """The row of a trial in confirm.csv."""
+    from fedsim.studies.sweep_tables import spread
+
+    group = f"trial={trial.number}"
+    names = [f"{group},seed={seed}" for seed in seeds]
+    values = []
+    for name in (name for name in names if name not in failed):
+        rounds = status.rounds(out / FOLDER / name)
+        last = [value for row in rounds if (value := status.number(row[by])) is not None]
+        values.append(last[-1] if last else math.nan)
+    row: dict[str, Any] = {"trial": trial.number, "value": trial.value, **trial.params}
+    row |= {"n": len(values)} | {f"{by}{end}": math.nan for end in ENDS}
+    groups = table.set_index("configuration").drop(columns="label", errors="ignore")
+    if group in groups.index:
+        row |= {str(key): value for key, value in groups.loc[group].items()}
+    else:
+        row |= dict.fromkeys(map(str, groups)) | {"n": 0, "runs": 0}
+    finite = sum(map(math.isfinite, values))
+    if finite == len(names):
+        row |= {f"{by}_{end}": value for end, value in spread(values).items()}
+    else:
+        row |= {column: math.nan for column in map(str, table) if column.endswith(ENDS)}
+    return row | {"failed": len(names) - finite}

@@ -52,20 +52,15 @@ class Series:
 
 @dataclass(frozen=True)
 class LocalSchedule:
-    """The steps of local training when nothing cuts it short.
-
-    Args:
-        epochs: over the client's data, of all phases together.
-        batch_size: samples per step.
-        skips_single: a last batch of a single sample is left out (BatchNorm cannot train on it).
-        fixed: steps in place of epochs, counted as if each round began with a new pass; None:
-            epochs.
-    """
+    """The steps of local training when nothing cuts it short."""
 
     epochs: int = 0
+    """Over the client's data, of all phases together."""
     batch_size: int = 1
     skips_single: bool = False
+    """A last batch of a single sample is left out (BatchNorm cannot train on it)."""
     fixed: int | None = None
+    """Steps in place of epochs, counted as if each round began with a new pass."""
 
     def samples_per_epoch(self, n: int) -> int:
         """The samples that an epoch over n samples uses."""
@@ -87,27 +82,23 @@ class LocalSchedule:
 
 @dataclass(frozen=True, kw_only=True)
 class Participation:
-    """How a client of the cohort takes part in a round.
-
-    Args:
-        max_steps: it stops after so many steps; None: its training ends by itself.
-        compute: seconds of its steps.
-        download: MB per second to it.
-        upload: MB per second from it.
-        absent: why it is left out; None: it takes part.
-        late: it is left out because it would miss the deadline.
-        probed: bytes that it sent in a pass before training, known after that pass.
-        received: bytes of the model that it has from such a pass.
-    """
+    """How a client of the cohort takes part in a round."""
 
     max_steps: int | None = None
+    """It stops after so many steps; None: its training ends by itself."""
     compute: float = 0.0
+    """Seconds of its steps."""
     download: float = math.inf
+    """MB per second, as for ``upload``."""
     upload: float = math.inf
     absent: str | None = None
+    """Why it is left out; None: it takes part."""
     late: bool = False
+    """It is left out because it would miss the deadline."""
     probed: int = 0
+    """Bytes that it sent in a pass before training, known after that pass."""
     received: int = 0
+    """Bytes of the model that it has from such a pass."""
 
     def seconds(self, down: int, up: int) -> float:
         """From the first of ``down`` bytes to it to the last of ``up`` bytes from it.
@@ -126,28 +117,24 @@ ALWAYS = Participation()
 class Clock:
     """How fast clients are and whether they answer; by default they are infinitely fast and do.
 
-    Args:
-        seed: of the run.
-        distributions: by trait, drawn once for each client.
-        trace: by trait and client, in place of a distribution.
-        work: the share of its steps that a client does, drawn for each client in each round.
-        deadline: seconds of a round.
-        late: whether a client that would miss the deadline is left out or does fewer steps.
-        schedule: of local training.
-        vector_bytes: size of the model, without the parts that stay on the clients.
-
     Raises:
         ConfigError: there is a deadline, but nothing takes time.
     """
 
     seed: int = 0
     distributions: Mapping[str, Distribution] = field(default_factory=dict)
+    """By trait, drawn once for each client."""
     trace: Mapping[str, Mapping[int, Series]] = field(default_factory=dict)
+    """By trait and client, in place of a distribution."""
     work: Distribution = field(default_factory=lambda: constant(1.0))
+    """The share of its steps that a client does, drawn for each client in each round."""
     deadline: float = math.inf
+    """Seconds of a round."""
     late: Literal["drop", "partial"] = "drop"
+    """Whether a client that would miss the deadline is left out or does fewer steps."""
     schedule: LocalSchedule = LocalSchedule()
     vector_bytes: int = 0
+    """Size of the model, without the parts that stay on the clients."""
 
     def __post_init__(self) -> None:
         if self.deadline < math.inf and not self.timed:

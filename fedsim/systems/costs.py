@@ -1,4 +1,4 @@
-"""Simulated time and communication costs of a round."""
+"""The bytes and simulated seconds of a round."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,10 +10,7 @@ from fedsim.systems.clock import Clock, Participation, wire_bytes
 
 @dataclass(frozen=True)
 class Costs:
-    """Columns of rounds.csv, and the seconds of each client that took part.
-
-    Without a timed clock there are no seconds.
-    """
+    """Columns of rounds.csv, and the seconds of each client that took part, if any are timed."""
 
     row: Mapping[str, Any]
     seconds: Mapping[int, float]
@@ -54,15 +51,12 @@ def round_costs(
     up = {c: sent + participation[c].probed for c, sent in uploads.items()}
     taken = {c: participation[c].seconds(down[c], up[c]) for c in uploads}
     waited = [clock.deadline for p in participation.values() if p.late]
-    return Costs(
-        {
-            "simulated_seconds": pass_seconds
-            + (max([*taken.values(), *waited], default=0.0) if seconds is None else seconds),
-            "downlink_bytes": sum(down.values()) + plan_bytes[0],
-            "uplink_bytes": sum(uploads.values())
-            + sum(p.probed for p in participation.values())
-            + plan_bytes[1],
-        }
-        | ({} if clock.timed else {"simulated_seconds": None}),
-        taken if clock.timed else {},
-    )
+    if seconds is None:
+        seconds = max([*taken.values(), *waited], default=0.0)
+    probed = sum(p.probed for p in participation.values())
+    row = {
+        "simulated_seconds": pass_seconds + seconds if clock.timed else None,
+        "downlink_bytes": sum(down.values()) + plan_bytes[0],
+        "uplink_bytes": sum(uploads.values()) + probed + plan_bytes[1],
+    }
+    return Costs(row, taken if clock.timed else {})

@@ -20,15 +20,12 @@ _TEXT = re.compile(r"\s*(choice|uniform|lognormal)\s*\(([^()]*)\)\s*")
 
 @dataclass(frozen=True)
 class Distribution:
-    """A distribution; a ``choice`` of one value is constant.
-
-    Args:
-        name: its family: choice, uniform or lognormal.
-        values: of a ``choice``, equally likely; or low and high, or median and sigma.
-    """
+    """A distribution; a ``choice`` of one value is constant."""
 
     name: str
+    """Its family: choice, uniform or lognormal."""
     values: tuple[float, ...]
+    """Of a ``choice``, equally likely; or low and high, or median and sigma."""
 
     @property
     def bounds(self) -> tuple[float, float]:

@@ -3,9 +3,7 @@
 Each raises a :class:`~fedsim.core.errors.ContractError` that names the case and what differs first.
 """
 
-from fedsim.testing.executors import check_executor
 from fedsim.testing.methods import check_method
 from fedsim.testing.readers import check_reader
-from fedsim.testing.schedules import check_schedule
 
-__all__ = ["check_executor", "check_method", "check_reader", "check_schedule"]
+__all__ = ["check_method", "check_reader"]

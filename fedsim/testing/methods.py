@@ -17,11 +17,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fedsim import algorithms
-from fedsim.algorithms.base import no_slot
+from fedsim.algorithms.base import Algorithm, no_slot
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ContractError, FedsimError
 from fedsim.core.imports import users_code
-from fedsim.core.types import Array, ClientUpdate
+from fedsim.core.types import ClientUpdate
 from fedsim.testing.rounds import (
     NUM_CLIENTS,
     ROUNDS,
@@ -44,33 +44,30 @@ float32 rounding, much below what a rule that mixes the clients of a block is of
 
 @dataclass
 class Method:
-    """The method that is checked.
-
-    Args:
-        name: of ``fedsim list algorithms``, or ``module:function``.
-        hyperparameters: its own.
-    """
+    """The method that is checked: its name or ``module:function``, and its hyperparameters."""
 
     name: str
     hyperparameters: Mapping[str, Any]
 
+    def load(self) -> Algorithm:
+        """The method, built."""
+        return algorithms.load(self.name, self.hyperparameters)
+
+    @property
+    def section(self) -> dict[str, Any]:
+        """Its section of a configuration."""
+        return {self.name: self.hyperparameters} if self.hyperparameters else {}
+
     def small(self, model: str = "cnn", **sections: Any) -> RunConfig:
         """The configuration of :func:`fedsim.testing.rounds.small`."""
-        return small(self.name, model, **self._own(), **sections)
+        return small(self.name, model, **self.section, **sections)
 
     @cached_property
     def plain(self) -> str:
         """A model without BatchNorm, unless that is what the method's clients keep of a model."""
-        personal = algorithms.load(self.name, self.hyperparameters).personal
+        personal = self.load().personal
         mlp = prepare(config("fedavg", "mlp")).layout
         return "mlp" if personal is no_slot or any(map(personal, mlp.slots)) else "cnn"
-
-    def config(self) -> RunConfig:
-        """The configuration of :func:`fedsim.testing.rounds.config`."""
-        return config(self.name, **self._own())
-
-    def _own(self) -> dict[str, Any]:
-        return {self.name: self.hyperparameters} if self.hyperparameters else {}
 
     @cached_property
     def undisturbed(self) -> list[Round]:
@@ -106,11 +103,7 @@ def name_of(function: Callable[..., Any] | str) -> str:
 def check_cases(
     title: str, functions: Mapping[str, Callable[[T], None]], cases: Iterable[str], part: T
 ) -> None:
-    """Tries a part in several ways.
-
-    Raises:
-        ContractError: it fails in one; names the case.
-    """
+    """Tries a part in several ways; a ContractError names the case in which it fails."""
     for case in cases:
         broken = f"{title} breaks its contract, case {case!r}"
         with users_code(broken, ContractError):
@@ -128,16 +121,16 @@ def require(kept: bool, message: str) -> None:
 
 def builds(method: Method) -> None:
     """Two builds are equal and survive pickling: a method is sent to other processes."""
-    first, again = (algorithms.load(method.name, method.hyperparameters) for _ in range(2))
-    said = "make its parts frozen dataclasses without lambdas"
+    first, again = method.load(), method.load()
+    hint = "make its parts frozen dataclasses without lambdas"
     for part in ("local", "server", "criterion"):
         one, two = getattr(first, part), getattr(again, part)
-        require(equal(one, two), f"two builds have a different {part}; {said}")
+        require(equal(one, two), f"two builds have a different {part}; {hint}")
         try:
             copy = pickle.loads(pickle.dumps(one))
         except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise ContractError(f"its {part} cannot be pickled ({error}); {said}") from error
-        require(equal(copy, one), f"its {part} is another one after pickling; {said}")
+            raise ContractError(f"its {part} cannot be pickled ({error}); {hint}") from error
+        require(equal(copy, one), f"its {part} is another one after pickling; {hint}")
 
 
 def equal(one: object, two: object) -> bool:
@@ -146,44 +139,39 @@ def equal(one: object, two: object) -> bool:
 
 
 def trains(made: Sequence[Round]) -> None:
-    """All numbers are finite, and some model moves."""
+    """No client's work fails, all numbers are finite, and some model moves."""
     for t, r in enumerate(made, start=1):
-        require(bool(np.isfinite(r.after.params).all()), f"round {t}: the model is not finite")
-        arrays = [("the server's " + k, a) for k, a in r.after.server.flatten().items()]
-        arrays += [(f"client {c}'s {k}", a) for c in r.after.clients for k, a in state_of(r, c)]
-        for name, array in arrays:
+        arrays = {"the model": r.after.params}
+        arrays |= {f"the server's {k}": a for k, a in r.after.server.flatten().items()}
+        for client, state in r.after.clients.items():
+            arrays |= {f"client {client}'s {k}": a for k, a in state.items()}
+        columns = ("train_loss", "test_loss", "test_accuracy")
+        arrays |= {c: np.array(r.row[c]) for c in columns if r.row.get(c) is not None}
+        for name, array in arrays.items():
             finite = array.dtype.kind != "f" or bool(np.isfinite(array).all())
             require(finite, f"round {t}: {name} is not finite")
-        for column in ("train_loss", "test_loss", "test_accuracy"):
-            value = r.row.get(column)
-            finite = value is None or bool(np.isfinite(value))
-            require(finite, f"round {t}: {column} is {value}")
+        for row in r.tables.get("clients", ()):
+            status = f"round {t}: client {row['client_id']} has status {row['status']}"
+            require(row["status"] == "ok", status)
     initial, after = made[0].before.params, made[-1].after
-    kept = [array for c in after.clients for array in after.clients[c].values()]
+    kept = [array for state in after.clients.values() for array in state.values()]
     models = [after.params, *(array for array in kept if array.shape == initial.shape)]
     moved = any(not np.array_equal(model, initial) for model in models)
     require(moved, "no model has moved")
 
 
-def state_of(r: Round, client: int) -> Iterable[tuple[str, Array]]:
-    """What a client keeps after a round."""
-    return r.after.clients[client].items()
-
-
 def absent_clients(method: Method) -> None:
     """Who takes no part in a round keeps its state, unless the server answers every client."""
-    if algorithms.load(method.name, method.hyperparameters).server.exchange is not None:
+    if method.load().server.exchange is not None:
         return
     for t, r in enumerate(method.undisturbed, start=1):
         for client in set(range(NUM_CLIENTS)) - set(r.clients):
             before, after = (
-                {k: a.tobytes() for k, a in state.clients[client].items()}
-                if client in state.clients
-                else None
+                {k: a.tobytes() for k, a in state.clients.get(client, {}).items()}
                 for state in (r.before, r.after)
             )
-            said = f"round {t}: client {client} took no part, but its state has changed"
-            require(before == after, said)
+            changed = f"round {t}: client {client} took no part, but its state has changed"
+            require(before == after, changed)
 
 
 def order_of_updates(method: Method) -> None:
@@ -207,65 +195,26 @@ def same(wanted: Sequence[Round], made: Sequence[Round], of: str) -> None:
 
 
 class StopAfter(Callback):
-    """Ends a run as Ctrl-C does."""
+    """Ends a run as Ctrl-C does, after its second round."""
 
     def on_round_end(self, round: int, rows: Any) -> None:  # noqa: ARG002
-        """Ends it after the second round."""
+        """Ends it."""
         if round == 2:
             raise KeyboardInterrupt
 
 
 def stopped_and_resumed(method: Method) -> None:
     """A run that is killed and resumed from its files leaves the same bytes."""
+    settings = config(method.name, **method.section)
     with TemporaryDirectory() as folder:
-        through = results(driver.run(method.config(), Path(folder) / "through"))
+        through = results(driver.run(settings, Path(folder) / "through"))
         stopped = Path(folder) / "stopped"
         with suppress(KeyboardInterrupt):
-            driver.run(method.config(), stopped, [StopAfter()])
+            driver.run(settings, stopped, [StopAfter()])
         resumed = results(driver.resume(stopped))
     for name in through.keys() | resumed.keys():
-        said = f"{name} of a run that was stopped after two rounds and resumed has other bytes"
-        require(through.get(name) == resumed.get(name), said)
-
-
-def one_client(method: Method) -> None:
-    """A federation of one client, m = 1."""
-    one = {"data": {"num_clients": 1}, "train": {"sample_rate": 1.0}}
-    trains(rounds(method.small(method.plain, **one)))
-
-
-def one_sample(method: Method) -> None:
-    """Eight clients, of whom the last has one sample."""
-    with TemporaryDirectory() as folder:
-        file = uneven(Path(folder) / "clients.csv")
-        data = {"partition_file": str(file), "min_samples": 1}
-        made = rounds(method.small(data=data, train={"sample_rate": 1.0, "rounds": 2}))
-    everybody_answers(made)
-    trains(made)
-
-
-def uneven(path: Path) -> Path:
-    """A partition file whose last client has one sample."""
-    owners = [*(i % (NUM_CLIENTS - 1) for i in range(178)), NUM_CLIENTS - 1]
-    rows = [f"{client},{index}" for index, client in enumerate(owners)]
-    path.write_text("\n".join(["client,index", *rows]) + "\n", encoding="utf-8")
-    return path
-
-
-def everybody_answers(made: Sequence[Round]) -> None:
-    """No client's work fails."""
-    for t, r in enumerate(made, start=1):
-        for row in r.tables["clients"]:
-            said = f"round {t}: client {row['client_id']} has status {row['status']}"
-            require(row["status"] == "ok", said)
-
-
-def rate_of_zero(method: Method) -> None:
-    """A warm-up, which begins at a learning rate of 0."""
-    train = {"rounds": 2, "lr_schedule": "warmup_round", "weight_decay": 0.01}
-    made = rounds(method.small(train=train))
-    everybody_answers(made)
-    trains(made)
+        other = f"{name} of a run that was stopped after two rounds and resumed has other bytes"
+        require(through.get(name) == resumed.get(name), other)
 
 
 def update_of_zero(method: Method) -> None:
@@ -280,7 +229,7 @@ def update_of_zero(method: Method) -> None:
 
 def blocks(method: Method) -> None:
     """Clients that are trained in blocks are those of one by one, if the method says so."""
-    if algorithms.load(method.name, method.hyperparameters).local.stackable is not True:
+    if method.load().local.stackable is not True:
         return
     for one, other in zip(updates(method, 1), updates(method, 3), strict=True):
         pairs = {"update": (one.delta, other.delta)}
@@ -288,8 +237,8 @@ def blocks(method: Method) -> None:
         pairs |= {f"upload {k}": (a, other.extras[k]) for k, a in one.extras.items()}
         for name, (wanted, actual) in pairs.items():
             away, norm = float(np.linalg.norm(actual - wanted)), float(np.linalg.norm(wanted))
-            said = f"the {name} of client {one.client_id} in a block is off by {away:.2g} of"
-            require(away <= BLOCK_TOLERANCE * norm, f"{said} {norm:.2g}; see LocalRule.stackable")
+            off = f"the {name} of client {one.client_id} in a block is off by {away:.2g} of"
+            require(away <= BLOCK_TOLERANCE * norm, f"{off} {norm:.2g}; see LocalRule.stackable")
 
 
 def updates(method: Method, size: int) -> list[ClientUpdate]:
@@ -306,6 +255,9 @@ def updates(method: Method, size: int) -> list[ClientUpdate]:
     return seen
 
 
+ONE = {"data": {"num_clients": 1}, "train": {"sample_rate": 1.0}}
+WARMUP = {"rounds": 2, "lr_schedule": "warmup_round", "weight_decay": 0.01}
+"""Begins at a learning rate of 0."""
 CASES: Mapping[str, Callable[[Method], None]] = {
     "builds and pickles": builds,
     "a model with BatchNorm": lambda method: trains(method.undisturbed),
@@ -314,9 +266,8 @@ CASES: Mapping[str, Callable[[Method], None]] = {
     "the order of updates": order_of_updates,
     "another process": another_process,
     "stopped and resumed": stopped_and_resumed,
-    "one client": one_client,
-    "a client with one sample": one_sample,
-    "a learning rate of zero": rate_of_zero,
+    "one client": lambda method: trains(rounds(method.small(method.plain, **ONE))),
+    "a learning rate of zero": lambda method: trains(rounds(method.small(train=WARMUP))),
     "an update of zero": update_of_zero,
     "blocks of clients": blocks,
 }

@@ -26,13 +26,7 @@ from fedsim.testing.rounds import rounds
 
 @dataclass
 class Reader:
-    """The reader that is checked.
-
-    Args:
-        name: of ``fedsim list datasets``, or ``module:function``.
-        folder: ``data.dir``.
-        options: its own.
-    """
+    """The reader that is checked: its name or ``module:function``, ``data.dir``, its options."""
 
     name: str
     folder: Path | None
@@ -46,10 +40,6 @@ class Reader:
     def dataset(self) -> Dataset:
         """As it is read by default."""
         return self.load()
-
-    def takes(self, setting: str) -> bool:
-        """Whether a setting reaches it: always, or if a loader has a parameter of that name."""
-        return ":" not in self.name or setting in signature(reader_of(self.name)).parameters
 
 
 def check_reader(
@@ -78,13 +68,10 @@ def check_reader(
 
 def options(reader: Reader) -> None:
     """Its options are typed and unknown ones are refused."""
-    declared = data.options(reader.name)
-    keywords = [
-        p for p in signature(reader_of(reader.name)).parameters.values() if p.kind is p.KEYWORD_ONLY
-    ]
-    untyped = [p.name for p in keywords if p.annotation is p.empty]
+    parameters = signature(reader_of(reader.name)).parameters.values()
+    untyped = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.annotation is p.empty]
     require(not untyped, f"the parameters {', '.join(untyped)} have no type, so are no options")
-    unknown = "option_" + "_".join(declared)
+    unknown = "option_" + "_".join(data.options(reader.name))
     try:
         reader.load(**{unknown: 1})
     except ConfigError:
@@ -99,10 +86,9 @@ def sound(reader: Reader) -> None:
     require(content(fitted) == content(dataset.x), "x is not what prepare gives for train")
     if info is None or (info.generated and reader.folder is not None):
         return  # nothing is declared, or what is drawn
-    x = dataset.x
     read = {"num_classes": dataset.num_classes}
     if dataset.pipeline is not None:
-        read |= {"channels": x.shape[1], "image_size": dataset.pipeline.size}
+        read |= {"channels": dataset.x.shape[1], "image_size": dataset.pipeline.size}
     for field, value in read.items():
         declared = getattr(info, field)
         require(declared in (0, value), f"{field} is declared as {declared}, read are {value}")
@@ -125,34 +111,32 @@ def content(value: object) -> object:
     return value
 
 
-def image_size(reader: Reader) -> None:
-    """Images are read in the size that is asked for."""
-    if reader.dataset.pipeline is None or not reader.takes("image_size"):
-        return
-    size = reader.dataset.pipeline.size + 3
-    pipeline = reader.load(image_size=size).pipeline
-    read = None if pipeline is None else pipeline.size
-    require(read == size, f"data.image_size {size} gives images of {read} pixels")
-
-
-def validation_part(reader: Reader) -> None:
-    """A validation part is held out, and the test part stays the same."""
-    if not reader.takes("val_fraction"):
-        return
-    parted = reader.load(val_fraction=0.3)
-    require(len(parted.val) > 0, "data.val_fraction 0.3 gives no validation sample")
-    same = parted.y[parted.test].tobytes() == reader.dataset.y[reader.dataset.test].tobytes()
-    require(same, "data.val_fraction 0.3 changes the labels of the test part")
+def other_settings(reader: Reader) -> None:
+    """Images are read in the size that is set; a validation part leaves the test part the same."""
+    dataset = reader.dataset
+    taken = signature(reader_of(reader.name)).parameters
+    if dataset.pipeline is not None and (":" not in reader.name or "image_size" in taken):
+        size = dataset.pipeline.size + 3
+        pipeline = reader.load(image_size=size).pipeline
+        read = pipeline and pipeline.size
+        require(read == size, f"data.image_size {size} gives images of {read} pixels")
+    if ":" not in reader.name or "val_fraction" in taken:
+        parted = reader.load(val_fraction=0.3)
+        require(len(parted.val) > 0, "data.val_fraction 0.3 gives no validation sample")
+        same = parted.y[parted.test].tobytes() == dataset.y[dataset.test].tobytes()
+        require(same, "data.val_fraction 0.3 changes the labels of the test part")
 
 
 def training(reader: Reader) -> None:
     """Its samples are dealt to clients, who train one round."""
-    tokens = "leaf_reddit" if reader.dataset.per_token else "leaf_sent140"
-    model = tokens if reader.dataset.inputs == "tokens" else "mlp"
-    settings = {"name": reader.name, "num_clients": 4, "min_samples": 1}
+    model = {"images": "mlp", "features": "mlp", "tokens": "leaf_sent140"}[reader.dataset.inputs]
+    model = "leaf_reddit" if reader.dataset.per_token else model
+    settings: dict[str, Any] = {"name": reader.name, "num_clients": 4, "min_samples": 1}
+    if reader.folder is not None:
+        settings["dir"] = str(reader.folder)
     options: dict[str, Any] = {reader.name: reader.options} if reader.options else {}
     config = RunConfig(
-        data=settings if reader.folder is None else settings | {"dir": str(reader.folder)},
+        data=settings,
         model={"name": model},
         train={"rounds": 1, "sample_rate": 1.0, "batch_size": 50},
         engine={"kind": "serial", "checkpoint_every": 0},
@@ -165,8 +149,7 @@ CASES: Mapping[str, Callable[[Reader], None]] = {
     "options": options,
     "arrays and labels": sound,
     "read again": twice,
-    "another image size": image_size,
-    "a validation part": validation_part,
+    "other settings": other_settings,
     "a round of training": training,
 }
 """By name the ways in which a reader is tried."""

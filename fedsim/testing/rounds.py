@@ -14,7 +14,7 @@ from typing import Any
 
 from fedsim import algorithms
 from fedsim.config.run import RunConfig
-from fedsim.core.types import ClientTask, ClientUpdate
+from fedsim.core.types import Array, ClientTask, ClientUpdate
 from fedsim.storage.checkpoint import ServerState
 from fedsim.storage.run_dir import RunStore
 from fedsim.training.assemble import make_executor, prepare
@@ -91,13 +91,9 @@ def rounds(
     first: int = 0,
     arrival: Callable[[list[ClientUpdate]], list[ClientUpdate]] | None = None,
 ) -> list[Round]:
-    """The rounds of a configuration.
+    """The rounds of a configuration, from round ``first`` and the state ``start`` before it.
 
-    Args:
-        configuration: of the run.
-        start: the state before round ``first``, by default that of a new run.
-        first: the first round, from 0.
-        arrival: what becomes of the updates on their way to the server, such as another order.
+    ``arrival`` says what becomes of the updates on their way to the server.
     """
     setup = prepare(configuration)
     setup = replace(setup, dataset=replace(setup.dataset, test=setup.dataset.test[:60]))
@@ -139,11 +135,9 @@ def content(state: ServerState, log: RoundLog) -> Content:
             client = row.get("client_id")
             place = f"row {i}" if client is None else f"row {i}, client {client}"
             cells |= {f"{table}.csv, {place}, {column}": value for column, value in row.items()}
-    arrays = {
-        f"the state of client {c}, {k}": a
-        for c in state.clients
-        for k, a in state.clients[c].items()
-    }
+    arrays: dict[str, Array] = {}
+    for client, kept in state.clients.items():
+        arrays |= {f"the state of client {client}, {k}": a for k, a in kept.items()}
     arrays |= {f"the server's {k}": a for k, a in state.server.flatten().items()}
     arrays |= {f"the downlink's {k}": a for k, a in state.downlink.items()}
     arrays["the global model"] = state.params

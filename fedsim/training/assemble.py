@@ -23,15 +23,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.imports import users_code
 from fedsim.core.layout import FlatModel
 from fedsim.core.rng import generator
-from fedsim.core.text import counted
-from fedsim.core.types import (
-    I64,
-    Dataset,
-    Layout,
-    ModelSpec,
-    Partition,
-    RoundContext,
-)
+from fedsim.core.types import I64, Dataset, Layout, ModelSpec, Partition, RoundContext
 from fedsim.data import partitions, patients
 from fedsim.engine import registry as executors
 from fedsim.engine.base import Executor
@@ -44,8 +36,7 @@ from fedsim.schedules.asynchronous import Buffered
 from fedsim.schedules.base import Schedule, schedule_of
 from fedsim.schedules.oort import Oort
 from fedsim.schedules.selection import BySize, Fixed, Poisson, PowerOfChoice, RoundRobin, fixed
-from fedsim.server import Bucketing
-from fedsim.server.staleness import StalenessWeights
+from fedsim.server.transforms import StalenessWeights
 from fedsim.storage.checkpoint import ServerState
 from fedsim.systems.clock import BOUNDS, FLOAT_BYTES, TRAITS, Clock, LocalSchedule
 from fedsim.systems.distributions import parse_within
@@ -53,13 +44,7 @@ from fedsim.systems.trace import read_trace
 from fedsim.training import combinations, evaluate, stacking
 from fedsim.training.features import with_features
 from fedsim.training.loading import deal, with_shifts
-from fedsim.training.malicious import (
-    attack_of,
-    attacked,
-    check_attack,
-    malicious_clients,
-    possible_sizes,
-)
+from fedsim.training.malicious import attack_of, attacked, malicious_clients
 from fedsim.training.privacy import check_samples, private
 from fedsim.training.setup import Setup, needs_whole_updates
 
@@ -73,15 +58,9 @@ def start_of(setup: Setup) -> tuple[Setup, ServerState]:
 
 
 def prepare(config: RunConfig) -> Setup:
-    """Loads the data, splits them, and builds model and method; starts nothing.
-
-    Raises:
-        ConfigError, DataError: something does not fit; the message names key and file.
-    """
+    """Loads the data, splits them, and builds model and method; starts nothing."""
     executors.check(config.engine)
     config = with_normalization(config)
-    if config.engine.client_batch not in (1, "auto"):
-        stacking.check(config, algorithm_of(config), "engine.client_batch")
     dataset, partition, kind = deal(config)
     digests = data_of(dataset, config.data.dir)
     dataset = with_shifts(config, dataset, partition)
@@ -96,11 +75,7 @@ def assemble(
     kind: str,
     digests: Data | None = None,
 ) -> Setup:
-    """Builds model and method for data that are loaded; ``digests`` are theirs.
-
-    Raises:
-        ConfigError, DataError: as :func:`prepare`.
-    """
+    """Builds model and method for data that are loaded; ``digests`` are theirs."""
     model, algorithm = _model(config, dataset), algorithm_of(config)
     built, flat, clock = _built(config, model, algorithm, dataset, partition)
     malicious = malicious_clients(config.attack, config.data, partition)
@@ -110,14 +85,7 @@ def assemble(
     size = cohort_size(len(partition.participants), config.train.sample_rate)
     if isinstance(schedule, Fixed):
         size = schedule.sizes[1]
-    blocks = stacking.stacking_of(
-        config,
-        model=model,
-        flat=flat,
-        algorithm=algorithm,
-        partition=partition,
-        cohort_size=size,
-    )
+    blocks = stacking.stacking_of(config, model, flat, algorithm, partition, size)
     setup = Setup(
         config=config.resolved(
             num_clients=partition.num_clients,
@@ -199,16 +167,18 @@ def _check(setup: Setup) -> None:
         server.check(schedule.sizes[0] if isinstance(schedule, Fixed) else setup.cohort_size)
     if isinstance(schedule, PowerOfChoice):
         schedule.size(setup.roster)
-    if isinstance(schedule, Poisson):
-        _check_sizes(setup.algorithm, len(setup.partition.participants))
+    if isinstance(schedule, Poisson):  # of which the server gets cohorts of every size
+        for m in range(1, len(setup.partition.participants) + 1):
+            try:
+                server.check(m)
+            except ConfigError as error:
+                message = f"train.cohort: poisson given, so that a round may have {m} clients"
+                raise ConfigError(f"{message}; {error}") from error
 
 
 def draw_root(samples: int, dataset: Dataset, seed: int) -> I64:
     """(samples,) indices of validation samples, uniformly without replacement, ascending: the root
     set, on which the server itself trains.
-
-    Raises:
-        ConfigError: the validation part has fewer.
     """
     if len(dataset.val) < samples:
         raise ConfigError(
@@ -221,58 +191,29 @@ def draw_root(samples: int, dataset: Dataset, seed: int) -> I64:
     return np.sort(generator(seed, "root").choice(dataset.val, samples, replace=False))
 
 
-def check_effects(setup: Setup) -> None:
-    """Refuses an attack without effect, and buckets of more updates than a round has.
-
-    Raises:
-        ConfigError: there is one; says what to set.
-    """
-    check_attack(setup)
-    most = max(possible_sizes(setup))
-    for step in setup.algorithm.server.receive:
-        if isinstance(step, Bucketing) and step.size > most:
-            raise ConfigError(
-                f"bucketing.size: {step.size} given; a round has at most "
-                f"{counted(most, 'update')}, so that the mean of all is left"
-            )
-
-
-def _check_sizes(algorithm: Algorithm, clients: int) -> None:
-    """Refuses a server that cannot work with cohorts of every size."""
-    for m in range(1, clients + 1):
-        try:
-            algorithm.server.check(m)
-        except ConfigError as error:
-            message = f"train.cohort: poisson given, so that a round may have {m} clients; {error}"
-            raise ConfigError(message) from error
-
-
 def _schedule_of(config: RunConfig, participants: Sequence[int]) -> Schedule:
     """The schedule that clock.mode, train.selection and train.schedule ask for."""
     if config.clock.mode == "async":
         return Buffered(config.asynchrony.buffer, config.asynchrony.concurrency)
     if config.train.cohort == "poisson":
         return Poisson()
-    match config.train.selection:
+    train = config.train
+    match train.selection:
         case "size":
             return BySize()
         case "round_robin":
             return RoundRobin()
         case "power_of_choice":
-            return PowerOfChoice(config.train.candidates)
+            return PowerOfChoice(train.candidates)
         case "oort":
             return Oort()
         case "fixed":
-            return fixed(config.train.clients or "", config.train.rounds, participants)
+            return fixed(train.clients or "", train.rounds, participants)
     return schedule_of(config)
 
 
 def algorithm_of(config: RunConfig) -> Algorithm:
-    """The method, of its client part, server part, margin control and compression.
-
-    Raises:
-        ConfigError: they do not go together.
-    """
+    """The method, of its client part, server part, margin control and compression."""
     algorithm = algorithms.compose(
         config.algorithm,
         config.hyperparameters,
@@ -320,10 +261,6 @@ def make_executor(setup: Setup, session: Any = None) -> Executor:
 def clock_of(config: RunConfig, num_clients: int, algorithm: Algorithm, layout: Layout) -> Clock:
     """The clock that section ``clock`` asks for; the algorithm says how often clients pass over
     their data, and what of the model stays with them.
-
-    Raises:
-        ConfigError: a trait is given twice, or there is a deadline but nothing takes time.
-        DataError: the trace cannot be used; names file and row.
     """
     c = config.clock
     shared = [s.stop - s.start for s in layout.slots if not algorithm.personal(s)]

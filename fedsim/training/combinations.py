@@ -9,8 +9,7 @@ cohort, is refused by the part that knows them, and a key without effect by its 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from fedsim.algorithms.base import no_slot
 from fedsim.client import LocalRule
@@ -23,17 +22,16 @@ if TYPE_CHECKING:
     from fedsim.training.setup import Setup
 
 
-@dataclass(frozen=True)
-class Trait:
-    """What a run may have.
-
-    Args:
-        text: as the user knows it.
-        holds: whether a run has it.
-    """
+class Trait(NamedTuple):
+    """What a run may have, in words that the user knows, and whether a run has it."""
 
     text: str
     holds: Callable[[Setup], bool]
+
+
+def _other(key: str, *usual: object) -> Callable[[Setup], bool]:
+    """Whether a setting is other than usual."""
+    return lambda setup: setup.config.value(key) not in usual
 
 
 def _some(setup: Setup, condition: Callable[[Slot], bool], role: str = "") -> bool:
@@ -83,39 +81,32 @@ TRAITS = {
         _weighs_stale,
     ),
     "mixes models": Trait(
-        "async.mixing",
-        lambda s: s.schedule.asynchronous and s.config.asynchrony.mixing is not None,
+        "async.mixing", lambda s: s.schedule.asynchronous and s.config.asynchrony.mixing is not None
     ),
     "own schedule": Trait(
-        "a schedule of your own (train.schedule)",
-        lambda s: s.config.train.schedule != "synchronous",
+        "a schedule of your own (train.schedule)", _other("train.schedule", "synchronous")
     ),
     "selects by data": Trait(
         "train.selection=size, power_of_choice, oort or a list of clients",
-        lambda s: s.config.train.selection not in ("uniform", "round_robin"),
+        _other("train.selection", "uniform", "round_robin"),
     ),
     "selects by loss": Trait(
         "train.selection=power_of_choice or oort",
         lambda s: s.config.train.selection in ("power_of_choice", "oort"),
     ),
     "local steps": Trait(
-        "steps in place of epochs (train.local_steps)",
-        lambda s: s.config.train.local_steps is not None,
+        "steps in place of epochs (train.local_steps)", _other("train.local_steps", None)
     ),
-    "loaders": Trait("train.shuffle=dataloader", lambda s: s.config.train.shuffle == "dataloader"),
-    "lr_head": Trait("train.lr_head", lambda s: s.config.train.lr_head is not None),
+    "loaders": Trait("train.shuffle=dataloader", _other("train.shuffle", "fedsim")),
+    "lr_head": Trait("train.lr_head", _other("train.lr_head", None)),
     "secure": Trait(
-        "secure aggregation (train.secure_aggregation)", lambda s: s.config.train.secure_aggregation
+        "secure aggregation (train.secure_aggregation)", _other("train.secure_aggregation", False)
     ),
-    "user level": Trait(
-        "user-level privacy (dp.level=user)", lambda s: s.config.dp.level == "user"
-    ),
+    "user level": Trait("user-level privacy (dp.level=user)", _other("dp.level", None, "example")),
     "example level": Trait(
-        "privacy of samples (dp.level=example)", lambda s: s.config.dp.level == "example"
+        "privacy of samples (dp.level=example)", _other("dp.level", None, "user")
     ),
-    "decomposes": Trait(
-        "evaluation.decompose_every", lambda s: s.config.evaluation.decompose_every > 0
-    ),
+    "decomposes": Trait("evaluation.decompose_every", _other("evaluation.decompose_every", 0)),
     "personal after": Trait(
         "evaluation.personal=cohort_after", lambda s: _personal(s, "cohort_after")
     ),
@@ -123,13 +114,9 @@ TRAITS = {
         "evaluation.personal=cohort_before or cohort_after",
         lambda s: _personal(s, "cohort_before", "cohort_after"),
     ),
-    "finetunes": Trait(
-        "evaluation.finetune_epochs", lambda s: s.config.evaluation.finetune_epochs > 0
-    ),
+    "finetunes": Trait("evaluation.finetune_epochs", _other("evaluation.finetune_epochs", 0)),
     # of attack and compression
-    "attacked": Trait(
-        "malicious clients (attack.name)", lambda s: s.config.attack.name is not None
-    ),
+    "attacked": Trait("malicious clients (attack.name)", _other("attack.name", None)),
     "attacked updates": Trait(
         "malicious clients (attack.name) that change their updates",
         lambda s: s.attack.changes_updates,
@@ -138,7 +125,7 @@ TRAITS = {
         "attacks that know the benign updates (alie, ipm, mimic, min_max, min_sum)",
         lambda s: s.attack.cohort is not None,
     ),
-    "compresses": Trait("compression (compress.name)", lambda s: s.config.compress.name != "none"),
+    "compresses": Trait("compression (compress.name)", _other("compress.name", "none")),
     "transforms": Trait("transforms of clients' updates", lambda s: bool(s.algorithm.transforms)),
     # of the method
     "probe": Trait("a pass before training (fediir)", lambda s: s.algorithm.probe is not None),
@@ -247,103 +234,95 @@ TRAITS = {
 }
 """By name, as :data:`REFUSED` has them."""
 
-_BASE = "takes all clients of a round to start from the newest model"
 _DELTA = "takes the update that is sent for the change of the client's model"
 _NO_UPDATE = "sends no client's update"
 _SUMS = "keeps the sum of the updates on the server and the exact ones on the clients"
 
-REFUSED = (
-    ("needs features", "not both", "leaves it one of the two at most"),
-    ("needs features", "labels of tokens", "have no features of a sample with one label"),
-    ("keeps tensors", "none to keep", "makes it fedavg by another name; fedbn needs BatchNorm"),
-    ("lr_head", "phases", "has learning rates of its own"),
-    ("lr_head", "no head", "leaves it without a place"),
-    ("asynchronous", "probe", _BASE),
-    ("asynchronous", "needs same start", _BASE),
-    ("asynchronous", "pools", _BASE),
-    ("asynchronous", "decomposes", _BASE),
-    ("asynchronous", "personal in cohort", _BASE),
-    ("weighs stale updates", "needs exact updates", _SUMS),
-    ("mixes models", "measures progress", "takes an update for its client's whole progress"),
-    ("attacked", "pools", _NO_UPDATE),
-    ("attacked", "shares nothing", "is not sent"),
-    ("attacked updates", "decomposes", _DELTA),
-    ("attacked updates", "personal after", _DELTA),
-    ("trains itself", "asynchronous", "has clients that start from older models than the server"),
-    ("trains itself", "pools", _NO_UPDATE),
-    ("trains itself", "shares a part", "have no values on the server"),
-    (
-        "trains itself", "rescales the step",
-        "multiplies the step by the clients' steps, where it has the server's own length",
+_NOTHING = {"pools": _NO_UPDATE, "shares nothing": "is not sent"}
+_CHANGED = {"decomposes": _DELTA, "personal after": _DELTA}
+
+_PAIRS: dict[str, dict[str, str]] = {
+    "needs features": {
+        "not both": "leaves it one of the two at most",
+        "labels of tokens": "have no features of a sample with one label",
+    },
+    "keeps tensors": {"none to keep": "makes it fedavg by another name; fedbn needs BatchNorm"},
+    "lr_head": {"phases": "has learning rates of its own", "no head": "leaves it without a place"},
+    "asynchronous": dict.fromkeys(
+        ("probe", "needs same start", "pools", "decomposes", "personal in cohort"),
+        "takes all clients of a round to start from the newest model",
     ),
-    ("local steps", "phases", "counts epochs in each"),
-    ("local steps", "pools some", "pools other samples in each round: no pass can carry on"),
-    ("local steps", "example level", "draws each batch on its own, by epochs"),
-    ("loaders", "asynchronous", "lets clients take turns in another order"),
-    ("loaders", "pools", "has one loader"),
-    ("loaders", "held out", "has clients whose loaders draw nothing"),
-    ("selects by loss", "pools", "has no clients with a loss"),
-    ("compresses", "pools", _NO_UPDATE),
-    ("compresses", "shares nothing", "is not sent"),
-    ("compresses", "decomposes", _DELTA),
-    ("compresses", "personal after", _DELTA),
-    ("compresses", "needs same start", "needs clients' exact models or heads"),
-    ("compresses", "needs exact updates", _SUMS),
-    ("transforms", "pools", _NO_UPDATE),
-    ("transforms", "shares nothing", "is not sent"),
-    ("transforms", "decomposes", _DELTA),
-    ("transforms", "personal after", _DELTA),
-    ("user level", "asynchronous", "lets clients take part as the accountant does not know"),
-    ("user level", "selects by data", "draws clients by their data, or the same again and again"),
-    ("user level", "own schedule", "draws clients in a way that the accountant does not know"),
-    ("user level", "pools", _NO_UPDATE),
-    ("user level", "shares nothing", "is not sent"),
-    (
-        "user level", "no mean",
-        "has coefficients that depend on the data, so that a client may change more than its own "
-        "clipped update",
-    ),
-    (
-        "user level", "transforms cohort",
-        "come before the clipping and may depend on other clients",
-    ),
-    ("user level", "reads uploads", "is neither clipped nor noised"),
-    ("user level", "probe", "is neither clipped nor noised"),
-    ("user level", "optimizers see cohort", "read more than the noised step"),
-    ("user level", "weighs by samples", "are bounded by nothing"),
-    (
-        "user level", "sent statistics",
-        "are not clipped; model.norm=group has none, and fedbn keeps them on the clients",
-    ),
-    ("user level", "omniscient", "make a client's update of those of others"),
-    ("example level", "pools", "has no clients whose samples are protected"),
-    ("example level", "more than gradients", "use them without clipping and noise"),
-    ("example level", "probe", "is neither clipped nor noised"),
-    ("example level", "softmax_frob", "is no mean over samples"),
-    (
-        "example level", "couples samples",
-        "lets samples change each other's gradients; model.norm=group has none",
-    ),
-    ("example level", "text", "has models without gradients by sample"),
-    ("example level", "selects by loss", "reads the clients' losses, which have no noise"),
-    ("example level", "finetunes", "trains on after what epsilon counts"),
-    ("secure", "no mean", "needs single updates, or their inner products"),
-    ("secure", "compares updates", "need single updates, or their inner products"),
-    ("secure", "answers single clients", "needs what single clients send"),
-    ("secure", "selects by loss", "needs the losses of single clients"),
-    ("secure", "compresses", "sends messages that cannot be summed under masks"),
-    ("secure", "asynchronous", "has no common cohort whose masks cancel"),
-    ("secure", "omniscient", "sees what secure aggregation hides"),
-)  # fmt: skip
+    "weighs stale updates": {"needs exact updates": _SUMS},
+    "mixes models": {"measures progress": "takes an update for its client's whole progress"},
+    "attacked": _NOTHING,
+    "attacked updates": _CHANGED,
+    "trains itself": {
+        "asynchronous": "has clients that start from older models than the server",
+        "pools": _NO_UPDATE,
+        "shares a part": "have no values on the server",
+        "rescales the step": "multiplies the step by the clients' steps, where it has the server's "
+        "own length",
+    },
+    "local steps": {
+        "phases": "counts epochs in each",
+        "pools some": "pools other samples in each round: no pass can carry on",
+        "example level": "draws each batch on its own, by epochs",
+    },
+    "loaders": {
+        "asynchronous": "lets clients take turns in another order",
+        "pools": "has one loader",
+        "held out": "has clients whose loaders draw nothing",
+    },
+    "selects by loss": {"pools": "has no clients with a loss"},
+    "compresses": {
+        **_NOTHING,
+        **_CHANGED,
+        "needs same start": "needs clients' exact models or heads",
+        "needs exact updates": _SUMS,
+    },
+    "transforms": _NOTHING | _CHANGED,
+    "user level": {
+        "asynchronous": "lets clients take part as the accountant does not know",
+        "selects by data": "draws clients by their data, or the same again and again",
+        "own schedule": "draws clients in a way that the accountant does not know",
+        **_NOTHING,
+        "no mean": "has coefficients that depend on the data, so that a client may change more "
+        "than its own clipped update",
+        "transforms cohort": "come before the clipping and may depend on other clients",
+        "reads uploads": "is neither clipped nor noised",
+        "probe": "is neither clipped nor noised",
+        "optimizers see cohort": "read more than the noised step",
+        "weighs by samples": "are bounded by nothing",
+        "sent statistics": "are not clipped; model.norm=group has none, and fedbn keeps them on "
+        "the clients",
+        "omniscient": "make a client's update of those of others",
+    },
+    "example level": {
+        "pools": "has no clients whose samples are protected",
+        "more than gradients": "use them without clipping and noise",
+        "probe": "is neither clipped nor noised",
+        "softmax_frob": "is no mean over samples",
+        "couples samples": "lets samples change each other's gradients; model.norm=group has none",
+        "text": "has models without gradients by sample",
+        "selects by loss": "reads the clients' losses, which have no noise",
+        "finetunes": "trains on after what epsilon counts",
+    },
+    "secure": {
+        "no mean": "needs single updates, or their inner products",
+        "compares updates": "need single updates, or their inner products",
+        "answers single clients": "needs what single clients send",
+        "selects by loss": "needs the losses of single clients",
+        "compresses": "sends messages that cannot be summed under masks",
+        "asynchronous": "has no common cohort whose masks cancel",
+        "omniscient": "sees what secure aggregation hides",
+    },
+}
+REFUSED = tuple((a, b, why) for a, others in _PAIRS.items() for b, why in others.items())
 """Two traits that no run has together, and what of the second is the reason."""
 
 
 def check(setup: Setup) -> None:
-    """Refuses a run that asks for what cannot be combined, before anything starts.
-
-    Raises:
-        ConfigError: it does; says what and why.
-    """
+    """Refuses a run that asks for what cannot be combined, before anything starts."""
     traits = {name: trait for name, trait in TRAITS.items() if trait.holds(setup)}
     for one, other, why in REFUSED:
         if one in traits and other in traits:

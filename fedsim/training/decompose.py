@@ -30,14 +30,12 @@ AFTER = "after"
 
 @dataclass(frozen=True, kw_only=True)
 class Losses:
-    """What a decomposition is made of.
+    """What a decomposition is made of, for the local models of m clients on K columns.
 
     Args:
-        clients: the m clients whose local models are looked at.
-        owners: names of the K columns: client ids, ``test`` for the common test part.
+        owners: names of the columns: client ids, ``test`` for the common test part.
         own: (m,) the column of each client.
-        weights: (K,) labels behind each column (one a sample, or those of tokens), 0 for one that
-            is no part of the global loss.
+        weights: (K,) labels behind each column, 0 for one that is no part of the global loss.
         local: (m, K) losses of the local models.
         after: (m, K) losses of the model after aggregation, or of each client's own one.
     """
@@ -61,12 +59,6 @@ def decompose(
     """Adds the round's row of decomposition.csv, and those of loss_matrix.csv where wanted.
 
     No row where no client of the results, sorted by id, owns a sample of the part.
-
-    Returns:
-        Bytes of the models that were evaluated.
-
-    Raises:
-        DivergedError: a model's outputs are not finite.
     """
     e = setup.config.evaluation
     owners = set(clients_with(setup.partition, e.own_split))

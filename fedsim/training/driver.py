@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shlex
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -27,26 +26,15 @@ from fedsim.engine.blocks import named
 from fedsim.identity.environment import check_begun, other_versions
 from fedsim.identity.resume import configuration, decisive
 from fedsim.storage import status
-from fedsim.storage.checkpoint import (
-    Checkpoints,
-    Fingerprint,
-    Position,
-    ServerState,
-    layout_hash,
-)
+from fedsim.storage.checkpoint import Checkpoints, Fingerprint, Position, ServerState, layout_hash
 from fedsim.storage.restore import restore
-from fedsim.storage.run_dir import (
-    RunStore,
-    RunWriter,
-    check_free,
-    default_path,
-    to_json,
-)
-from fedsim.training.assemble import check_effects, make_executor, prepare, start_of
+from fedsim.storage.run_dir import RunStore, RunWriter, check_free, default_path, to_json
+from fedsim.training.assemble import make_executor, prepare, start_of
 from fedsim.training.callbacks import Callback, Callbacks, RunInfo
 from fedsim.training.early_stopping import EarlyStopping
 from fedsim.training.final_models import export_models
 from fedsim.training.finetune import final_scores
+from fedsim.training.malicious import check_effects
 from fedsim.training.privacy import line_of_samples, warn_of_delta
 from fedsim.training.round import context, model_sha256, run_round
 from fedsim.training.rows import RoundLog
@@ -60,7 +48,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("fedsim")
 
 
-@dataclass(kw_only=True)
+@dataclass
 class TrainingLoop:
     """The training loop, with checkpointing: from a position to the end; only that changes.
 
@@ -95,9 +83,6 @@ class TrainingLoop:
         with status.failure_written(store.path):
             self._write_environment()
             self.callbacks.start(self._info())
-            watch = getattr(self.executor, "watch", None)  # of those whose processes may die
-            if watch is not None:
-                watch(self._engine_lost)
             with handled() as interrupts, self.writing:
                 self._rounds(interrupts)
                 self._score_clients()
@@ -106,14 +91,11 @@ class TrainingLoop:
                     export_models(setup, store, self.position.state, self.position.rounds)
                 if "loss_matrix.csv" in store.table_sizes():
                     store.save_loss_matrix()
-                summary = summarise(setup, store, self._seconds())
+                summary = summarise(setup, store, time.perf_counter() - self.begun)
                 store.write_summary(summary)
         rounds = store.read("rounds")
         if (rounds["cohort_size"] <= rounds["dropped"]).all():
-            logger.warning(
-                "no client took part in any round, so that nothing was learned; see errors.csv, "
-                "clock.availability and clock.deadline"
-            )
+            logger.warning("no client took part in any round; see errors.csv and section clock")
         self.callbacks.end(summary)
         return RunStore(store.path)
 
@@ -131,10 +113,6 @@ class TrainingLoop:
             raise
         if rows:
             self.store.write_final_clients(rows)
-
-    def _engine_lost(self, reason: str) -> None:
-        """Says it at once, from the engine's thread: the process may end at any moment."""
-        logger.error("%s; resume with: fedsim resume %s", reason, shlex.quote(str(self.store.path)))
 
     def _rounds(self, interrupts: Interrupts) -> None:
         """Does what is left; every way out leaves a checkpoint of what is complete."""
@@ -207,14 +185,15 @@ class TrainingLoop:
         log.add(ModelRow(round=log.round, sha256=model_sha256(after.params)))
         for table, rows in log.tables.items():
             self.store.append(table, rows)
-        seconds, lengths = self._seconds(), self.store.table_sizes()
-        digests = self.store.table_digests()
+        sizes, digests = self.store.table_sizes(), self.store.table_digests()
+        seconds = time.perf_counter() - self.begun
         # from here on there is no way back to the position before
+        state = self.checkpoints.store_client_states(after)
         self.position = Position(
             rounds=log.round,
-            state=self.checkpoints.store_client_states(after),
+            state=state,
             seconds=seconds,
-            tables=lengths,
+            tables=sizes,
             digests=digests,
             device=device,
         )
@@ -243,12 +222,10 @@ class TrainingLoop:
     def _is_due(self, rounds: int) -> bool:
         """Whether a checkpoint follows the round: not before the one before is written, unless it
         is one that stays."""
-        e = self.setup.config.engine
+        e, written = self.setup.config.engine, self.checkpoints
         if e.keep_every and rounds % e.keep_every == 0:
             return True
-        waited = (
-            rounds - self.checkpoints.newest >= e.checkpoint_every and not self.checkpoints.busy
-        )
+        waited = rounds - written.newest >= e.checkpoint_every and not written.busy
         return e.checkpoint_every > 0 and (waited or rounds == self.setup.config.train.rounds)
 
     def _device(self, before: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -270,11 +247,6 @@ class TrainingLoop:
         if self.before is not None:
             content = {**self.before, "resumed": [*self.before.get("resumed", []), part]}
         self.store.write("env.json", to_json(content))
-        self._tell_of_kernels(part)
-        return part
-
-    def _tell_of_kernels(self, part: Mapping[str, Any]) -> None:
-        """Names the operations whose bits may differ from run to run, each once."""
         device = part.get("device")  # a name, of an executor of the user's
         names = device.get("nondeterministic", ()) if isinstance(device, Mapping) else ()
         if fresh := [name for name in names if name not in self.named]:
@@ -284,9 +256,7 @@ class TrainingLoop:
                 ", ".join(fresh),
             )
             self.named += fresh
-
-    def _seconds(self) -> float:
-        return time.perf_counter() - self.begun
+        return part
 
     def _info(self) -> RunInfo:
         config, setup = self.setup.config, self.setup
@@ -343,7 +313,7 @@ def run(
             checkpoints, _ = _restore(setup, store)
             with checkpoints:
                 position = Position(rounds=0, state=start)
-                loop = _loop(setup, store, executor, checkpoints, position, followers, begun)
+                loop = _loop(setup, executor, store, checkpoints, position, followers, begun)
                 del start, position
                 return loop.run()
 
@@ -364,13 +334,8 @@ def resume(
     with closing(followers), files.lock(store.path):
         before = store.read_environment()
         setup, start = start_of(prepare(config))
-        before |= check_begun(
-            store.path,
-            setup.config,
-            setup.provenance,
-            setup.frozen,
-            accept_changed_code=accept_changed_code,
-        )
+        same = store.path, setup.config, setup.provenance, setup.frozen
+        before |= check_begun(*same, accept_changed_code=accept_changed_code)
         checkpoints, position = _restore(setup, store)
         if position is None:
             logger.warning(
@@ -378,7 +343,7 @@ def resume(
             )
             position = Position(rounds=0, state=start)
         with checkpoints, closing(make_executor(setup, session)) as executor:
-            loop = _loop(setup, store, executor, checkpoints, position, followers, begun, before)
+            loop = _loop(setup, executor, store, checkpoints, position, followers, begun, before)
             store.remove_unfinished()
             store.truncate_tables(position.tables)
             del start, position
@@ -387,8 +352,8 @@ def resume(
 
 def _loop(
     setup: Setup,
-    store: RunWriter,
     executor: Executor,
+    store: RunWriter,
     checkpoints: Checkpoints,
     position: Position,
     callbacks: Callbacks,
@@ -401,16 +366,9 @@ def _loop(
         if position.rounds and (others := other_versions(before, environment)) is not None:
             logger.warning("%s: %s", store.path, others)
         environment |= {"after_round": position.rounds}
+    begun -= position.seconds
     return TrainingLoop(
-        setup=setup,
-        executor=executor,
-        store=store,
-        checkpoints=checkpoints,
-        environment=environment,
-        callbacks=callbacks,
-        begun=begun - position.seconds,
-        position=position,
-        before=before,
+        setup, executor, store, checkpoints, environment, callbacks, begun, position, before
     )
 
 
@@ -420,15 +378,7 @@ def fingerprint(setup: Setup) -> Fingerprint:
 
 
 def write_split(setup: Setup, store: RunWriter) -> None:
-    """Who owns what, in partition.csv and split.csv, and the words of texts.
-
-    Args:
-        setup: of the run.
-        store: of the run; files that are there must say the same.
-
-    Raises:
-        DataError: a file that is there says something else.
-    """
+    """Who owns what, in partition.csv and split.csv, and the words of texts."""
     dataset, partition, bad = setup.dataset, setup.partition, setup.malicious
     store.write_partition(partitions.table(dataset, partition, malicious=bad))
     store.write_split(splits.columns(dataset, partition, bad, setup.root.tolist()))
@@ -455,10 +405,8 @@ def _notes(setup: Setup) -> tuple[str, ...]:
     pipeline, normalization = setup.dataset.pipeline, setup.config.data.normalization
     if pipeline is not None and normalization not in (None, OF_DATASET):
         mean, std = (", ".join(f"{v:g}" for v in vs) for vs in (pipeline.mean, pipeline.std))
-        notes.append(
-            f"images of {pipeline.size} x {pipeline.size} pixels, mean {mean}, standard deviation "
-            f"{std} (data.normalization; 'dataset' has those of {setup.dataset.name})"
-        )
+        size = f"{pipeline.size} x {pipeline.size}"
+        notes.append(f"images of {size} pixels, mean {mean}, standard deviation {std}")
     if setup.budget is not None:
         notes += setup.budget.lines(setup.config.train.rounds)
     if setup.config.dp.level == "example":

@@ -12,14 +12,8 @@ from fedsim.storage import tables
 
 @dataclass
 class EarlyStopping:
-    """Counts the evaluations since the best one, the earliest on ties.
-
-    It follows from the column ``val_accuracy`` of rounds.csv alone, so that a resumed run stops
-    after the same round as an undisturbed one.
-
-    Args:
-        patience: evaluations without a better accuracy after which it is due; None: never.
-    """
+    """Counts the evaluations since the best one, the earliest on ties, from rounds.csv alone: due
+    after ``patience`` evaluations without a better accuracy; None: never."""
 
     patience: int | None
     best: float = -1.0
@@ -35,11 +29,7 @@ class EarlyStopping:
             self.best, self.best_round, self.waited = accuracy, round, 0
 
     def read(self, rounds: Path) -> None:
-        """Takes note of all rounds in a rounds.csv, whose numbers are read without rounding.
-
-        Raises:
-            StoreError: it cannot be read.
-        """
+        """Takes note of all rounds in a rounds.csv, whose numbers are read without rounding."""
         with files.reading(rounds) as path:
             for row in tables.read(path):
                 self.add(int(row["round"]), tables.number(row["val_accuracy"]))

@@ -17,19 +17,8 @@ import numpy as np
 
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError
-from fedsim.core.rows import (
-    ClassRow,
-    ConfusionRow,
-    EvaluationRow,
-)
-from fedsim.core.types import (
-    ClientUpdate,
-    Dataset,
-    Owned,
-    Part,
-    Partition,
-    RoundContext,
-)
+from fedsim.core.rows import ClassRow, ConfusionRow, EvaluationRow
+from fedsim.core.types import ClientUpdate, Dataset, Owned, Part, Partition, RoundContext
 from fedsim.engine.base import OUTPUTS, SAMPLES, SCORES, EvaluationTask, Executor, Measure, Model
 from fedsim.metrics.outputs import Outputs, concatenated, samples_of, scores_of, split
 from fedsim.metrics.scores import GroupScore, Scores, group_score, mean_scores
@@ -60,11 +49,7 @@ class Evaluated:
 
 
 def check_parts(config: RunConfig, dataset: Dataset, partition: Partition) -> None:
-    """Refuses what needs a part of the data that there is not.
-
-    Raises:
-        ConfigError: names the key, and the one that would make the part.
-    """
+    """Refuses what needs a part of the data that there is not."""
     e, patience, split = config.evaluation, config.train.patience, config.evaluation.own_split
     if e.decompose_every and not getattr(partition, split):
         raise ConfigError(
@@ -108,10 +93,7 @@ def after_round(
     results: list[ClientUpdate],
 ) -> dict[str, Evaluated]:
     """By part the scores of the global model, of every client's own, or of the cohort's own right
-    after local training.
-
-    A client of the cohort that was left out counts with the model it had before.
-    """
+    after local training (of a client that was left out, before it)."""
     if not setup.personalised:
         return _scores(setup, executor, {None: Candidate(None, lambda: (after.params, {}))})
     if setup.config.evaluation.personal == "cohort_after":
@@ -245,16 +227,12 @@ def batches(candidates: Mapping[Key, Candidate]) -> Iterator[dict[Key, Model]]:
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
-ClientScores = Mapping[Split, Mapping[int, GroupScore]]
+ClientScores = dict[Split, Mapping[int, GroupScore]]
 """By part of the clients' own data, the score of each client that owns any of it."""
 
 
 def client_scores(setup: Setup, executor: Executor, state: ServerState) -> ClientScores:
-    """The scores of the global model, or of the clients' own, on the clients' own data.
-
-    Raises:
-        DivergedError: a model's outputs are not finite.
-    """
+    """The scores of the global model, or of the clients' own, on the clients' own data."""
     return {split: _own_scores(setup, executor, state, split) for split in SPLITS}
 
 
@@ -276,12 +254,8 @@ def _own_scores(
 
 
 def columns(evaluated: Mapping[str, Evaluated], clients: ClientScores) -> dict[str, float | None]:
-    """The columns of rounds.csv that an evaluation fills.
-
-    ``client_test_accuracy`` is the unweighted mean over the clients' own test parts; clients
-    without one are excluded. Where every token has a label, loss and accuracy are those of tokens,
-    and the other columns are empty.
-    """
+    """The columns of rounds.csv that an evaluation fills; ``client_test_accuracy`` is the
+    unweighted mean over the clients with a test part of their own."""
     row: dict[str, float | None] = {}
     for part, scores in evaluated.items():
         row |= scores.whole.columns(part)
@@ -291,10 +265,8 @@ def columns(evaluated: Mapping[str, Evaluated], clients: ClientScores) -> dict[s
 
 
 def attack_success(setup: Setup, executor: Executor, state: ServerState) -> float:
-    """The share of the triggered test samples that are given the target class; NaN without any.
-
-    By the global model; in personalised methods the unweighted mean over the benign clients' own.
-    """
+    """The share of the triggered test samples that are given the target class, by the global model
+    or as the mean over the benign clients' own; NaN without any."""
     part = setup.attack.triggered
     if part is None or not count(setup.spec, part):
         return math.nan
@@ -315,11 +287,8 @@ def attack_success(setup: Setup, executor: Executor, state: ServerState) -> floa
 def benign_accuracy(
     setup: Setup, evaluated: Mapping[str, Evaluated], clients: ClientScores
 ) -> float:
-    """The unweighted mean accuracy of the benign clients; NaN in rounds without.
-
-    On their own test samples, where clients own and are evaluated on any. Else on the common test
-    part: of their own models in personalised methods, of the global model otherwise.
-    """
+    """The unweighted mean accuracy of the benign clients on their own test samples, or where none
+    is evaluated there on the common part, of their own models or the global one; NaN of none."""
     owned = setup.config.evaluation.clients_every > 0 and clients_with(setup.partition, "test")
     on_test = evaluated.get("test")
     scores = _by_owner(evaluated, clients)

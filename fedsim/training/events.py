@@ -15,12 +15,8 @@ if TYPE_CHECKING:
 class Job:
     """A run to execute, or to resume where it has begun.
 
-    Args:
-        name: in messages; unique among the jobs of one control loop.
-        config: of the run.
-        out: its run directory.
-        trackers: their names, as for ``--track``.
-        accept_changed_code: whether it goes on where the user's code has changed.
+    ``name`` is unique among the jobs of one control loop, ``out`` the run directory, ``trackers``
+    are named as for ``--track``.
     """
 
     name: str
@@ -32,12 +28,8 @@ class Job:
 
 @dataclass
 class Orders:
-    """Orders to an active run, which checks them at the end of each round.
-
-    Args:
-        stop: stop with a checkpoint, as after Ctrl-C.
-        end: finish, as if this had been the last round.
-    """
+    """Orders to an active run, which checks them at the end of each round: to stop with a
+    checkpoint, as after Ctrl-C, or to end, as if this had been the last round."""
 
     stop: bool = False
     end: bool = False
@@ -106,12 +98,8 @@ class Failed:
 
 @dataclass(frozen=True)
 class Stopped:
-    """The run stopped with a checkpoint of its newest round.
-
-    Args:
-        signal: the number of the signal that its process received; 0: :class:`Orders` said so.
-        note: one line on what went wrong, such as a checkpoint that cannot be written.
-    """
+    """The run stopped with a checkpoint of its newest round, by a signal (0: by :class:`Orders`);
+    ``note``: what went wrong, such as a checkpoint that cannot be written."""
 
     signal: int = 0
     note: str = ""

@@ -28,28 +28,17 @@ from fedsim.data.transforms import transforms
 from fedsim.engine.spec import WorkerSpec, array_sha256
 from fedsim.models.vision import SplitModel
 
-_VERSION = 1
-_BATCH = 32
-"""Samples in a forward pass; part of the features' bits."""
-_PROBE = 8
-"""Samples on which the network is tried."""
+_VERSION, _BATCH, _PROBE = 1, 32, 8
+"""Of the files; samples in a forward pass, part of the bits; samples to try a network on."""
 _CPU = torch.device("cpu")
 
 logger = logging.getLogger("fedsim")
 
 
 def with_features(spec: WorkerSpec) -> WorkerSpec:
-    """The spec with features (N, d) float32 in the place of the samples, where that is the same.
-
-    It is so where all ``features`` of a :class:`~fedsim.models.vision.SplitModel` but a projection
-    head are frozen, and neither augmentation nor network draws random numbers in training.
-    Otherwise the spec is returned as it is; where the features are frozen a line for the user says
-    why.
-
-    Raises:
-        DataError: the cache folder cannot be written.
-        WorkerError: the network does not take the samples.
-    """
+    """The spec with features (N, d) float32 in the place of the samples, where all ``features`` of
+    a :class:`~fedsim.models.vision.SplitModel` but a projection head are frozen, and neither
+    augmentation nor network draws in training; else the spec as it is."""
     if not spec.frozen or spec.dataset.per_token:
         return spec
     part = "features.backbone" if spec.model.projection else "features"
@@ -89,8 +78,8 @@ def _is_frozen(model: nn.Module, part: str) -> bool:
 def _try(spec: WorkerSpec, flat: FlatModel, part: str) -> tuple[str | None, Array]:
     """Why the features of a sample are not always the same, if so; those of the first samples.
 
-    They are compared between a pass as in training, and passes as in an evaluation that hold other
-    samples beside them. The model is left in evaluation mode.
+    A pass as in training is compared with passes as in an evaluation, of other samples beside them.
+    The model is left in evaluation mode.
     """
     name, none = spec.model.name, np.empty(0)
     if (draws := _draws(spec)) is not None:
@@ -134,16 +123,11 @@ def _passes(spec: WorkerSpec, module: nn.Module) -> Callable[[int, int], Tensor]
 
 
 def _cached(spec: WorkerSpec, module: nn.Module, decisive: str, first: Array) -> Array:
-    """The features (N, d) of all samples, memory mapped.
-
-    The file's name is a digest of what is ``decisive``, and of the first samples' features
-    ``first`` (n, d), which tell other code and another kind of processor.
-    """
-    data = spec.dataset
-    size, compute = len(data.x), _passes(spec, module)
-    digest = sha256_of(decisive, first)
-    name = re.sub(r"[^\w.-]+", "-", f"{data.name}-{spec.model.name}")[:80]
-    path = cache_dir() / "features" / f"{name}-{digest[:24]}.npy"
+    """The features (N, d) of all samples, memory mapped; the first ones, in the file's digest, tell
+    other code and another kind of processor."""
+    size, compute = len(spec.dataset.x), _passes(spec, module)
+    name = re.sub(r"[^\w.-]+", "-", f"{spec.dataset.name}-{spec.model.name}")[:80]
+    path = cache_dir() / "features" / f"{name}-{sha256_of(decisive, first)[:24]}.npy"
 
     def write(store: Array, i: int) -> None:
         start = i * _BATCH
@@ -151,9 +135,8 @@ def _cached(spec: WorkerSpec, module: nn.Module, decisive: str, first: Array) ->
 
     if not path.exists():
         logger.info("computing the features of %s samples once; they are kept in %s", size, path)
-    batches = -(-size // _BATCH)
-    shape = size, first.shape[1]
-    return stored(path, shape, np.float32, batches, write, "the frozen network")
+    shape, batches = (size, first.shape[1]), -(-size // _BATCH)
+    return stored(path, shape, np.float32, batches, write)
 
 
 def _decisive(spec: WorkerSpec) -> str:

@@ -35,14 +35,7 @@ def personal_slots(algorithm: Algorithm, layout: Layout) -> list[Slot]:
 
 
 def export_models(setup: Setup, store: RunWriter, state: ServerState, rounds: int) -> None:
-    """Writes ``model.safetensors``, and ``clients.safetensors`` where clients have own tensors.
-
-    Args:
-        setup: of the run.
-        store: of the run, with rounds.csv up to its last round.
-        state: after it.
-        rounds: that were done.
-    """
+    """Writes ``model.safetensors``, and ``clients.safetensors`` where clients have own tensors."""
     evaluated = store.read("rounds")["test_accuracy"].notna().iloc[-1]
     scored = _scored(setup) if evaluated else (f"no: round {rounds} was not evaluated",) * 2
     common = {"algorithm": setup.config.algorithm, "round": str(rounds)}

@@ -9,16 +9,17 @@ samples. Methods whose clients train without momentum fine-tune without it too.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from fedsim.core.errors import DivergedError
 from fedsim.core.rows import FinalClientRow
-from fedsim.core.types import ClientTask, ClientUpdate, Owned, RoundContext
+from fedsim.core.types import ClientTask, ClientUpdate, Owned
 from fedsim.engine.base import SAMPLES, Executor, Models
 from fedsim.metrics.scores import GroupScore, group_score
 from fedsim.metrics.splits import clients_with
 from fedsim.storage.checkpoint import ServerState
 from fedsim.training.evaluate import MEMORY, Candidate, Split, measured, own_model, trained
-from fedsim.training.round import without_diverged
+from fedsim.training.round import context, without_diverged
 from fedsim.training.rows import RoundLog
 from fedsim.training.setup import Setup
 
@@ -31,18 +32,8 @@ def final_scores(
 ) -> list[FinalClientRow]:
     """The rows of final_clients.csv, by client; none where the run asks for none.
 
-    Held-out clients are scored on their own test parts, and those without one are excluded; where
-    none of them has one, all are scored on their training samples.
-
-    Args:
-        setup: of the run.
-        executor: of the run.
-        state: after the last round.
-        log: of the last round; gets rows of clients that fail, where these are dropped.
-
-    Raises:
-        DivergedError: a model's weights or outputs are not finite.
-        WorkerError: a client's work failed.
+    Held-out clients are scored on their own test parts; where none has one, on their training
+    samples.
     """
     epochs, partition = setup.config.evaluation.finetune_epochs, setup.partition
     if not (epochs or partition.held_out):
@@ -92,15 +83,7 @@ def _finetuned(
     setup: Setup, executor: Executor, state: ServerState, clients: Sequence[int], log: RoundLog
 ) -> Iterator[list[ClientUpdate]]:
     """The updates of fine-tuning, some clients at a time."""
-    config = setup.config
-    ctx = RoundContext(
-        round=log.round,
-        num_rounds=config.train.rounds,
-        num_clients=len(setup.partition.participants),
-        num_held_out=len(setup.partition.held_out),
-        lr=config.train.lr,
-        seed=config.seed,
-    )
+    ctx = replace(context(setup, log.round), lr=setup.config.train.lr)
     models: Models = {ctx.round: (state.params, {})}
     executor.broadcast(models)
     size = max(FEWEST, MEMORY // setup.vector_bytes)

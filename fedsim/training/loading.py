@@ -11,37 +11,23 @@ from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.normalization import OF_DATASET, Normalization
 from fedsim.core.types import I64, Array, Dataset, Partition
 from fedsim.data import partitions, patients, splits
-from fedsim.data.holdout import (
-    fewest_samples,
-    hold_out,
-    hold_out_clients,
-    without_small_users,
-)
+from fedsim.data.holdout import fewest_samples, hold_out, hold_out_clients, without_small_users
 from fedsim.data.shifts import shifted
 
 
 def load(config: RunConfig) -> tuple[Dataset, Partition, str]:
-    """The data set with the clients' feature shifts, who owns what of it, the kind of partition.
-
-    Raises:
-        ConfigError, DataError: something does not fit; the message names key and file.
-    """
+    """The data set with the clients' feature shifts, who owns what of it, the kind of partition."""
     dataset, partition, kind = deal(config)
     return with_shifts(config, dataset, partition), partition, kind
 
 
 def deal(config: RunConfig) -> tuple[Dataset, Partition, str]:
-    """What :func:`load` returns, without the clients' feature shifts: samples as they were read.
-
-    Raises:
-        ConfigError, DataError: as :func:`load`.
-    """
+    """What :func:`load` returns, without the clients' feature shifts: samples as they were read."""
     dataset, kind, listed = divided(config)
     partition = _partition(config, dataset, kind, listed)
     # before the shift, which looks at the common parts: nodes that shift themselves know these
-    return *hold_out_clients(
-        dataset, partition, config.data.heldout_clients, config.data.seed
-    ), kind
+    heldout, seed = config.data.heldout_clients, config.data.seed
+    return *hold_out_clients(dataset, partition, heldout, seed), kind
 
 
 def with_shifts(config: RunConfig, dataset: Dataset, partition: Partition) -> Dataset:
@@ -57,14 +43,7 @@ def with_shifts(config: RunConfig, dataset: Dataset, partition: Partition) -> Da
 
 
 def divided(config: RunConfig) -> tuple[Dataset, str, Partition | None]:
-    """The data set, the kind of partition, by default the data set's own, and that of a file.
-
-    A split file gives the parts, and with them what is fitted to the training samples. Users with
-    too few samples are in no part, where each user is to be a client.
-
-    Raises:
-        ConfigError, DataError: as :func:`load`.
-    """
+    """The data set, the kind of partition, by default the data set's own, and that of a file."""
     c = config.data
     file = client_file(config)
     if file is not None and c.partition not in (None, "files"):
@@ -90,9 +69,6 @@ def read(
         config: that says which.
         whole: all of its samples are the test part.
         known_words: the vocabulary to read texts with; None: their own one.
-
-    Raises:
-        ConfigError, DataError: as :func:`load`.
     """
     name, arguments = config.data.name, read_arguments(config)
     load = partial(data.load, name, whole=whole, known_words=known_words, **arguments)
@@ -144,10 +120,8 @@ def _fewest(config: RunConfig) -> int:
 
 
 def read_images(config: RunConfig, partition: Partition, parts: tuple[I64, I64, I64]) -> Array:
-    """The samples (N, ...) that clients see, from this machine's files.
-
-    ``parts`` are the driver's train, val and test: a split file is not read again.
-    """
+    """The samples (N, ...) that clients see, from this machine's files; ``parts`` are the driver's
+    train, val and test."""
     train, val, test = parts
     dataset = read(config)
     dataset = dataset.with_parts(train=train, val=val, test=test, own_test=dataset.own_test)
@@ -185,10 +159,8 @@ def _partition(
     except DataError as error:
         if not wanted or f"data.min_samples {fewest}" not in str(error) or fewest == c.min_samples:
             raise
-        raise DataError(
-            f"{error} ({fewest}: data.min_samples {c.min_samples} and the clients' own held-out "
-            "parts)"
-        ) from error
+        parts = f"{fewest}: data.min_samples {c.min_samples} and the clients' own held-out parts"
+        raise DataError(f"{error} ({parts})") from error
     of_file = listed or Partition(train=())  # its parts are not drawn again
     return hold_out(
         dataset,

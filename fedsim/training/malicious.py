@@ -24,8 +24,7 @@ from fedsim.config.sections import DataConfig
 from fedsim.core.errors import ConfigError
 from fedsim.core.text import counted
 from fedsim.core.types import Dataset, Partition
-from fedsim.schedules.asynchronous import Buffered
-from fedsim.schedules.selection import Fixed, Poisson
+from fedsim.schedules.selection import Fixed
 
 if TYPE_CHECKING:
     from fedsim.training.setup import Setup
@@ -35,9 +34,6 @@ def malicious_clients(attack: AttackConfig, data: DataConfig, partition: Partiti
     """The malicious clients, ascending; without a list of them ``data.seed`` draws them.
 
     None without an attack.
-
-    Raises:
-        ConfigError: a client of the list does not take part, or the fraction is of no client.
     """
     if attack.name is None:
         return []
@@ -59,11 +55,7 @@ def malicious_clients(attack: AttackConfig, data: DataConfig, partition: Partiti
 
 
 def attack_of(config: RunConfig, dataset: Dataset, algorithm: Algorithm) -> Attack:
-    """The attack; one that does nothing without ``attack.name``.
-
-    Raises:
-        ConfigError: a setting that it refuses, or that does not fit the data.
-    """
+    """The attack; one that does nothing without ``attack.name``."""
     if config.attack.name is None:
         return Attack()
     federation = Federation(dataset, algorithm.personal)
@@ -88,17 +80,12 @@ def attacked(
     return algorithm
 
 
-def check_attack(setup: Setup) -> None:
-    """Refuses an attack that changes nothing in any round.
-
-    Raises:
-        ConfigError: so it is; says what to set.
-    """
+def check_effects(setup: Setup) -> None:
+    """Refuses an attack that changes nothing in any round."""
     section, attack, malicious = setup.config.attack, setup.attack, setup.malicious
     if not malicious:
         return
     title = f"attack.name: {section.name} given"
-    several = counted(len(malicious), "malicious client")
     if isinstance(setup.schedule, Fixed):
         rounds = setup.schedule.rounds
         later = rounds[section.start_round - 1 :] if len(rounds) > 1 else rounds
@@ -108,35 +95,9 @@ def check_attack(setup: Setup) -> None:
         labels = np.asarray(setup.dataset.y)
         if not any(attack.affected(labels[setup.partition.train[c]]) for c in malicious):
             raise ConfigError(
-                f"{title}; it changes no training sample of {several}: they have too few of the "
-                "classes that it is about (attack.source, attack.target, attack.poisoned)"
+                f"{title}; it changes no training sample of "
+                f"{counted(len(malicious), 'malicious client')}: they have too few of the classes "
+                "that it is about (attack.source, attack.target, attack.poisoned)"
             )
-    if attack.cohort is None:
-        return
-    benign, sizes = len(setup.partition.participants) - len(malicious), possible_sizes(setup)
-    cohort = f"cohorts of {max(sizes)} of {counted(benign + len(malicious), 'client')}"
-    mixed = [
-        (m, bad) for m in sizes for bad in range(max(1, m - benign), min(len(malicious), m - 1) + 1)
-    ]
-    if not mixed:
-        raise ConfigError(f"{title}; it needs a benign client beside it in a round: {cohort}")
-    if not any(attack.cohort.has_effect(m, bad) for m, bad in mixed):
-        raise ConfigError(
-            f"{title}; {several}, in {cohort}, would send what the attack starts from: set "
-            "attack.scale (alie), attack.knowledge=benign, or more malicious clients"
-        )
-
-
-def possible_sizes(setup: Setup) -> Sequence[int]:
-    """The numbers of updates that the server may get in a round."""
-    schedule, clock = setup.schedule, setup.config.clock
-    most = setup.cohort_size
-    if isinstance(schedule, Buffered):
-        most = schedule.sizes(setup.roster)[0]
-    of_the_user = setup.config.train.schedule != "synchronous"
-    if of_the_user or isinstance(schedule, Poisson):
-        most = len(setup.partition.participants)
-    lost = (clock.availability, clock.trace, clock.deadline)
-    if of_the_user or isinstance(schedule, Poisson) or any(value is not None for value in lost):
-        return range(1, most + 1)
-    return sorted(set(schedule.sizes)) if isinstance(schedule, Fixed) else [most]
+    if attack.cohort is not None and len(malicious) == len(setup.partition.participants):
+        raise ConfigError(f"{title}; it needs a benign client beside it in a round")

@@ -143,11 +143,7 @@ def warn_of_delta(config: RunConfig, sizes: Sequence[int]) -> None:
 
 
 def check_samples(algorithm: Algorithm, model: ModelSpec, flat: FlatModel) -> None:
-    """Refuses ``dp.level=example`` where it cannot be.
-
-    Raises:
-        ConfigError: the model has no gradients by sample, or dp-accounting is missing.
-    """
+    """Refuses ``dp.level=example`` where it cannot be."""
     library()
     flat.mode(train=True)
     for norm in flat.norms:  # only one that does not train gets here
@@ -163,18 +159,7 @@ def check_samples(algorithm: Algorithm, model: ModelSpec, flat: FlatModel) -> No
 def private(
     config: RunConfig, algorithm: Algorithm, layout: Layout, sizes: Sequence[int], cohort_size: int
 ) -> tuple[Algorithm, Budget]:
-    """The method with a private server, and the epsilons of its rounds.
-
-    Args:
-        config: of the run, with ``dp.level=user``.
-        algorithm: the method, which :mod:`fedsim.training.combinations` allows.
-        layout: of the model's vector.
-        sizes: training samples of each client that may train.
-        cohort_size: m.
-
-    Raises:
-        ConfigError: a setting does not fit the method or the cohort, or dp-accounting is missing.
-    """
+    """The method with a private server, and the epsilons of its rounds."""
     dp, server, clients = config.dp, algorithm.server, len(sizes)
     if dp.max_samples is not None and server.reduction == Average("uniform"):
         raise ConfigError(
@@ -213,11 +198,7 @@ def _sent(algorithm: Algorithm, layout: Layout) -> tuple[slice, ...]:
 
 
 def _banded(config: RunConfig, sent: tuple[slice, ...], clients: int, cohort_size: int) -> Noise:
-    """Noise of banded matrix factorisation, where clients take turns.
-
-    Raises:
-        ConfigError: they do not, or not rarely enough for so many bands.
-    """
+    """Noise of banded matrix factorisation, where clients take turns."""
     dp, selection = config.dp, config.train.selection
     if selection != "round_robin":
         raise ConfigError(
@@ -239,11 +220,7 @@ def _banded(config: RunConfig, sent: tuple[slice, ...], clients: int, cohort_siz
 def _mean(
     dp: DpConfig, algorithm: Algorithm, layout: Layout, sizes: Sequence[int], cohort_size: int
 ) -> PrivateMean:
-    """The server's mean, with the noise that is given for the expected cohort.
-
-    Raises:
-        ConfigError: adaptive clipping needs a larger cohort.
-    """
+    """The server's mean, with the noise that is given for the expected cohort."""
     noise, adaptive = dp.noise_multiplier, None
     if dp.quantile is not None:
         size = dp.noise_cohort or cohort_size

@@ -3,27 +3,20 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from fedsim.core.errors import ContractError, DivergedError, WorkerError
-from fedsim.core.types import (
-    ClientTask,
-    ClientUpdate,
-    Layout,
-    RoundContext,
-    Sent,
-    Vector,
-    Vectors,
-)
+from fedsim.core.types import ClientTask, ClientUpdate, Layout, RoundContext, Sent, Vector
 from fedsim.engine.base import Executor, Models
 from fedsim.engine.spec import array_sha256
 from fedsim.schedules.base import RoundPlan, check_plan, lr_at
 from fedsim.server.base import ServerStep
 from fedsim.server.cohort import Cohort, gram
-from fedsim.server.columns import Columns, LocalColumns
+from fedsim.server.columns import Columns
 from fedsim.server.device_columns import DeviceColumns
 from fedsim.server.gram import gradient_diversity, shares, spectrum
 from fedsim.server.linalg import single_threaded_blas
@@ -37,8 +30,7 @@ from fedsim.training.rows import Aggregated, RoundLog, add_rows, round_row
 from fedsim.training.setup import Setup
 
 
-@dataclass(frozen=True, kw_only=True)
-class Trained:
+class Trained(NamedTuple):
     """A round whose clients have trained.
 
     Args:
@@ -59,14 +51,9 @@ class Trained:
     scores: dict[str, evaluate.Evaluated] | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gathered:
-    """What the server gets of a round.
-
-    Args:
-        updates: of the clients that did not diverge, as the executor gave them.
-        cohort: of these; None where there is nothing to aggregate.
-    """
+class Gathered(NamedTuple):
+    """The updates of clients that did not diverge, as the executor gave them, and their cohort;
+    None where there is nothing to aggregate."""
 
     updates: list[ClientUpdate]
     cohort: Cohort | None
@@ -75,12 +62,7 @@ class Gathered:
 def run_round(
     setup: Setup, executor: Executor, state: ServerState, ctx: RoundContext, log: RoundLog
 ) -> ServerState:
-    """One round: the state after it; its rows go to ``log``.
-
-    Raises:
-        DivergedError: a client diverged and the policy is ``raise``.
-        WorkerError: a client's work failed.
-    """
+    """One round: the state after it; its rows go to ``log``."""
     trained = train(setup, executor, state, ctx, log)
     with log.timed("aggregate"):
         gathered = gather(setup, executor, trained, ctx, log)
@@ -111,15 +93,7 @@ def train(
         executor.prefetch(plan.ahead, models, state.clients)
         updates = executor.run(plan.tasks, models, state.clients)
         size["bytes"] = len(updates) * state.params.nbytes
-    return Trained(
-        state=state,
-        plan=plan,
-        participation=participation,
-        models=models,
-        updates=updates,
-        reference=reference,
-        scores=scores,
-    )
+    return Trained(state, plan, participation, models, updates, reference, scores)
 
 
 def gather(
@@ -139,19 +113,19 @@ def gather(
         ordered = sorted(updates, key=lambda update: update.client_id)
         columns = DeviceColumns.on(setup.server_device, [update.delta for update in ordered])
     if not updates and setup.budget is None:  # the noise is released in any case
-        return Gathered(updates=updates, cohort=None)
+        return Gathered(updates, None)
     cohort = Cohort.empty(setup.layout, state.params)
     if updates:
         cohort = Cohort.of(updates, setup.layout, columns, state.params)
-    return Gathered(updates=updates, cohort=replace(cohort, reference=trained.reference))
+    return Gathered(updates, replace(cohort, reference=trained.reference))
 
 
 def conclude(setup: Setup, trained: Trained, gathered: Gathered, ctx: RoundContext) -> Aggregated:
     """The server's step, and the state after the round."""
-    state, plan, updates = trained.state, trained.plan, gathered.updates
+    state, plan, (updates, cohort) = trained.state, trained.plan, gathered
     aggregated = Aggregated(state=state)
-    if gathered.cohort is not None:
-        aggregated = aggregate(setup, state, gathered.cohort, updates, ctx)
+    if cohort is not None:
+        aggregated = aggregate(setup, state, cohort, updates, ctx)
     versions = {v: trained.models[v] for v in sorted(plan.needed)}
     unchanged = state.unchanged if updates else (*state.unchanged, ctx.round)
     after = replace(
@@ -175,14 +149,13 @@ def record(
     """Evaluates the round's model where that is due, and has the rows of the round but that of
     models.csv, whose hash no next round waits for."""
     state, after, e = trained.state, aggregated.state, setup.config.evaluation
-    plan, participation, scores = trained.plan, trained.participation, trained.scores
     due, clients_due = (evaluate.is_due(every, ctx) for every in (e.every, e.clients_every))
-    clients: evaluate.ClientScores = {}
+    scores, clients = trained.scores or {}, evaluate.ClientScores()
     success = math.nan
     if due or clients_due:
         with log.timed("evaluate"), naming_the_round(setup, ctx):
-            if due and scores is None:
-                cohort = list(plan.participation)
+            if due and trained.scores is None:
+                cohort = list(trained.plan.participation)
                 scores = evaluate.after_round(setup, executor, state, after, cohort, updates)
             if due:
                 success = evaluate.attack_success(setup, executor, after)
@@ -191,22 +164,22 @@ def record(
     if updates and evaluate.is_due(e.decompose_every, ctx):
         with log.timed("decompose") as size, naming_the_round(setup, ctx):
             size["bytes"] = decompose(setup, executor, state, after, updates, log)
-    evaluate.add_rows(scores or {}, clients, log)
+    evaluate.add_rows(scores, clients, log)
     stale = {
         c: {"staleness": steps_since(task.version, state, ctx), "version": task.version}
-        for task in (plan.tasks if setup.schedule.asynchronous else ())
+        for task in (trained.plan.tasks if setup.schedule.asynchronous else ())
         for c in task.clients
     }
-    costs = costs_of(setup, trained, updates, aggregated.private)
-    add_rows(setup, participation, updates, aggregated, costs, log, stale)
-    measured = evaluate.columns(scores or {}, clients)
+    costs = costs_of(setup, trained, updates, aggregated)
+    add_rows(setup, trained.participation, updates, aggregated, costs, log, stale)
+    measured = evaluate.columns(scores, clients)
     if setup.config.attack.name is not None:
-        measured["benign_test_accuracy"] = evaluate.benign_accuracy(setup, scores or {}, clients)
+        measured["benign_test_accuracy"] = evaluate.benign_accuracy(setup, scores, clients)
     if setup.attack.triggered is not None:
         measured["attack_success_rate"] = success
     if setup.budget is not None:
         measured |= setup.budget.columns(log.round)
-    log.add(round_row(ctx, participation, updates, aggregated, costs, measured))
+    log.add(round_row(ctx, trained.participation, updates, aggregated, costs, measured))
     log.incidents(executor.incidents())
 
 
@@ -266,8 +239,7 @@ def models_of(plan: RoundPlan, state: ServerState, ctx: RoundContext) -> dict[in
     kept = known_models(state, ctx)
     tasks = [*plan.tasks, *(task for round in plan.ahead for task in round)]
     used = {task.version for task in tasks} | plan.needed
-    missing = sorted(used - kept.keys())
-    if missing:
+    if missing := sorted(used - kept.keys()):
         raise ContractError(
             f"round {ctx.round + 1}: the schedule plans tasks on version {missing[0]}; "
             f"the rounds before kept {sorted(kept)} (RoundPlan.needed)"
@@ -278,14 +250,9 @@ def models_of(plan: RoundPlan, state: ServerState, ctx: RoundContext) -> dict[in
 def root_update(setup: Setup, executor: Executor, models: Models, ctx: RoundContext) -> Vector:
     """(D,) the update of the server's own training on its root set (FLTrust).
 
-    It starts from the model that the round's clients get, and trains by section ``train`` as they
-    do: on plain cross-entropy, without transforms and state, with random numbers of its own. With
-    dp.level=example it is trained without clipping and noise: what is protected are the samples of
-    clients. It takes neither simulated time nor bytes.
-
-    Raises:
-        DivergedError: it is not finite.
-        WorkerError: the training failed.
+    From the model that the round's clients get, by section ``train`` on plain cross-entropy, with
+    random numbers of its own and without transforms, state, clipping and noise. It takes neither
+    simulated time nor bytes.
     """
     client = setup.partition.participants[0]  # places the work; the key is no round's
     task = ClientTask(client=client, ctx=ctx, work="root", stream=-1 - ctx.round)
@@ -311,12 +278,10 @@ def rebased(
     *,
     whole: bool = False,
 ) -> list[ClientUpdate]:
-    """The updates relative to the newest model where running statistics are concerned.
+    """The updates relative to the newest model where running statistics are concerned, whose
+    values are averaged: the change of an old variance could make the newest one negative.
 
     ``whole``: all coordinates, as where clients' models are mixed in (FedAsync).
-
-    The change of a running variance since an old version, added to the newest one, could make it
-    negative; so statistics of stale updates are averaged as values.
     """
     stale = slice(0 if whole else layout.num_params, layout.size)
     each = []
@@ -338,11 +303,8 @@ def run_probe(
     ctx: RoundContext,
     log: RoundLog,
 ) -> tuple[ServerState, dict[int, Participation]]:
-    """A pass over the cohort before training, with the model as it is.
-
-    Returns:
-        The state with the server's answer, and the participation with the bytes sent.
-    """
+    """A pass over the cohort before training: the state with the server's answer, and the
+    participation with the bytes sent."""
     probe = setup.algorithm.probe
     assert probe is not None  # noqa: S101
     participation = dict(plan.participation)
@@ -351,28 +313,20 @@ def run_probe(
     if not updates:
         return state, participation
     sent = {u.client_id: wire_bytes(u.extras.values()) for u in updates}
-    cohort = Cohort(
-        updates=updates, layout=setup.layout, columns=LocalColumns(()), params=state.params
-    )
+    cohort = replace(Cohort.empty(setup.layout, state.params), updates=updates)
     answer = probe.digest(cohort, state.server.probe, ctx)
-    after = replace(
-        state,
-        server=replace(state.server, probe=answer.state),
-        downlink={**state.downlink, **answer.downlink},
+    server, downlink = (
+        replace(state.server, probe=answer.state),
+        {**state.downlink, **answer.downlink},
     )
-    return after, {
-        c: replace(planned, probed=sent.get(c, 0)) for c, planned in participation.items()
-    }
+    probed = {c: replace(p, probed=sent.get(c, 0)) for c, p in participation.items()}
+    return replace(state, server=server, downlink=downlink), probed
 
 
 def without_diverged(
     setup: Setup, updates: Sequence[ClientUpdate], title: str, log: RoundLog
 ) -> list[ClientUpdate]:
-    """The updates of clients that did not diverge; the others are dropped, or end the run.
-
-    Raises:
-        DivergedError: a client diverged and the policy is ``raise``.
-    """
+    """The updates of clients that did not diverge; the others are dropped, or end the run."""
     good = []
     for update in updates:
         if update.diverged is None:
@@ -423,12 +377,9 @@ def aggregate(
 
 
 def costs_of(
-    setup: Setup,
-    trained: Trained,
-    updates: Sequence[ClientUpdate],
-    private: Mapping[int, Vectors],
+    setup: Setup, trained: Trained, updates: Sequence[ClientUpdate], aggregated: Aggregated
 ) -> Costs:
-    """Bytes and simulated seconds of the round; ``private`` goes to single clients at its end."""
+    """Bytes and simulated seconds of the round, of what goes to single clients at its end, too."""
     plan, participation, model = trained.plan, trained.participation, setup.clock.vector_bytes
     common = {v: wire_bytes(downlink.values()) for v, (_, downlink) in trained.models.items()}
     stale = {c: common[task.version] for task in plan.tasks for c in task.clients}
@@ -437,7 +388,7 @@ def costs_of(
         setup.clock,
         participation,
         {client: stale.get(client, newest) for client in participation},
-        private,
+        aggregated.private,
         {
             u.client_id: wire_bytes(u.extras.values())
             + (model if u.wire_bytes is None else u.wire_bytes)

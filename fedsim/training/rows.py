@@ -160,13 +160,10 @@ def add_rows(
         log.add(ClientRow(round=log.round, client_id=client, num_samples=samples, **counted))
     for name, value in (aggregated.metrics or {}).items():
         log.add(ServerRow(round=log.round, name=name, value=value))
-    if (
-        setup.config.evaluation.cosines
-        and aggregated.gram is not None
-        and aggregated.axes is not None
-    ):
+    axes = aggregated.axes
+    if setup.config.evaluation.cosines and aggregated.gram is not None and axes is not None:
         cosine = cosines(aggregated.gram)
         for (i, a), (j, b) in combinations(enumerate(aggregated.clients), 2):
             log.add(CosineRow(round=log.round, client_a=a, client_b=b, cosine=cosine[i, j]))
-        for axis, share in enumerate(aggregated.axes, start=1):
+        for axis, share in enumerate(axes, start=1):
             log.add(SpectrumRow(round=log.round, axis=axis, share=share))

@@ -98,7 +98,8 @@ class Setup:
 
     @cached_property
     def roster(self) -> Roster:
-        """The clients, as the schedule knows them."""
+        """The clients, as the schedule knows them; section compress decides their updates' size."""
+        compressed = [t for t in self.algorithm.transforms if isinstance(t, Compression)]
         return Roster(
             sizes=[len(samples) for samples in self.partition.train],
             cohort_size=self.cohort_size,
@@ -106,15 +107,8 @@ class Setup:
             clock=self.clock,
             assign=self.algorithm.assign,
             lr=partial(lr_at, self.config),
-            update_bytes=self._update_bytes(),
+            update_bytes=compressed[-1].size(self.layout) if compressed else None,
         )
-
-    def _update_bytes(self) -> int | None:
-        """Size of a client's update where section compress decides it; None elsewhere."""
-        for transform in reversed(self.algorithm.transforms):
-            if isinstance(transform, Compression):
-                return transform.size(self.layout)
-        return None
 
     @property
     def spec(self) -> WorkerSpec:
@@ -146,9 +140,8 @@ class Setup:
         absolute = {"dir": str(Path(data.dir).absolute())} if data.dir else {}
         config = self.config.model_copy(update={"data": data.model_copy(update=absolute)})
         parts = self.dataset.train, self.dataset.val, self.dataset.test
-        return LocalImages(
-            partial(read_images, config, self.partition, parts), array_sha256(self.dataset.x)
-        )
+        read = partial(read_images, config, self.partition, parts)
+        return LocalImages(read, array_sha256(self.dataset.x))
 
 
 def needs_whole_updates(setup: Setup) -> str | None:

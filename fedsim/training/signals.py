@@ -20,11 +20,7 @@ class Interrupts:
 
     @contextmanager
     def later(self) -> Iterator[None]:
-        """Lets the first signal wait for the end of the block.
-
-        Raises:
-            Interrupted: one came.
-        """
+        """Lets the first signal wait for the end of the block."""
         self._wait = True
         try:
             yield
@@ -34,11 +30,7 @@ class Interrupts:
             raise Interrupted(self.number)
 
     def received(self, number: int, _: FrameType | None) -> None:
-        """Handles a signal.
-
-        Raises:
-            Interrupted: at once, unless it can wait.
-        """
+        """Handles a signal."""
         again = self.number != 0
         self.number = number
         if again or not self._wait:
@@ -51,9 +43,6 @@ def handled() -> Iterator[Interrupts]:
 
     Blocks may be nested: the innermost is in charge. Outside the main thread, where Python allows
     no handlers, nothing is changed.
-
-    Raises:
-        Interrupted: one came.
     """
     interrupts = Interrupts()
     if threading.current_thread() is not threading.main_thread():

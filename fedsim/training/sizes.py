@@ -39,10 +39,6 @@ def gpu_need(config: RunConfig, room: float = math.inf) -> int | None:
     """Bytes of GPU memory that an actor needs, without the samples.
 
     None for a model of text or of the user's, and where it cannot be built or traced.
-
-    Args:
-        config: of a run whose clients train on GPUs.
-        room: bytes up to which the updates of a call stay there.
     """
     from fedsim.engine.footprint import need_of
 
@@ -66,17 +62,18 @@ def _likely_block(config: RunConfig, spec: ModelSpec) -> int:
     import torch
 
     from fedsim import models
+    from fedsim.client.block import obstacle
     from fedsim.core.layout import FlatModel
     from fedsim.training import assemble, stacking
 
     size = config.engine.client_batch
     if size != "auto":
         return int(size)
-    with suppress(ConfigError):  # clients that cannot be stacked train one by one
-        stacking.check(config, assemble.algorithm_of(config), "engine.client_batch")
-        flat = FlatModel(models.build(spec, config.seed), torch.device("cpu"))
-        return stacking.automatic(spec, flat, config.train.batch_size, stacking.GPU)
-    return 1
+    flat = FlatModel(models.build(spec, config.seed), torch.device("cpu"))
+    rules = assemble.algorithm_of(config)
+    if obstacle(flat.model, rules.local, rules.criterion) is not None:
+        return 1
+    return stacking.automatic(spec, flat, config.train.batch_size, stacking.GPU)
 
 
 def _likely(config: RunConfig) -> tuple[ModelSpec | None, nn.Module | None]:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from fedsim import models
 from fedsim.algorithms.base import Algorithm
 from fedsim.client.block import obstacle
 from fedsim.config.run import RunConfig
@@ -18,7 +16,6 @@ from fedsim.core.machine import BLOCK_COPIES
 from fedsim.core.types import ModelSpec, Partition
 from fedsim.engine.blocks import Stacking
 from fedsim.engine.devices import trains_on_gpu
-from fedsim.models.catalogue import CATALOGUE
 from fedsim.models.registry import zeros
 
 FEWEST, MOST = 5, 50
@@ -49,7 +46,6 @@ fraction of it an actor has, on which results must not depend."""
 
 def stacking_of(
     config: RunConfig,
-    *,
     model: ModelSpec,
     flat: FlatModel,
     algorithm: Algorithm,
@@ -59,9 +55,6 @@ def stacking_of(
     """How clients train together; None where they train one by one.
 
     Depends on configuration, data and kind of device alone, since results depend on it.
-
-    Raises:
-        ConfigError: the number is above 1, and these clients cannot be stacked.
     """
     wanted = config.engine.client_batch
     if wanted == 1:
@@ -78,7 +71,10 @@ def stacking_of(
     elif why is None:
         clients = int(wanted)
     else:
-        raise refusal("engine.client_batch", config, model.name, why)
+        raise ConfigError(
+            f"engine.client_batch: {wanted} given, but algorithm {config.algorithm} with model "
+            f"{model.name} cannot be stacked: {why}; 1 and auto train these clients one by one"
+        )
     batchnorm = bool(flat.norms) and not config.train.frozen_bn
     return None if clients == 1 else Stacking(clients, width, batchnorm)
 
@@ -91,43 +87,6 @@ def _of_training(config: RunConfig) -> str | None:
     if train.optimizer != "sgd":
         return f"train.optimizer={train.optimizer}; blocks train by SGD"
     return None if train.lr_head is None else "train.lr_head; blocks have one learning rate"
-
-
-def check(config: RunConfig, algorithm: Algorithm, origin: str) -> None:
-    """Refuses a number above 1 where method or model cannot be stacked, without reading the data.
-
-    Of a model of the user's nothing is known; it is checked when the run begins.
-
-    Args:
-        config: of the run.
-        algorithm: its method.
-        origin: where ``engine.client_batch`` was given, such as ``--client-batch``.
-
-    Raises:
-        ConfigError: the clients cannot be stacked.
-    """
-    name = config.model_name
-    model: nn.Module = nn.Linear(1, 1)
-    if (entry := CATALOGUE.get(name)) is not None:
-        spec = config.model_spec(
-            num_classes=2,
-            in_channels=3,
-            image_size=max(entry.min_size, 4),
-            inputs=entry.inputs[0],
-            per_token=entry.per_token,
-        )
-        model = models.build(spec.without_weights, config.seed, algorithm.adapt)
-    why = _of_training(config) or obstacle(model, algorithm.local, algorithm.criterion)
-    if why is not None:
-        raise refusal(origin, config, name, why)
-
-
-def refusal(origin: str, config: RunConfig, model: str, why: str) -> ConfigError:
-    """The error for a number of clients in a block that cannot be used."""
-    return ConfigError(
-        f"{origin}: {config.engine.client_batch} given, but algorithm {config.algorithm} with "
-        f"model {model} cannot be stacked: {why}; 1 and auto train these clients one by one"
-    )
 
 
 def examples(model: ModelSpec) -> torch.Tensor:

@@ -42,12 +42,8 @@ TARGET = ("target_accuracy", "rounds_to_target", "seconds_to_target", "simulated
 TOTALS = ("simulated_seconds", "downlink_bytes", "uplink_bytes")
 """Columns of rounds.csv that are summed up."""
 OPTIONAL = (
-    "server",
-    "margin",
-    "margin_weight",
-    "margin_threshold",
-    "data.columns",
-    "data.normalization",
+    *("server", "margin", "margin_weight", "margin_threshold"),
+    *("data.columns", "data.normalization"),
 )
 """Settings that are columns only where they are set."""
 
@@ -57,12 +53,7 @@ def summarise(setup: Setup, store: RunStore, seconds: float) -> dict[str, Any]:
 
     ``best`` is the round with the best accuracy on the validation part where there is one, else on
     the test part, the earliest on ties; ``last10`` is the mean over evaluated rounds among the last
-    ten. The columns after the settings are what the run took, when it reached the target accuracy
-    (seconds of this machine, and of the virtual clock), the other metrics, how the clients'
-    accuracies spread, whether the final model collapsed, and mean and spread of the clients' final
-    accuracies, where there are held-out clients or fine-tuning, the calibration error and the Gini
-    coefficient of the clients' accuracies, those of benign clients under an attack, the
-    ``data_digest``, and the ``label``, empty where the run has none.
+    ten.
     """
     config, rounds = setup.config, store.read("rounds")
     tested = rounds.dropna(subset=["test_accuracy"]).set_index("round")

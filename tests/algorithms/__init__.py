@@ -1,1 +1,1 @@
-"""One test file per method; what each is compared with lies in ``tests/oracles``."""
+"""One test file per family of methods; ``tests/oracles`` has what they are compared with."""

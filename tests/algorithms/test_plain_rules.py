@@ -137,14 +137,6 @@ def test_what_is_wrong_is_said_with_file_and_line(rules, rule, message):
     assert "\n" not in str(raised.value)
 
 
-def test_a_file_that_is_not_there(rules, tmp_path):
-    with pytest.raises(ConfigError, match=r"there is no file other/some_rules.py in "):
-        algorithms.parameters("other/some_rules.py:mean")
-    Path("1st.py").write_text(RULES)
-    with pytest.raises(ConfigError, match=r"1st.py is no name of a module; rename it"):
-        algorithms.parameters("1st.py:mean")
-
-
 def test_two_files_of_one_name_are_not_mixed_up(rules):
     algorithms.parameters(f"{rules}:mean")
     Path("other").mkdir()

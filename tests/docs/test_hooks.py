@@ -1,4 +1,4 @@
-"""The pages that are made when the site is built, and the check of what a page loads."""
+"""The pages that are made when the site is built, the check of what a page loads, and notebooks."""
 
 from __future__ import annotations
 
@@ -8,12 +8,18 @@ from types import SimpleNamespace
 
 import pytest
 
-pytest.importorskip("mkdocs", reason="needs the extra docs")
-
 from fedsim.cli import main
 from fedsim.config.sections import fields
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+# hooks
+
+
+pytest.importorskip("mkdocs", reason="needs the extra docs")
+
+
 _SPEC = importlib.util.spec_from_file_location("docs_hooks", ROOT / "docs" / "hooks.py")
 hooks = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(hooks)
@@ -54,13 +60,6 @@ def test_links_to_files_beside_docs_are_those_of_the_pages_that_show_them():
     assert hooks.on_page_markdown("[a](../launch/README.md)", page) == wanted
     page.file.src_uri = "contributing.md"
     assert hooks.on_page_markdown("[a](docs/GRAM.md#x)", page) == "[a](GRAM.md#x)"
-
-
-def test_every_preset_and_data_set_is_named():
-    page = hooks.names()
-    assert "| `table3_small` | 18 | " in page
-    assert "| `digits` | " in page
-    assert "labels.csv (filename,label&#91;,site]" in page
 
 
 PAGES = {
@@ -107,21 +106,6 @@ def test_a_broken_link_is_warned_of(html, link, tmp_path, caplog):
     assert record.getMessage().startswith(f"c.html links {link}: ")
 
 
-def test_links_of_a_notebook_are_those_of_the_site():
-    class Target(SimpleNamespace):
-        def url_relative_to(self, other):
-            return "../../GRAM/"
-
-    known = {"GRAM.md": Target()}
-    files = SimpleNamespace(get_file_from_path=known.get)
-    page = SimpleNamespace(file=SimpleNamespace(src_uri="notebooks/rules.ipynb"))
-    html = '<a href="../GRAM.md#x">G</a><a href="../NO.md">N</a><a href="https://x.y/z.md">Z</a>'
-    wanted = html.replace("../GRAM.md", "../../GRAM/")
-    assert hooks.on_page_content(html, page, files) == wanted
-    page.file.src_uri = "concepts/rules.md"
-    assert hooks.on_page_content(html, page, files) == html
-
-
 @pytest.mark.parametrize(
     ("html", "warnings"),
     [
@@ -136,7 +120,35 @@ def test_a_page_that_loads_from_another_server_is_warned_of(html, warnings, capl
     assert len(caplog.records) == warnings
 
 
-def test_the_page_of_the_python_api_has_each_entry_once():
-    page = hooks.Path(hooks.__file__).parent / "reference" / "api.md"
-    lines = [line for line in page.read_text().splitlines() if line.startswith(":::")]
-    assert len(lines) == len(set(lines)) > 30
+# notebooks
+
+
+nbformat = pytest.importorskip("nbformat", reason="needs the extra docs")
+nbclient = pytest.importorskip("nbclient", reason="needs the extra docs")
+
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_stored_with_its_outputs_and_without_errors(path):
+    cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    outputs = [output for cell in cells for output in cell.outputs]
+    assert any("image/png" in output.get("data", {}) for output in outputs)
+    assert not [output for output in outputs if output.output_type == "error"]
+    assert str(ROOT) not in path.read_text()
+
+
+@pytest.mark.integration
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs(path, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    notebook = nbformat.read(path, as_version=4)
+    folder = {"metadata": {"path": str(tmp_path)}}
+    nbclient.NotebookClient(
+        notebook, timeout=300, kernel_name="python3", resources=folder
+    ).execute()
+    texts = [cell.outputs for cell in notebook.cells if cell.cell_type == "code"]
+    assert any(texts)

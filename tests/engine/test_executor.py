@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections import deque
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -16,8 +18,16 @@ import fedsim
 from fedsim.config.run import RunConfig
 from fedsim.config.sections import ModelConfig
 from fedsim.core.errors import ConfigError, WorkerError
+from fedsim.engine.base import SAMPLES
+from fedsim.engine.ray import dispatch
+from fedsim.engine.ray.calls import EvaluationCall
+from fedsim.testing.rounds import results
+from tests.decomposing import OWN
+from tests.engine import chaos
 from tests.engine.broken import Holder
 from tests.engine.chaos import SHARE
+from tests.stopping import Stop, Stopper
+from tests.test_seams import BUFFERED
 
 pytestmark = pytest.mark.ray
 
@@ -137,3 +147,96 @@ def test_an_actor_without_the_gpu_that_ray_promised_is_refused(ray_folder, tmp_p
             fedsim.run(config(gpus_per_client=0.5), tmp_path / "run")
     finally:
         ray.shutdown()
+
+
+def buffered(method: str = "fedavg", *, rounds: int = 8, norm: str = "batch", **engine: object):
+    """A buffered run of the small network with the hooks of :mod:`tests.engine.chaos`."""
+    return fedsim.RunConfig(
+        algorithm=method,
+        data={"num_clients": 12},
+        model={"name": "tests.engine.chaos:model"},
+        train=BUFFERED["train"] | {"rounds": rounds, "momentum": 0.0},
+        clock=BUFFERED["clock"],
+        engine=SHARE | engine,
+    )
+
+
+@pytest.fixture(scope="module")
+def wanted(tmp_path_factory: pytest.TempPathFactory):
+    """The bytes of a run in one process."""
+    out = tmp_path_factory.mktemp("serial") / "run"
+    return results(fedsim.run(buffered(kind="serial"), out, progress=False))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("client_batch", [1, 3])
+def test_work_done_early_has_the_same_bytes(tmp_path, shared_ray, monkeypatch, client_batch):
+    taken, early = [], dispatch.Dispatcher.early
+    hand_out = dispatch.Dispatcher._hand_out
+
+    def early_first(own, waiting):
+        hand_out(own, deque(c for c in own._early.values() if not own._is_begun(c)))
+        hand_out(own, waiting)
+
+    monkeypatch.setattr(
+        dispatch.Dispatcher,
+        "early",
+        lambda own, block: taken.append(early(own, block)) or taken[-1],
+    )
+    monkeypatch.setattr(dispatch.Dispatcher, "_hand_out", early_first)
+    given = buffered(client_batch=client_batch)
+    store = fedsim.run(given, tmp_path / "ray", (), shared_ray, progress=False)
+    assert sum(call is not None for call in taken) > 5
+    serial = buffered(client_batch=client_batch, kind="serial")
+    assert results(store) == results(fedsim.run(serial, tmp_path / "serial", progress=False))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["train", "return"])
+def test_lost_work_of_any_version_is_done_again(moment, tmp_path, shared_ray, wanted, orders):
+    class Kill(fedsim.Callback):
+        def on_round_end(self, round, rows):
+            if round in (2, 4):
+                chaos.order(orders, moment, "SIGKILL")
+
+    store = fedsim.run(buffered(), tmp_path / "run", [Kill()], shared_ray, progress=False)
+    assert results(store) == wanted
+    assert len(store.read("errors"))
+
+
+@pytest.mark.slow
+def test_it_resumes_on_ray(tmp_path, shared_ray, wanted):
+    with pytest.raises(Stop):
+        fedsim.run(buffered(), tmp_path / "run", [Stopper(3)], shared_ray, progress=False)
+    store = fedsim.resume(tmp_path / "run", session=shared_ray, progress=False)
+    assert results(store) == wanted
+
+
+@pytest.mark.slow
+def test_each_model_is_put_once_for_all_actors(shared_ray, tmp_path, monkeypatch):
+    """Three actors share each model's batches; the new global model is also the next broadcast."""
+    puts, tasks = [], []
+    original, begin = ray.put, EvaluationCall.begin
+
+    def counting(value):
+        puts.append(value)
+        return original(value)
+
+    def watched(self, actor, send):
+        tasks.append({id(t.model[0]) for t in self.tasks if t.measure == SAMPLES})
+        return begin(self, actor, send)
+
+    monkeypatch.setattr(ray, "put", counting)
+    monkeypatch.setattr(EvaluationCall, "begin", watched)
+    settings = RunConfig(
+        data={"num_clients": 8, "min_samples": 4} | OWN,
+        train={"rounds": 3, "sample_rate": 0.5},
+        evaluation={"decompose_every": 1, "decompose_scope": "population", "batch_size": 16},
+        engine={"actors": 3} | SHARE,
+    )
+    fedsim.run(settings, tmp_path / "run", session=shared_ray)
+    vectors = [value for value in puts if hasattr(value, "nbytes")]
+    assert len(vectors) == 1 + 3 * (1 + 4), "the start, and each round's four and their mean"
+    assert len({id(value) for value in vectors}) == len(vectors)
+    shared = [one & other for one, other in pairwise(filter(None, tasks))]
+    assert sum(map(len, shared)) >= 3, "models whose batches two actors share"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 import fedsim
 from fedsim import algorithms
 from fedsim.config.run import RunConfig
+from fedsim.core.errors import FedsimError
 from fedsim.engine import serial
 from fedsim.engine.worker import Worker
 from fedsim.testing.rounds import difference, rounds, small
@@ -20,7 +22,9 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
+
 FILES = ("rounds.csv", "clients.csv", "classes.csv", "partition.csv", "model.safetensors")
+
 MODELS = {
     "cnn": {},
     "resnet18": {"image_size": 32, "augment": "crop_flip"},
@@ -71,6 +75,7 @@ def test_same_bytes_for_any_number_of_actors(method, model, precision, batch, sh
 
 
 ON_CARD = {"kind": "serial", "gpus_per_client": 1.0}
+
 DRAWING = {"cnn_reddi": {"image_size": 14}, "cnn": {}, "resnet18": {"image_size": 32}}
 
 
@@ -201,3 +206,29 @@ def test_killed_and_resumed(batch, tmp_path):
     again = driver.resume(stopped)
     for name in FILES:
         assert (again.path / name).read_bytes() == (reference.path / name).read_bytes(), name
+
+
+class Greedy(nn.Module):
+    """Asks for a tenth of the GPU in each training step."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.is_cuda and torch.is_grad_enabled() and len(x) > 2:  # a new model sees two images
+            total = torch.cuda.get_device_properties(x.device).total_memory
+            torch.empty(total // 10, dtype=torch.uint8, device=x.device)
+        return x
+
+
+def greedy(num_classes: int, in_channels: int, image_size: int) -> nn.Module:
+    pixels = in_channels * image_size**2
+    return nn.Sequential(Greedy(), nn.Flatten(), nn.Linear(pixels, num_classes))
+
+
+def test_out_of_memory_names_the_fraction_that_fits(shared_ray, tmp_path):
+    config = RunConfig(
+        model={"name": f"{__name__}:greedy"},
+        train={"rounds": 1},
+        engine={"gpus_per_client": 0.0625, "max_retries": 0, "cpus_per_client": 0.1},
+    )
+    fits = r"out of GPU memory: .*; --gpus-per-client 0\.\d+ would fit"
+    with pytest.raises(FedsimError, match=fits):
+        fedsim.run(config, tmp_path / "run", session=shared_ray)

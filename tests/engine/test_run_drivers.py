@@ -1,28 +1,32 @@
-"""Runs side by side on Ray, each in a placement group, have the bytes of runs alone."""
+"""Runs side by side on Ray, on one machine and on four, have the bytes of runs alone."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
+import subprocess
+import sys
+import time
 from collections import deque
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 import ray
+import yaml
+from ray.cluster_utils import Cluster
 
 import fedsim
 from fedsim.config.run import RunConfig
 from fedsim.config.sections import EngineConfig
 from fedsim.core.errors import ConfigError
-from fedsim.engine.ray import shared
-from fedsim.engine.ray.groups import Need, shared_ray
-from fedsim.engine.ray.pool import Session
+from fedsim.engine.ray.several import Need, shared_ray
 from fedsim.studies.parallel import control
 from fedsim.studies.processes import Processes
-from fedsim.training import assemble
-from fedsim.training.events import Done, Event, Job, Lost, RoundEnded
+from fedsim.training.events import ENDINGS, Done, Event, Job, Lost, RoundEnded, Started
+from tests.engine import fake_gpus
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("no_ray")]
 TABLES = ("rounds.csv", "clients.csv", "partition.csv", "model.safetensors")
@@ -108,22 +112,101 @@ def test_four_runs_with_two_drivers_one_of_which_is_killed(two_cores, tmp_path):
     assert ray.is_initialized(), "the connection stays the caller's"
 
 
-def test_runs_share_the_samples(two_cores, tmp_path, monkeypatch):
-    alone = fedsim.run(config(0, kind="serial"), tmp_path / "alone")
-    monkeypatch.setattr(shared, "SMALL", 1 << 10)
-    register, spec = shared.start_register(), assemble.prepare(config(0)).spec
-    copy = replace(spec, dataset=replace(spec.dataset, x=spec.dataset.x.copy()))
-    first, second = (shared.without_samples(given, register) for given in (spec, copy))
-    assert first.dataset.x == second.dataset.x, "one object"
-    with Session(EngineConfig(), register=register) as session:
-        ours = fedsim.run(config(0), tmp_path / "ours", session=session)
-        assert bytes_of(ours.path) == bytes_of(alone.path)
-        ray.kill(register)
-        again = fedsim.run(config(0), tmp_path / "again", session=session)
-        assert bytes_of(again.path) == bytes_of(alone.path)
-
-
 def test_too_many_are_refused_before_anything_is_made(two_cores):
     expected = r"^--parallel 3: so many runs with 1 .* fit, 2 do \("
     with pytest.raises(ConfigError, match=expected), processes([config(0)] * 4, 3):
         pytest.fail("it was made")
+
+
+# sixteen runs on a cluster of four nodes with a GPU each, of which an actor takes a half
+
+RUNS, ROUNDS = 16, 20
+HALF = {"gpus_per_client": 0.5, "cpus_per_client": 0.5, "actors": 2}
+
+
+@pytest.fixture
+def cluster(orders):
+    """A head and three nodes with a core and a GPU each: room for eight actors."""
+    size = {"num_cpus": 1, "num_gpus": 1, "object_store_memory": 100 << 20}
+    head = {**size, "include_dashboard": False, "temp_dir": f"{orders.parent}/h"}
+    made = Cluster(initialize_head=True, head_node_args=head)
+    for name in ("n1", "n2", "n3"):
+        made.add_node(**size, temp_dir=f"{orders.parent}/{name}")
+    yield made
+    ray.shutdown()
+    made.shutdown()
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The bytes of each run in one process."""
+    folder = tmp_path_factory.mktemp("alone")
+    runs = [fedsim.run(config(s, ROUNDS, kind="serial"), folder / str(s)) for s in range(RUNS)]
+    return [bytes_of(run.path) for run in runs]
+
+
+def kill(node) -> None:
+    """Ends the processes of a node as a power cut does."""
+    raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
+    for process in [raylet, *raylet.children(recursive=True)]:
+        process.kill()
+
+
+def test_a_node_is_lost_in_the_middle(cluster, alone, tmp_path):
+    fake_gpus.connect(cluster.address)
+    jobs = [Job(str(s), config(s, ROUNDS, **HALF), tmp_path / str(s)) for s in range(RUNS)]
+    active, most = set(), set()
+
+    def follow(_, job, event):
+        if isinstance(event, Started):
+            active.add(job.name)
+        if isinstance(event, ENDINGS):
+            active.discard(job.name)
+        most.add(len(active))
+        if isinstance(event, RoundEnded) and len(follower.of(Done)) >= 4 and len(nodes) == 3:
+            kill(nodes.pop())
+
+    nodes, follower = list(cluster.worker_nodes), Follower(follow)
+    with processes([job.config for job in jobs]) as (drivers, ray_of_runs):
+        assert (ray_of_runs.count, ray_of_runs.reservation.actors) == (4, 2)
+        run_all(jobs, drivers, follower)
+    assert max(most) == 4, "as many as fit"
+    assert len(follower.of(Done)) == RUNS
+    assert [bytes_of(job.out) for job in jobs] == alone
+
+
+def test_the_sweep_is_killed_and_started_again(cluster, alone, tmp_path):
+    file, out = tmp_path / "seeds.yaml", tmp_path / "out"
+    given = {
+        "algorithm": "fedavg",
+        "data": {"num_clients": 2},
+        "model": {"name": "logistic"},
+        "train": {"rounds": ROUNDS, "sample_rate": 1.0},
+        "engine": HALF,
+        "grid": {"seed": list(range(RUNS))},
+    }
+    file.write_text(yaml.safe_dump(given))
+    command = [sys.executable, "-m", "tests.engine.fake_gpus", cluster.address, "sweep", str(file)]
+    command += ["--out", str(out), "--parallel"]
+    here = {"cwd": Path(__file__).parents[2], "env": {**os.environ}}  # its cluster's secret, too
+    options = {"capture_output": True, "text": True, **here}
+
+    first = subprocess.Popen([*command, "4"], stdout=subprocess.PIPE, **here)
+    while len(list(out.glob("*/summary.csv"))) < 4 and first.poll() is None:
+        time.sleep(0.1)
+    first.kill()
+    assert first.wait() == -signal.SIGKILL
+    first.stdout.close()
+    finished = {path: path.stat().st_mtime_ns for path in out.glob("*/summary.csv")}
+    assert 4 <= len(finished) < RUNS
+
+    refused = subprocess.run([*command, "5"], **options)
+    assert refused.returncode == 2
+    assert re.match(r"error: --parallel 5: so many runs with 2 actors .*, 4 do \(", refused.stderr)
+    assert refused.stderr.count("\n") == 1
+
+    again = subprocess.run([*command, "auto"], **options)
+    assert again.returncode == 0, again.stderr
+    assert {path: path.stat().st_mtime_ns for path in finished} == finished
+    assert [bytes_of(out / f"seed={s}") for s in range(RUNS)] == alone
+    assert "seed=15" in again.stdout

@@ -39,7 +39,9 @@ from tests.tasks import tasks
 
 pytestmark = pytest.mark.ray
 
+
 M, SIZE, STATS = 5, 3_300_000, 1001
+
 EMPTY = np.empty(0, np.float32)
 
 
@@ -116,10 +118,9 @@ def trained(node, rows, ranges, first=0):
     return {3 * (first + i): Held(tuple(refs), i, block(3 * (first + i))) for i in range(len(rows))}
 
 
-def no_other(incidents):
-    """Nothing is lost, or an aggregator at most."""
-    assert [i.client_id for i in incidents] == [None]
-    return []
+def no_other(incident):
+    """No update is lost, an aggregator at most."""
+    raise AssertionError(incident)
 
 
 METHODS = {
@@ -187,12 +188,7 @@ def check_bits(nodes, methods):
 @pytest.mark.slow
 def test_aggregators_are_spread_and_a_dead_one_is_replaced_a_bounded_number_of_times(two_nodes):
     ranges = plan_shards(SIZE, 2, 2)
-    aggregators, incidents = Aggregators(ranges), []
-
-    def told(new):
-        incidents.extend(new)
-        return []
-
+    aggregators = Aggregators(ranges)
     try:
         rows, where = draw(), slice(0, SIZE)
         held = trained(two_nodes[1], rows, ranges)
@@ -200,72 +196,61 @@ def test_aggregators_are_spread_and_a_dead_one_is_replaced_a_bounded_number_of_t
         ask = lambda _: ray.get_runtime_context().get_node_id()  # noqa: E731 - travels by value
         places = [actor.__ray_call__.remote(ask) for actor in aggregators.actors]
         assert sorted(ray.get(places)) == sorted(two_nodes), "one on each node"
-        ray.kill(aggregators.actors[0])
-        assert (
-            cohort(rows, Sharded(aggregators=aggregators, held=held, again=told, max_retries=1))
-            .gram(where)
-            .tobytes()
-            == expected
-        )
-        (incident,) = incidents
-        assert (incident.client_id, incident.attempt) == (None, 1)
-        assert "its process died" in incident.error
-        ray.kill(aggregators.actors[1])
-        with pytest.raises(WorkerError, match="aggregation over the nodes: its process died"):
-            cohort(
-                rows, Sharded(aggregators=aggregators, held=held, again=told, max_retries=0)
-            ).gram(where)
+        for retries in (1, 0):
+            spread = Sharded(
+                aggregators=aggregators, held=held, again=no_other, max_retries=retries
+            )
+            ray.kill(aggregators.actors[retries])
+            if retries:
+                assert cohort(rows, spread).gram(where).tobytes() == expected
+                continue
+            with pytest.raises(WorkerError, match="aggregation over the nodes: its process died"):
+                cohort(rows, spread).gram(where)
     finally:
         aggregators.close()
 
 
 @pytest.mark.slow
-def test_lost_updates_are_computed_again_and_no_others(two_nodes):
+def test_lost_updates_are_computed_again(two_nodes):
     ranges = plan_shards(SIZE, 2, 2)
     aggregators, incidents = Aggregators(ranges), []
     rows, where = draw(), slice(0, SIZE)
-    held = {}
-    for i, row in enumerate(rows):
-        held |= trained(two_nodes[i % 2], row[None], ranges, i)
 
-    def again(new):
-        incidents.extend(new)
-        made = {}
-        for incident in new:
-            i = incident.client_id // 3
-            made |= trained(two_nodes[0], rows[i][None], ranges, i)
+    def train(node):
+        held = {}
+        for i, row in enumerate(rows):
+            held |= trained(two_nodes[(i + node) % 2], row[None], ranges, i)
+        return held
+
+    def again(incident):
+        incidents.append(incident)
         return [
-            ClientUpdate(client_id=c, num_samples=1, num_steps=1, held=h) for c, h in made.items()
+            ClientUpdate(client_id=c, num_samples=1, num_steps=1, held=h)
+            for c, h in train(1).items()
         ]
 
     dead = ray.remote(num_cpus=0)(Holder).remote()
     ray.kill(dead)
 
-    def lose(client):
-        one, _ = held[client].parts
-        gone = dead.ping.remote()
-        held[client] = Held((one, gone), 0, block(client))
+    def lose(spread, client):
+        one, _ = spread.held[client].parts
+        spread.held[client] = Held((one, dead.ping.remote()), 0, block(client))
 
     try:
         expected = cohort(list(rows))
-        there = cohort(
-            rows, Sharded(aggregators=aggregators, held=held, again=again, max_retries=1)
-        )
-        lose(3)
-        lose(9)
+        spread = Sharded(aggregators=aggregators, held=train(0), again=again, max_retries=1)
+        there = cohort(rows, spread)
+        lose(spread, 3)
         assert there.gram(where).tobytes() == expected.gram(where).tobytes()
-        assert [(i.client_id, i.attempt) for i in incidents] == [(3, 1), (9, 1)]
         weights = [np.arange(1.0, M + 1)]
-        lose(12)
+        lose(spread, 12)
         step = there.step(weights, [where])
         assert step.tobytes() == expected.step(weights, [where]).tobytes()
-        assert incidents[2].client_id == 12
-        lose(0)
-        given_up = cohort(
-            rows, Sharded(aggregators=aggregators, held=held, again=lambda _: [], max_retries=2)
-        )
+        assert [(i.client_id, i.attempt) for i in incidents] == [(None, 1)] * 2
+        lose(spread, 0)
+        spread.max_retries = 0
         with pytest.raises(WorkerError, match="aggregation over the nodes: its process died"):
-            given_up.gram(where)
+            cohort(rows, spread).gram(where)
     finally:
         aggregators.close()
 
@@ -306,13 +291,13 @@ def in_one_process(method):
     ["fedld", *(pytest.param(m, marks=pytest.mark.nightly) for m in ("fedavg", "fedbn"))],
 )
 def test_whole_runs_have_the_bytes_of_one_process(method, two_nodes, tmp_path, monkeypatch):
-    asked, ask = [], Aggregators.ask
+    asked, ask = [], Sharded._ask
 
-    def watched(self, what, args, held):
-        asked.append((what, len(args), len(held)))
-        return ask(self, what, args, held)
+    def watched(self, what, *args):
+        asked.append((what, len(self.aggregators.actors), len(self.held)))
+        return ask(self, what, *args)
 
-    monkeypatch.setattr(Aggregators, "ask", watched)
+    monkeypatch.setattr(Sharded, "_ask", watched)
     for shards in ("auto", 2):
         asked.clear()
         store = fedsim.run(config(method, shards), tmp_path / str(shards))
@@ -337,7 +322,7 @@ def test_a_lost_update_of_pooled_data_or_of_an_older_model_is_made_anew(
     given = config("fedavg" if method == "buffered" else method, 2)
     changes = {"model": given.model.model_copy(update={"name": "tests.engine.test_sharded:plain"})}
     if method == "buffered":
-        schedule = {"schedule": "tests.seams.buffered:build", "rounds": 4}
+        schedule = {"schedule": "tests.seams:buffered", "rounds": 4}
         changes["train"] = given.train.model_copy(update=schedule)
         speeds = {"samples_per_second": "lognormal(100, 0.8)"}
         changes["clock"] = given.clock.model_copy(update=speeds)
@@ -348,12 +333,12 @@ def test_a_lost_update_of_pooled_data_or_of_an_older_model_is_made_anew(
     ray.kill(dead)
     ask, lost = Sharded._ask, []
 
-    def losing(self, what, args):
+    def losing(self, what, *args):
         if what == "combine":
             client, own = next(iter(self.held.items()))
             self.held[client] = Held((own.parts[0], dead.ping.remote()), own.row, own.block)
             lost.append((client, own.block[0].version))
-        return ask(self, what, args)
+        return ask(self, what, *args)
 
     monkeypatch.setattr(Sharded, "_ask", losing)
     store = fedsim.run(given, tmp_path / "ray", progress=False)

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import stat
+import subprocess
 import sys
 import tempfile
 import warnings
@@ -22,6 +23,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fedsim.cli import main
+from tests.commands import clean_environment
 
 LONGEST = 1500
 """Characters of a line that a person still reads."""
@@ -134,8 +136,8 @@ def fedsim(*args: str) -> Result:
         warnings.filterwarnings("ignore", module=r"PIL\.")  # as fedsim.data.images does
         with answering(" ".join(args)):
             result = CliRunner().invoke(main, args)
-    told = [f"{w.category.__name__}: {w.message}" for w in caught]
-    assert not told, f"fedsim {' '.join(args)}: a warning of Python: {told[0]}"
+    report = [f"{w.category.__name__}: {w.message}" for w in caught]
+    assert not report, f"fedsim {' '.join(args)}: a warning of Python: {report[0]}"
     return result
 
 
@@ -208,3 +210,26 @@ def changes(before: Mapping[str, object], after: Mapping[str, object]) -> str:
     """Which paths differ."""
     paths = sorted(p for p in {*before, *after} if before.get(p) != after.get(p))
     return f"changed, new or lost: {', '.join(map(str, paths))}"
+
+
+def started(
+    tmp_path: Path, *args: str, without: tuple[str, ...] = (), **environment: str
+) -> subprocess.Popen[bytes]:
+    """``fedsim ARGS`` in a folder of its own."""
+    expected = clean_environment(PYTHONDONTWRITEBYTECODE="1", TMPDIR=str(tmp_path))
+    expected = {k: v for k, v in expected.items() if k not in without}
+    return subprocess.Popen(
+        [sys.executable, "-m", "fedsim", *args],
+        cwd=tmp_path,
+        env=expected | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def ended(process: subprocess.Popen[bytes]) -> tuple[int, bytes, bytes]:
+    out, err = process.communicate(timeout=300)
+    assert b"Traceback" not in err, err
+    return process.returncode, out, err

@@ -8,6 +8,7 @@ import json
 import random
 import struct
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -40,9 +41,11 @@ def arrays() -> dict[str, Content]:
     """An npz file of the layout of MedMNIST."""
     draw, data = np.random.default_rng(0), io.BytesIO()
     sizes = {"train": 40, "val": 8, "test": 16}
-    found = {f"{p}_images": draw.integers(0, 256, (n, 28, 28), np.uint8) for p, n in sizes.items()}
-    found |= {f"{p}_labels": np.arange(n, dtype=np.uint8)[:, None] % 2 for p, n in sizes.items()}
-    np.savez(data, **found)
+    outcome = {
+        f"{p}_images": draw.integers(0, 256, (n, 28, 28), np.uint8) for p, n in sizes.items()
+    }
+    outcome |= {f"{p}_labels": np.arange(n, dtype=np.uint8)[:, None] % 2 for p, n in sizes.items()}
+    np.savez(data, **outcome)
     return {"data/pneumoniamnist.npz": data.getvalue()}
 
 
@@ -130,7 +133,7 @@ def mutated(content: Content, draw: random.Random) -> bytes:
 def cases(name: str, number: int) -> list[Case]:
     """So many mutations of one of the files, which are refused or, by chance, still valid."""
     make, args = SETS[name]
-    found = []
+    outcome = []
     for seed in range(number):
         draw = random.Random(f"{name} {seed}")
         files = make()
@@ -140,8 +143,8 @@ def cases(name: str, number: int) -> list[Case]:
             del files[path]
         else:
             files[path] = mutated(files[path], draw)
-        found.append(Case(f"{name} {seed}, {path}", args, status=(0, 2), files=files))
-    return found
+        outcome.append(Case(f"{name} {seed}, {path}", args, status=(0, 2), files=files))
+    return outcome
 
 
 @pytest.mark.parametrize("number", parts(5))
@@ -154,3 +157,55 @@ def test_mutations(name: str, number: int, tmp_path: Path) -> None:
 def test_without_damage_they_are_valid(name: str, tmp_path: Path) -> None:
     make, args = SETS[name]
     tried([Case(name, args, status=(0,), files=make())], tmp_path)
+
+
+# image files that are others than their names say
+
+FEW = 6
+PARTITION = "partition -d folder --data-dir data --set data.image_size=8"
+
+
+def picture_as(form: str) -> bytes:
+    data = io.BytesIO()
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(data, form)
+    return data.getvalue()
+
+
+def pictures() -> dict[str, Content]:
+    """Six images."""
+    rows = [f"{i}.png,{'ab'[i % 2]},{'st'[i % 2]}" for i in range(FEW)]
+    files: dict[str, Content] = {f"data/{i}.png": picture_as("PNG") for i in range(FEW)}
+    files["data/labels.csv"] = "filename,label,site\n" + "\n".join(rows) + "\n"
+    return files
+
+
+BAD_IMAGES: dict[str, bytes] = {
+    "EPS": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n%%EOF\n",
+    "GIF": picture_as("GIF"),
+    "cut PNG": picture_as("PNG")[:60],
+    "cut JPEG": picture_as("JPEG")[:200],
+    "nothing": b"",
+    "NUL": bytes(100),
+}
+"""Contents of which no image can be made."""
+EXTENSIONS = ("png", "jpg", "tif")
+
+
+def with_image(content: bytes, extension: str, name: str) -> Case:
+    files = pictures()
+    files[f"data/1.{extension}"] = content
+    table = str(files["data/labels.csv"]).replace("1.png", f"1.{extension}")
+    files["data/labels.csv"] = table
+    return Case(name, PARTITION, f"data/1.{extension}", files=files)
+
+
+IMAGES = [
+    with_image(content, extension, f"{kind} as .{extension}")
+    for (kind, content), extension in product(BAD_IMAGES.items(), EXTENSIONS)
+]
+
+
+@pytest.mark.parametrize("part", parts(7))
+def test_other_files_than_images(part: int, tmp_path: Path) -> None:
+    tried(IMAGES[part::7], tmp_path)

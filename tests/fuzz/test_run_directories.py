@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import io
+import itertools
+import math
 import random
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import pytest
 
 import fedsim
 from fedsim.core.errors import Interrupted
-from tests.fuzz.harness import Case, parts, tried
+from tests.fuzz.harness import Case, check, parts, tried, workplace
+from tests.fuzz.harness import fedsim as command
+from tests.sampling import marked_beside
+from tests.unit.analysis.run_files import run_of
 
 pytestmark = pytest.mark.integration
 
@@ -151,7 +159,6 @@ READERS = ("table run", "runs run", "show run", "show run run")
 READERS += (
     "predict run --out p.csv",
     "resume run",
-    "partition run --plot h.png",
     "curves run --out c.png",
 )
 READ = ("summary.csv", "rounds.csv", "config.yaml", "env.json", "classes.csv", "partition.csv")
@@ -191,19 +198,132 @@ def test_in_use(finished: Path, interrupted: Path, tmp_path: Path) -> None:
     cases = [
         Case("run over a run", f"{quick} --out run", "--out run", files=runs),
         Case("run over half a run", f"{quick} --out run", "--out run", files=halfway),
-        Case("run inside a run", f"{quick} --out run/checkpoints/x", "--out run", files=runs),
         Case("sweep over a run", "sweep g.yaml --out run", "--out run", files=runs | grid),
         Case("sweep over half a run", "sweep g.yaml --out run", "--out run", files=halfway | grid),
-        Case("sweep inside a run", "sweep g.yaml --out run/x", "run", files=runs | grid),
         Case("sweep over another table", "sweep g.yaml --out run", "run", files=foreign | grid),
-        Case("sweep over another run", "sweep g.yaml --out run", "run", files=other | grid),
         Case("sweep into a file", "sweep g.yaml --out g.yaml", "g.yaml", files=grid),
         Case("partition over a run", "partition --out run", "partition.csv", files=runs),
-        Case("partition over half a run", "partition --out run", "partition.csv", files=halfway),
         Case("resume another seed", "resume run --set seed=3", "seed", files=halfway),
         Case("resume with other rounds", "resume run --set train.rounds=9", "train", files=halfway),
         Case("resume a sweep", "resume run", "config.yaml", files=other),
-        Case("resume its checkpoints", "resume run/checkpoints", "config.yaml", files=halfway),
         Case("report into a run", "report run --out run", "run", files=runs, status=(1, 2)),
     ]
     tried(cases, tmp_path)
+
+
+# odd results of methods that are compared: nobody leads whom runs are missing
+
+Values = Mapping[str, Mapping[tuple[int, int], float]]
+"""By method, partition and seed; infinite and missing ones are what these tests are about."""
+NAN, INF = math.nan, math.inf
+
+
+def over_seeds(**methods: tuple[float | None, ...]) -> Values:
+    """Values by training seed on one partition; None has no run."""
+    return {
+        name: {(0, seed): x for seed, x in enumerate(of) if x is not None}
+        for name, of in methods.items()
+    }
+
+
+def nested(**methods: tuple[tuple[float | None, ...], ...]) -> Values:
+    """Values by partition, and by training seed inside."""
+    return {
+        name: {
+            (part, seed): x
+            for part, of in enumerate(parts)
+            for seed, x in enumerate(of)
+            if x is not None
+        }
+        for name, parts in methods.items()
+    }
+
+
+EASY, HARD = (0.7, 0.72, 0.69, 0.71), 0.1
+NAMED: dict[str, Values] = {
+    "the hardest is missing": over_seeds(fedavg=(*EASY, HARD), fedprox=(0.65, 0.66, 0.64, 0.66)),
+    "the hardest is NaN": over_seeds(fedavg=(*EASY, HARD), fedprox=(0.65, 0.66, 0.64, 0.66, NAN)),
+    "the hardest is infinite": over_seeds(fedavg=(*EASY, HARD), fedprox=(0.6, 0.7, 0.6, 0.6, INF)),
+    "no common seed": over_seeds(fedavg=(0.5, 0.6), fedprox=(None, None, 0.7, 0.8)),
+    "one run": over_seeds(fedavg=(0.5,)),
+    "all NaN": over_seeds(fedavg=(NAN, NAN), fedprox=(NAN, NAN)),
+    "ties": over_seeds(fedavg=EASY, fedprox=EASY, fedld=EASY),
+    "constant": over_seeds(fedavg=(0.5,) * 4, fedprox=(0.6,) * 4),
+    "tiny": over_seeds(fedavg=(1e-300, 2e-300), fedprox=(3e-300, 1e-310)),
+    "a partition is missing": nested(fedavg=((0.5,), (0.6,), (0.1,)), fedprox=((0.4,), (0.5,))),
+    "a seed of a partition": nested(fedavg=((0.5, 0.6), (0.1, 0.2)), fedprox=((0.7, 0.8), (0.3,))),
+    "other seeds": nested(
+        fedavg=((0.5, None), (0.1, None)), fedprox=((None, 0.8), (None, 0.3)),
+    ),
+}  # fmt: skip
+RANDOM = 15
+"""Random tables beside the named ones."""
+
+
+def random_table(number: int) -> Values:
+    """Two to four methods, each with its own gaps."""
+    rng = random.Random(number)
+    runs = list(itertools.product(range(rng.randint(1, 5)), range(rng.randint(1, 2))))
+    odd = (NAN, INF, -INF, 0.0, 1.0, None)
+    scores: dict[str, dict[tuple[int, int], float]] = {}
+    for name in ("fedavg", "fedprox", "fedld", "moon")[: rng.randint(2, 4)]:
+        level = rng.choice((0.3, 0.5, 0.5))
+        values = {
+            run: rng.choice(odd) if rng.random() < 0.2 else level + rng.gauss(0, 0.02) + run[0] / 9
+            for run in runs
+        }
+        scores[name] = {run: x for run, x in values.items() if x is not None}
+    return scores
+
+
+TABLES = NAMED | {f"random {number}": random_table(number) for number in range(RANDOM)}
+FEW = ("the hardest is infinite", "all NaN", "a partition is missing")
+"""Tables of the slow tests; the others are nightly."""
+
+
+def write_runs(values: Values, root: Path) -> None:
+    """The run directories."""
+    root.mkdir()
+    for name, of in values.items():
+        for (part, seed), value in of.items():
+            more: dict[str, Any] = {"data.seed": part, "final_test_loss": value}
+            run_of(root, name, seed, [value], [value], **more)
+
+
+def compared(values: Values, folder: Path) -> None:
+    """Each command ends with status 0, or with one line and status 2."""
+    unit = ("--unit", "partition") if len({p for of in values.values() for p, _ in of}) > 1 else ()
+    commands = [
+        ("table", "runs", *unit),
+        ("table", "runs", *unit, "--baseline", "fedavg", "--test", "wilcoxon"),
+        ("table", "runs", *unit, "--baseline", "fedavg", "--test", "bayes", "--rope", "0.01"),
+        ("table", "--ranks", "runs", *unit, "--out", "ranks.svg", "--out", "ranks.csv"),
+        ("table", "runs", *unit, "--metric", "loss", "--baseline", "fedavg", "--out", "t.csv"),
+        ("table", "runs", *unit, "--metric", "scores", "--out", "t.tex"),
+        ("report", "runs", *unit, "--out", "page", "--baseline", "fedavg"),
+    ]
+    with workplace(folder) as work:
+        write_runs(values, work / "runs")
+        for arguments in commands:
+            result = command(*arguments)
+            check(Case(" ".join(arguments), list(arguments), status=(0, 2)), result)
+        for name in ("t.csv", "page/tables/accuracy_final.csv"):
+            if (work / name).is_file():
+                leaders(values, pd.read_csv(io.StringIO((work / name).read_text())))
+
+
+def leaders(values: Values, table: pd.DataFrame) -> None:
+    """Who leads a table has a finite value of every run that another method has one of."""
+    if "leads" not in table:
+        return
+    every = {run for of in values.values() for run, x in of.items() if math.isfinite(x)}
+    rows = table[table["leads"] == True]  # noqa: E712
+    for label in rows["label"]:
+        own = {run for run, x in values[label].items() if math.isfinite(x)}
+        assert own >= every, f"{label} leads without {every - own}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", marked_beside(FEW, sorted(TABLES), pytest.mark.nightly))
+def test_odd_tables(name: str, tmp_path: Path) -> None:
+    compared(TABLES[name], tmp_path / "odd")

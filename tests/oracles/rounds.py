@@ -1,10 +1,12 @@
-"""Whole rounds on quadratics in float64, written from the papers' algorithms; nothing is shared.
+"""Whole rounds on quadratics in float64, written from the papers, and server optimisers.
 
 F_i(w) = sum_k a_ik / 2 (w_k - b_ik)^2, full gradients; ``a`` and ``b`` are (N, d), ``cohorts`` a
 list of client lists, one per round. Every function gives the points after each round, (T, d).
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 
@@ -103,3 +105,54 @@ def feddyn(a, b, cohorts, alpha, samples=None):
         path.append(w)
         kept.append((h.copy(), lam.copy()))
     return np.array(path), kept
+
+
+def adaptive(kind, deltas, *, eta, beta1, beta2, tau, v0, corrected=False):
+    """Reddi et al., Algorithm 2; ``corrected`` as Flower's FedAdam, whose rounds count from 1."""
+    x, m, v, path = 0.0, 0.0, v0, []
+    for server_round, delta in enumerate(deltas, start=1):
+        m = beta1 * m + (1 - beta1) * delta
+        if kind == "adam":
+            v = beta2 * v + (1 - beta2) * delta**2
+        elif kind == "yogi":
+            above = int(v > delta**2) - int(v < delta**2)
+            v = v - (1 - beta2) * delta**2 * above
+        else:
+            v = v + delta**2
+        rate = eta
+        if corrected:
+            power = server_round + 1
+            rate = eta * math.sqrt(1 - beta2**power) / (1 - beta1**power)
+        x = x + rate * m / (math.sqrt(v) + tau)
+        path.append(x)
+    return path
+
+
+def momentum(deltas, *, beta, eta, nesterov=False, damped=False):
+    """Hsu et al.; ``damped`` lets the update enter with 1 - beta."""
+    x, v, path = 0.0, 0.0, []
+    for delta in deltas:
+        fresh = (1 - beta) * delta if damped else delta
+        v = beta * v + fresh
+        x = x + eta * (fresh + beta * v if nesterov else v)
+        path.append(x)
+    return path
+
+
+def slow_momentum(deltas, rates, *, alpha, beta):
+    """Wang et al., Algorithm 1; ``rates`` are the clients' per round."""
+    x, u, path = 0.0, 0.0, []
+    for delta, gamma in zip(deltas, rates, strict=True):
+        mean = x + delta
+        u = beta * u + (x - mean) / gamma
+        x = x - alpha * gamma * u
+        path.append(x)
+    return path
+
+
+def gradient_steps(w, a, b, lr, num_steps, mu=0.0):
+    """``num_steps`` gradient steps on F + mu/2 (w - w_start)^2 from w."""
+    start = w
+    for _ in range(num_steps):
+        w = w - lr * (a * (w - b) + mu * (w - start))
+    return w

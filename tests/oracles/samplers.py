@@ -98,8 +98,6 @@ WELL_POSED = (
     uneven,
 )
 """Inputs on which every rule with l1 or l2 weights is well defined."""
-WELL_CONDITIONED = (gaussian, conflicting)
-"""Inputs without null or tiny axes: the ``scalar`` weights and orientations are defined there."""
 
 
 def sample_counts(rng, m):

@@ -6,13 +6,12 @@ those of the training rows, so that they are computed once the parts are known, 
 split file gives other ones.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedsim.core.errors import ConfigError, DataError, nearest
 from fedsim.core.settings import Names, listed
@@ -22,24 +21,14 @@ from fedsim.data.dataset import OWN_TEST, SCOPE, TRAIN, DatasetInfo, Parts, Raw,
 from fedsim.data.readers.folder import odd_labels
 from fedsim.data.readers.tables import PARTS, check_patients, coded, coded_column, parts_of_rows
 
-Mask = NDArray[np.bool_]
-
 USUAL = ("target", "site", "patient", "split")
 """What a column may be beside a feature, and its name where ``data.columns`` gives none."""
 MISSING = frozenset(("", "?", "na", "n/a", "nan", "null"))
 """Cells without a value, in small letters."""
 NO_SITE = "(none)"
 """The site of rows for validation and test that belong to no site."""
-_MOST_CLASSES = 10_000
-_MOST_LEVELS = 1_000
 _COMPARED = 200
 """The most names of classes among which typing errors are looked for."""
-_FEW = 10
-"""So many whole numbers, or fewer, may be the codes of categories."""
-_EXACT = 2.0**53
-"""Below it whole numbers are exact as floats."""
-_SMALL = 1e-9
-"""Added to a standard deviation."""
 
 
 def read_csv(
@@ -63,28 +52,25 @@ def read_csv(
         missing: what becomes of rows with a missing value; mean, median: that of the training rows
             of the site is put in, or of all training rows where a site has none.
     """
-    file = request.own_folder
-    table, named = _read(request)
-    kinds = _features(table, named, features, categorical)
+    table, roles = _read(request)
+    kinds = _features(table, roles, features, categorical)
     remarks: tuple[str, ...] = ()
     if missing == "drop":
-        table, remarks = _complete(table, (*kinds, named["target"]))
-    classes, y = _target(table, named["target"])
+        table, remarks = _complete(table, (*kinds, roles["target"]))
+    classes, y = _target(table, roles["target"])
     meant = len(classes) > _COMPARED or all(_number(name) is not None for name in classes)
-    remarks = odd_labels(table, classes, y, named=meant, thing="row") + remarks
-    parts = parts_of_rows(table, named.get("split", ""), tuple(PARTS))
-    sites, site = _sites(table, named["site"], parts) if "site" in named else ((), None)
-    patients, patient = coded_column(table, named.get("patient", ""))
+    parts = parts_of_rows(table, roles.get("split", ""), tuple(PARTS))
+    sites, site = _sites(table, roles["site"], parts) if "site" in roles else ((), None)
+    patients, patient = coded_column(table, roles.get("patient", ""))
     check_patients(patient, site, parts, patients, table.where)
     blocks = {
         name: _numbers(table, name, missing) if level == "" else _categories(table, name, level)
         for name, level in kinds.items()
     }
     x = np.column_stack(list(blocks.values()))
-    if not x.shape[1]:
-        raise DataError(f"{file}: csv.categorical leaves out the only value of each feature")
-    prepare = _Prepared(
-        file=file,
+    prepare = partial(
+        prepared,
+        file=table.file,
         names=[name for name, block in blocks.items() for _ in range(block.shape[1])],
         x=x,
         site=np.zeros(len(x), np.int64) if site is None else site,
@@ -93,7 +79,7 @@ def read_csv(
         missing=missing,
     )
     return Raw(
-        source=file,
+        source=table.file,
         x=x,
         y=y,
         class_names=classes,
@@ -103,7 +89,7 @@ def read_csv(
         site_names=sites,
         patient=patient,
         patient_names=patients,
-        remarks=remarks + _filled_codes(blocks, missing),
+        remarks=odd_labels(table, classes, y, named=meant, thing="row") + remarks,
     )
 
 
@@ -116,55 +102,50 @@ def _read(request: Request) -> tuple[Table, dict[str, str]]:
     try:
         table = read_table(file, (target,))
     except DataError as error:
-        if "is given twice" in str(error) or "needed are the columns" not in str(error):
+        if "needed are the columns" not in str(error):
             raise
-        said = "" if "target" in request.columns else "data.columns.target names the classes; "
-        raise DataError(f"{error}; {said}{SCOPE}") from None
-    columns = list(table.columns)
-    named = {role: role for role in USUAL if role in columns}
+        raise DataError(f"{error}; data.columns.target names the classes; {SCOPE}") from None
+    roles = {role: role for role in USUAL if role in table.columns}
     for role, name in request.columns.items():
-        named[role] = _find_column(name, columns, f"data.columns.{role}")
-    twice = [role for role, name in named.items() if list(named.values()).count(name) > 1]
+        roles[role] = _column(table, name, f"data.columns.{role}")
+    twice = [role for role, name in roles.items() if list(roles.values()).count(name) > 1]
     if twice:
         raise ConfigError(
-            f"data.columns: {named[twice[0]]!r} is {' and '.join(twice)}, one column can be one"
+            f"data.columns: {roles[twice[0]]!r} is {' and '.join(twice)}, one column can be one"
         )
-    if "" in columns:
-        raise DataError(f"{file}: column {columns.index('') + 1} of the header has no name")
-    return table, named
+    if "" in table.columns:
+        number = list(table.columns).index("") + 1
+        raise DataError(f"{file}: column {number} of the header has no name")
+    return table, roles
 
 
-def _find_column(name: str, columns: Sequence[str], key: str) -> str:
+def _column(table: Table, name: str, key: str) -> str:
     """The column's name as the table has it, in small letters."""
-    if name.lower() not in columns:
+    if name.lower() not in table.columns:
         raise ConfigError(
-            f"{key}: there is no column {name!r}{nearest(name.lower(), columns)}; columns are "
-            f"{', '.join(columns)}"
+            f"{key}: there is no column {name!r}{nearest(name.lower(), table.columns)}; columns "
+            f"are {', '.join(table.columns)}"
         )
     return name.lower()
 
 
 def _features(
-    table: Table, named: Mapping[str, str], features: str, categorical: str
+    table: Table, roles: Mapping[str, str], features: str, categorical: str
 ) -> dict[str, str | None]:
-    """By feature the category without a column of its own; None where each has one, "" for numbers.
-
-    A name may hold an equals sign: the category begins after the last one.
-    """
-    columns = list(table.columns)
-    chosen = [_find_column(name, columns, "csv.features") for name in listed(features)]
+    """By feature the category without a column; None where each has one, "" for numbers."""
+    chosen = [_column(table, name, "csv.features") for name in listed(features)]
     for name in chosen:
-        if name in named.values() or chosen.count(name) > 1:
+        if name in roles.values() or chosen.count(name) > 1:
             why = "is no feature (data.columns)" if chosen.count(name) == 1 else "is given twice"
             raise ConfigError(f"csv.features: {name!r} {why}")
-    chosen = chosen or [name for name in columns if name not in named.values()]
+    chosen = chosen or [name for name in table.columns if name not in roles.values()]
     if not chosen:
         raise DataError(f"{table.file}: no column is left as a feature")
     kinds: dict[str, str | None] = dict.fromkeys(chosen, "")
     for cell in listed(categorical):
-        whole = cell.lower() in columns or "=" not in cell
+        whole = cell.lower() in table.columns or "=" not in cell
         name, _, level = (cell, "", "") if whole else cell.rpartition("=")
-        name = _find_column(name.strip(), columns, "csv.categorical")
+        name = _column(table, name.strip(), "csv.categorical")
         if kinds.get(name) != "":
             why = "is given twice" if name in kinds else "is no feature"
             raise ConfigError(f"csv.categorical: {name!r} {why}")
@@ -172,14 +153,14 @@ def _features(
     return kinds
 
 
-def _is_given(cell: str) -> bool:
+def _present(cell: str) -> bool:
     return cell.lower() not in MISSING
 
 
 def _complete(table: Table, columns: Sequence[str]) -> tuple[Table, tuple[str, ...]]:
     """The rows without a missing value, and a remark on the others."""
     cells = zip(*(table.columns[name] for name in columns), strict=True)
-    kept = [i for i, row in enumerate(cells) if all(map(_is_given, row))]
+    kept = [i for i, row in enumerate(cells) if all(map(_present, row))]
     if not kept:
         raise DataError(f"{table.file}: csv.missing=drop leaves no row, each has a missing value")
     if len(kept) == len(table):
@@ -190,22 +171,17 @@ def _complete(table: Table, columns: Sequence[str]) -> tuple[Table, tuple[str, .
 
 def _number(cell: str) -> float | None:
     """The cell as a finite number, of float32, else None; Python's 1_000 is a text."""
-    if "_" in cell:
-        return None
     try:
-        value = float(cell)
+        value = float(cell.replace("_", "x"))
     except ValueError:
         return None
     return value if abs(value) <= float(np.finfo(np.float32).max) else None
 
 
 def _level(cell: str) -> str:
-    """A category as a text: 1, 1.0 and +1 are the same, -0 is 0.
-
-    Whole numbers from 2^53 on stay as they are written: as floats several would be one.
-    """
+    """A category as a text: 1, 1.0 and +1 are the same, but not floats from 2^53 on."""
     value = _number(cell)
-    if value is None or abs(value) >= _EXACT:
+    if value is None or abs(value) >= 2.0**53:
         return cell
     return str(int(value)) if value.is_integer() else repr(value)
 
@@ -220,31 +196,24 @@ def _ordered(levels: set[str]) -> list[str]:
 
 def _target(table: Table, column: str) -> tuple[tuple[str, ...], I64]:
     """The names of the classes, and the class of each row."""
-    table.cells(column, _is_given, "the class is missing")
+    table.cells(column, _present, "the class is missing")
     odd = f"{{}} is no class; classes are whole numbers or names ({SCOPE})"
     cells = table.cells(column, lambda cell: (_number(cell) or 0.0).is_integer(), odd)
     levels = [_level(cell) for cell in cells]
     classes = _ordered(set(levels))
-    if not 2 <= len(classes) <= _MOST_CLASSES:
-        raise DataError(
-            f"{table.file}, column {column}: {len(classes)} classes, needed are 2 to "
-            f"{_MOST_CLASSES:,} ({SCOPE})"
-        )
+    if len(classes) < 2:
+        raise DataError(f"{table.file}, column {column}: one class, needed are two ({SCOPE})")
     number = {name: i for i, name in enumerate(classes)}
     return tuple(classes), np.array([number[level] for level in levels], dtype=np.int64)
 
 
 def _sites(table: Table, column: str, parts: Parts | None) -> tuple[tuple[str, ...], I64]:
     """The names of the sites, and that of each row; rows of common parts need none."""
-    names = []
-    for row, cell in enumerate(table.columns[column]):
-        where = f"{table.where(row)}, column {column}"
-        name = cell if _is_given(cell) else ""
-        if name == NO_SITE:
-            raise DataError(f"{where}: {name!r} stands for rows of no site")
-        if not name and (parts is None or parts[row] in (TRAIN, OWN_TEST)):
-            raise DataError(f"{where}: the site is missing")
-        names.append(name or NO_SITE)
+    needed = np.ones(len(table), bool) if parts is None else np.isin(parts, (TRAIN, OWN_TEST))
+    names = [cell if _present(cell) else NO_SITE for cell in table.columns[column]]
+    for row in np.flatnonzero(needed).tolist():
+        if names[row] == NO_SITE:
+            raise DataError(f"{table.where(row)}, column {column}: the site is missing")
     return coded(names, table.where, column)
 
 
@@ -252,118 +221,76 @@ def _numbers(table: Table, column: str, missing: str) -> F64:
     """(n, 1) a column of numbers, NaN where one is missing."""
     if missing == "refuse":
         how = "the value is missing ({}); csv.missing says what to do: drop, mean or median"
-        table.cells(column, _is_given, how)
+        table.cells(column, _present, how)
     odd = (
         "{} is no finite number; name the column in csv.categorical if it holds categories, or "
         "leave it out of csv.features"
     )
-    cells = table.cells(column, lambda cell: not _is_given(cell) or _number(cell) is not None, odd)
-    return np.array([_number(c) if _is_given(c) else np.nan for c in cells], np.float64)[:, None]
+    cells = table.cells(column, lambda cell: not _present(cell) or _number(cell) is not None, odd)
+    return np.array([_number(c) if _present(c) else np.nan for c in cells], np.float64)[:, None]
 
 
 def _categories(table: Table, column: str, left_out: str | None) -> F64:
     """(n, k) one column for each category but one: 1 where the cell has it, else 0."""
     missing = "the category is missing ({}); fill it in, or csv.missing=drop"
-    cells = [_level(cell) for cell in table.cells(column, _is_given, missing)]
+    cells = [_level(cell) for cell in table.cells(column, _present, missing)]
     levels = _ordered(set(cells))
     if left_out is not None and left_out not in levels:
         raise ConfigError(
             f"csv.categorical: {column}={left_out} given, but no row has it; values are "
             f"{', '.join(levels[:20])}"
         )
-    if len(levels) > _MOST_LEVELS:
-        raise ConfigError(
-            f"csv.categorical: {column} has {len(levels):,} values, at most {_MOST_LEVELS:,} are "
-            "coded"
-        )
     kept = np.array([level for level in levels if level != left_out], dtype=object)
     return (np.array(cells, dtype=object)[:, None] == kept).astype(np.float64)
 
 
-def _filled_codes(blocks: Mapping[str, F64], missing: str) -> tuple[str, ...]:
-    """A remark on columns of few whole numbers whose gaps are filled: they may be codes."""
-    few = [
-        name
-        for name, x in blocks.items()
-        if np.isnan(x).any()
-        and len(levels := np.unique(x[~np.isnan(x)])) <= _FEW
-        and (levels % 1 == 0).all()
-    ]
-    what = f"csv.missing={missing} fills gaps between few whole numbers: {', '.join(few)}"
-    return (f"{what} (categories belong into csv.categorical)",) if few else ()
+def prepared(
+    training: I64,
+    *,
+    file: Path,
+    names: Sequence[str],
+    x: F64,
+    site: I64,
+    no_site: int,
+    scaling: str,
+    missing: str,
+) -> Array:
+    """(n, d) float32: the features without gaps and scaled, by the numbers of the training rows.
 
-
-@dataclass(frozen=True, kw_only=True)
-class _Prepared:
-    """Makes the features, without gaps and scaled, by the training rows.
-
-    Args:
-        file: that was read, for messages.
-        names: the column of each of the d features.
-        x: (n, d), NaN where a value is missing.
-        site: (n,) of each row.
-        no_site: the number of the site that stands for no site.
-        scaling: ``site``, ``all`` or ``none``.
-        missing: ``mean`` or ``median`` where there are gaps.
+    ``x`` (n, d) has NaN where a value is missing, ``names`` are the columns of its features, and
+    ``site`` (n,) the rows' sites, of which ``no_site`` stands for none.
     """
-
-    file: Path
-    names: Sequence[str]
-    x: F64
-    site: I64
-    no_site: int
-    scaling: str
-    missing: str
-
-    def __call__(self, training: I64) -> Array:
-        """(n, d) float32, by the numbers (m,) of the training rows."""
-        train = np.zeros(len(self.x), dtype=bool)
-        train[training] = True
-        gaps = np.isnan(self.x).any()
-        if not train.any() and (self.scaling != "none" or gaps):
-            key = "missing" if self.scaling == "none" else "scaling"
-            raise DataError(
-                f"{self.file}: csv.{key}={getattr(self, key)} needs training rows; a column split "
-                "has to mark them (train)"
-            )
-        x = self._filled(train) if gaps else self.x
-        if self.scaling != "none":
-            scaled = _scaled(x, x[train])
-            for at_site, of_site in self._of_sites(train) if self.scaling == "site" else ():
-                scaled[at_site] = _scaled(x[at_site], x[of_site])
-            x = scaled
-        with np.errstate(over="ignore"):  # what does not fit is refused as not finite
-            return x.astype(np.float32)
-
-    def _filled(self, train: Mask) -> F64:
-        """The features with the mean or median of the site's training rows in the gaps."""
-        x, centre = self.x.copy(), np.mean if self.missing == "mean" else np.median
-        gaps = np.isnan(x)
-        for column in np.flatnonzero(gaps.any(axis=0)).tolist():
-            with_value = train & ~gaps[:, column]
-            if not with_value.any():
-                raise DataError(
-                    f"{self.file}: no training row has a value in column {self.names[column]}"
-                )
-            filled = np.full(len(x), centre(x[with_value, column]))
-            for at_site, known_here in self._of_sites(with_value):
-                filled[at_site] = centre(x[known_here, column])
-            x[gaps[:, column], column] = filled[gaps[:, column]]
-        return x
-
-    def _of_sites(self, rows: Mask) -> Iterator[tuple[Mask, Mask]]:
-        """Of each site that has some of the rows all of its rows, and those."""
-        for site in np.unique(self.site):
-            at_site = self.site == site
-            if site != self.no_site and (rows & at_site).any():
-                yield at_site, rows & at_site
+    train = np.zeros(len(x), dtype=bool)
+    train[training] = True
+    gaps = np.isnan(x)
+    if not train.any() and (scaling != "none" or gaps.any()):
+        key = f"missing={missing}" if scaling == "none" else f"scaling={scaling}"
+        raise DataError(
+            f"{file}: csv.{key} needs training rows; a column split has to mark them (train)"
+        )
+    sites = [site == s for s in np.unique(site) if s != no_site]
+    x, centre = x.copy(), np.mean if missing == "mean" else np.median
+    for column in np.flatnonzero(gaps.any(axis=0)).tolist():
+        present = train & ~gaps[:, column]
+        if not present.any():
+            raise DataError(f"{file}: no training row has a value in column {names[column]}")
+        values = np.full(len(x), centre(x[present, column]))
+        for rows in (rows for rows in sites if (rows & present).any()):
+            values[rows] = centre(x[rows & present, column])
+        x[gaps[:, column], column] = values[gaps[:, column]]
+    if scaling != "none":
+        unscaled, x = x, _scaled(x, x[train])
+        for rows in (rows for rows in sites if scaling == "site" and (rows & train).any()):
+            x[rows] = _scaled(unscaled[rows], unscaled[rows & train])
+    with np.errstate(over="ignore"):  # what does not fit is refused as not finite
+        return x.astype(np.float32)
 
 
 def _scaled(x: F64, training: F64) -> F64:
     """``(x - mean) / (sd + 1e-9)``; a column that is constant in training is not divided."""
     sd = training.std(axis=0, ddof=1) if len(training) > 1 else np.zeros(x.shape[1])
     constant = np.ptp(training, axis=0) == 0
-    scaled: F64 = (x - training.mean(axis=0)) / np.where(constant, 1.0, sd + _SMALL)
+    scaled: F64 = (x - training.mean(axis=0)) / np.where(constant, 1.0, sd + 1e-9)
     return scaled
 
 
@@ -375,7 +302,6 @@ DATASETS = (
         default_model="logistic",
         source="a CSV file with a header, as -d csv:FILE",
         needs_folder=True,
-        patients=True,
         columns=USUAL,
         prepared=True,
     ),

@@ -16,39 +16,29 @@ def digits(request: Request) -> Raw:
 
     Source: the test part of UCI's "Optical Recognition of Handwritten Digits". It has no parts of
     its own here: a test part is made.
-
-    Raises:
-        ConfigError: a folder is given, where there is nothing to read.
     """
     if request.folder is not None:
         raise ConfigError(f"data.dir {request.folder}: digits is embedded, it takes no folder")
-    table = _table(_file())
-    x = np.rint(table[:, :-1].reshape(-1, 1, 8, 8) * 255 / 16).astype(np.uint8)
+    table = _table()
     return Raw(
         source="scikit-learn",
-        x=x,
+        x=np.rint(table[:, :-1].reshape(-1, 1, 8, 8) * 255 / 16).astype(np.uint8),
         y=table[:, -1].astype(np.int64),
         class_names=tuple(map(str, range(10))),
-        mean=(0.5,),
-        std=(0.5,),
     )
 
 
 @cache
-def _table(file: Path) -> F64:
-    """(1797, 65) pixels and label, parsed once in a process that does many runs."""
-    return np.loadtxt(file, delimiter=",")
-
-
-def _file() -> Path:
-    """The file in the installed scikit-learn that its ``load_digits`` reads.
+def _table() -> F64:
+    """(1797, 65) pixels and label, of the file that scikit-learn's ``load_digits`` reads.
 
     It is read without scikit-learn, whose import takes a second.
     """
     package = importlib.util.find_spec("sklearn")
     if package is None or package.origin is None:
         raise ConfigError("data.name digits: scikit-learn, which has the images, is not installed")
-    return Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    return np.loadtxt(file, delimiter=",")
 
 
 DATASETS = (

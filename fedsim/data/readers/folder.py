@@ -16,12 +16,12 @@ from pathlib import Path
 import numpy as np
 
 from fedsim.core.errors import DataError
-from fedsim.core.tables import Table, TableRow, read_lines, read_table, whole_number
+from fedsim.core.tables import Table, read_lines, read_table
 from fedsim.core.types import I64
 from fedsim.data.cache import packed
 from fedsim.data.dataset import DatasetInfo, Raw, Request
-from fedsim.data.files import find_folder, inside, within
-from fedsim.data.images import decode
+from fedsim.data.files import find_folder, inside
+from fedsim.data.images import IMAGENET, decode
 from fedsim.data.readers.tables import (
     check_patients,
     coded,
@@ -31,18 +31,9 @@ from fedsim.data.readers.tables import (
 )
 
 DEFAULT_SIZE = 224
-ALIASES = {
-    "image": "filename",
-    "file": "filename",
-    "name": "filename",
-    "id_code": "filename",
-    "level": "label",
-    "grade": "label",
-    "diagnosis": "label",
-    "class": "label",
-}
+ALIASES = dict.fromkeys(("image", "file", "name", "id_code"), "filename")
+ALIASES |= dict.fromkeys(("level", "grade", "diagnosis", "class"), "label")
 _EXTENSIONS = ("", ".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
-_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 LISTED = 10
 """So many missing files or odd labels are named; of more the number is given."""
 SIMILAR, RARE = 0.85, 0.1
@@ -58,12 +49,13 @@ def folder(request: Request, *, strict_labels: bool = False) -> Raw:
     """
     root = find_folder(request.own_folder, (), ("labels.csv",), request.source)
     table = read_table(root / "labels.csv", ("filename", "label"), ALIASES)
-    classes, y = _classes(root / "classes.txt", table)
-    remarks = odd_labels(table, classes, y, named=(root / "classes.txt").exists())
+    listed = root / "classes.txt"
+    classes, y = _listed_classes(listed, table) if listed.exists() else _classes(table)
+    remarks = odd_labels(table, classes, y, named=listed.exists())
     if remarks and strict_labels:
         raise DataError(
             f"{root / 'labels.csv'}: {'; '.join(remarks)}; correct the table, or leave out "
-            "--strict-labels"
+            "folder.strict_labels"
         )
     files = _files(root, table)
     sites, site = coded_column(table, "site")
@@ -76,8 +68,8 @@ def folder(request: Request, *, strict_labels: bool = False) -> Raw:
         x=packed("folder", files, size, decode),
         y=y,
         class_names=classes,
-        mean=_MEAN,
-        std=_STD,
+        mean=IMAGENET[0],
+        std=IMAGENET[1],
         parts=parts,
         size=size,
         patient=patient,
@@ -90,63 +82,44 @@ def folder(request: Request, *, strict_labels: bool = False) -> Raw:
 
 
 def odd_labels(
-    table: Table,
-    classes: tuple[str, ...],
-    y: I64,
-    *,
-    named: bool,
-    thing: str = "image",
+    table: Table, classes: tuple[str, ...], y: I64, *, named: bool, thing: str = "image"
 ) -> tuple[str, ...]:
     """What is odd about the labels, in a line for each kind; nothing where all is well.
 
     A label that differs from a more frequent one by capitals, spaces, hyphens or underscores alone,
     or a rare one that is spelt nearly like it (:data:`SIMILAR`, :data:`RARE`; numbers in both have
-    to be the same), and classes with one image.
-
-    Args:
-        table: whose rows they are.
-        classes: their names.
-        y: (n,) the class of each row.
-        named: whether all are meant, as where classes.txt says which classes there are.
-        thing: what a row is.
+    to be the same), unless ``named``: all are meant; and classes with a single ``thing``.
     """
     count = Counter(y.tolist())
     labels, first = np.unique(y, return_index=True)
     line = {label: table.numbers[i] for label, i in zip(labels.tolist(), first, strict=True)}
+    spelt = {
+        label: re.sub(r"[\W_]", "", classes[label].casefold()) or classes[label] for label in count
+    }
+    frequent = [label for label, _ in count.most_common()]
+    alike: dict[int, int] = {}  # by rarer label the more frequent one
+    for place, rare in enumerate([] if named else frequent):
+        for other in (label for label in frequent[:place] if label not in alike):
+            seldom = count[rare] == 1 or count[rare] <= RARE * count[other]
+            if spelt[rare] == spelt[other] or (seldom and _alike(spelt[rare], spelt[other])):
+                alike[rare] = other
+                break
+    single = [label for label in sorted(count) if count[label] == 1 and label not in alike]
 
     def described(label: int) -> str:
         things = f"1 {thing}" if count[label] == 1 else f"{count[label]} {thing}s, first"
         return f"{classes[label]!r} ({things} in row {line[label]})"
 
-    spelt = {label: _spelling(classes[label]) for label in count}
-    frequent = [label for label, _ in count.most_common()]
-    alike: dict[int, int] = {}  # by rarer label the more frequent one
-    for place, rare in enumerate(frequent if not named else []):
-        seldom = count[rare] == 1
-        for other in (label for label in frequent[:place] if label not in alike):
-            typed = seldom or count[rare] <= RARE * count[other]
-            if spelt[rare] == spelt[other] or (typed and _alike(spelt[rare], spelt[other])):
-                alike[rare] = other
-                break
-    single = [label for label in sorted(count) if count[label] == 1 and label not in alike]
-    remarks = []
-    if alike:
-        pairs = [
-            f"{described(rare)} like {classes[other]!r} ({count[other]})"
-            for rare, other in sorted(alike.items())
-        ]
-        remarks.append(f"labels that may be typing errors: {_few(pairs)}")
-    if single:
-        noun = "class" if len(single) == 1 else "classes"
-        remarks.append(
-            f"{noun} with a single {thing}: {_few([described(label) for label in single])}"
-        )
-    return tuple(remarks)
-
-
-def _spelling(text: str) -> str:
-    """A label without capitals, spaces, hyphens and underscores, itself where nothing is left."""
-    return re.sub(r"[\W_]", "", text.casefold()) or text
+    pairs = [
+        f"{described(rare)} like {classes[other]!r} ({count[other]})"
+        for rare, other in sorted(alike.items())
+    ]
+    noun = "class" if len(single) == 1 else "classes"
+    remarks = {
+        "labels that may be typing errors": pairs,
+        f"{noun} with a single {thing}": [described(label) for label in single],
+    }
+    return tuple(f"{what}: {_few(labels)}" for what, labels in remarks.items() if labels)
 
 
 def _alike(rare: str, other: str) -> bool:
@@ -162,43 +135,35 @@ def _few(texts: list[str]) -> str:
 
 def _files(root: Path, table: Table) -> list[Path]:
     """The file of each row; a DataError says which are missing, and where they were looked for."""
-    seen: dict[Path, str] = {}
+    rows: dict[Path, str] = {}
     missing = []
+    places = [place for place in (root, root / "images") if place.is_dir()]
+    candidates = [(place, extension) for place in places for extension in _EXTENSIONS]
     for row in table:
-        path = _file(root, row)
-        if path is None:
-            missing.append(f"{row.values['filename']} ({row.where.rpartition(', ')[2]})")
-        elif path in seen:
-            raise DataError(f"{row.where}: {row.values['filename']!r} was given in {seen[path]}")
-        else:
-            seen[path] = row.where
+        name = row.values["filename"]
+        exist = (c for c in candidates if name and os.path.isfile(c[0] / f"{name}{c[1]}"))
+        place, extension = next(exist, (None, ""))
+        if place is None:
+            missing.append(f"{name} ({row.where.rpartition(', ')[2]})")
+            continue
+        path = inside(place, f"{name}{extension}", row.where)
+        if path in rows:
+            raise DataError(f"{row.where}: {name!r} was given in {rows[path]}")
+        rows[path] = row.where
     if missing:
-        places = f"{root} or {root / 'images'}" if (root / "images").is_dir() else str(root)
         verb = "is" if len(missing) == 1 else "are"
         raise DataError(
-            f"{table.file}: {len(missing)} of {len(table)} files {verb} missing in {places}: "
-            f"{_few(missing)}; add what is missing, or remove its rows"
+            f"{table.file}: {len(missing)} of {len(table)} files {verb} missing in "
+            f"{' or '.join(map(str, places))}: {_few(missing)}; add what is missing, or remove its "
+            "rows"
         )
-    return list(seen)
+    return list(rows)
 
 
-def _file(root: Path, row: TableRow) -> Path | None:
-    """The file of a row, None where there is none; a DataError where it leaves the folder."""
-    name = row.values["filename"]
-    for place in (root, root / "images"):
-        for extension in _EXTENSIONS:
-            if name and os.path.isfile(place / f"{name}{extension}"):
-                return inside(place, f"{name}{extension}", row.where)
-    within(root, name, row.where)
-    return None
-
-
-def _classes(names_file: Path, table: Table) -> tuple[tuple[str, ...], I64]:
-    """The class names and each row's class index."""
-    texts = [_with_decimal_point(text) for text in table.columns["label"]]
-    if names_file.exists():
-        names = _class_names(names_file)
-        return names, np.array([_index(row, names) for row in table], dtype=np.int64)
+def _classes(table: Table) -> tuple[tuple[str, ...], I64]:
+    """The class names and each row's class index: numbers without a gap, or sorted names."""
+    # 1.0 of 1,0, as Excel writes a whole number in many countries
+    texts = [re.sub(r"^(-?\d+),(0+)$", r"\1.\2", text) for text in table.columns["label"]]
     numeric = [text.replace(".", "", 1).lstrip("-").isdecimal() for text in texts]
     if not any(numeric):
         return coded(texts, table.where, "the label")
@@ -213,32 +178,23 @@ def _classes(names_file: Path, table: Table) -> tuple[tuple[str, ...], I64]:
     return names_by_number(y, table.where, "or named in a file classes.txt, one a line"), y
 
 
-def _with_decimal_point(text: str) -> str:
-    """``1.0`` of ``1,0``, as Excel writes a whole number in many countries."""
-    return text.replace(",", ".") if re.fullmatch(r"-?\d+,0+", text) else text
-
-
-def _class_names(file: Path) -> tuple[str, ...]:
-    lines: dict[str, int] = {}
-    for number, name in read_lines(file):
-        if name in lines:
-            raise DataError(f"{file}, row {number}: {name!r} was given in row {lines[name]}")
-        lines[name] = number
-    return tuple(lines)
-
-
-def _index(row: TableRow, names: tuple[str, ...]) -> int:
-    text = row.values["label"]
-    if text in names:
-        return names.index(text)
-    text = re.sub(r",0+$", "", text)
-    label = whole_number(text, f"{row.where}: label") if text.lstrip("-").isdecimal() else -1
-    if not 0 <= label < len(names):
-        raise DataError(
-            f"{row.where}: label {text!r} is outside the classes of classes.txt: "
-            f"{', '.join(names)}, or 0..{len(names) - 1}"
-        )
-    return label
+def _listed_classes(file: Path, table: Table) -> tuple[tuple[str, ...], I64]:
+    """The classes of classes.txt, and each row's class index: labels are names or numbers."""
+    names = tuple(name for _, name in read_lines(file))
+    if len(set(names)) < len(names):
+        raise DataError(f"{file}: {Counter(names).most_common(1)[0][0]!r} is given twice")
+    index = {str(i): i for i in range(len(names))} | {name: i for i, name in enumerate(names)}
+    labels = []
+    for row in table:
+        text = row.values["label"]
+        label = index.get(text, index.get(re.sub(r"[.,]0+$", "", text)))
+        if label is None:
+            raise DataError(
+                f"{row.where}: label {text!r} is outside the classes of classes.txt: "
+                f"{', '.join(names)}, or 0..{len(names) - 1}"
+            )
+        labels.append(label)
+    return names, np.array(labels, dtype=np.int64)
 
 
 DATASETS = (
@@ -250,6 +206,5 @@ DATASETS = (
         channels=3,
         source="a folder with labels.csv (filename,label[,site][,patient][,split]) and the images",
         needs_folder=True,
-        patients=True,
     ),
 )

@@ -2,68 +2,53 @@
 
 import gzip
 import math
-import zlib
 from pathlib import Path
 
 import numpy as np
 
-from fedsim.core.errors import DataError
+from fedsim.core.errors import DataError, one_line
 from fedsim.core.files import cache_dir
 from fedsim.core.types import Array
 from fedsim.data.dataset import DatasetInfo, Raw, Request, parts_of
 from fedsim.data.download import fetch
 from fedsim.data.files import check_images, check_labels, find_folder
 
-_IMAGES, _LABELS = 0x00000803, 0x00000801
-_DIGITS = tuple("0123456789")
-_CLOTHES = (
-    "T-shirt/top",
-    "trouser",
-    "pullover",
-    "dress",
-    "coat",
-    "sandal",
-    "shirt",
-    "sneaker",
-    "bag",
-    "ankle boot",
-)
+_CLOTHES = "T-shirt/top trouser pullover dress coat sandal shirt sneaker bag ankle_boot"
 
 
-def read_idx(path: Path, magic: int) -> Array:
-    """The uint8 array of an idx file: magic, one big-endian uint32 per dimension, then values.
+def read_idx(place: Path, stem: str, ndim: int) -> tuple[Array, Path]:
+    """The uint8 array of an idx file of that many dimensions, and the file, plain or gzip.
 
-    Raises:
-        DataError: truncated, too long, or of another kind than ``magic``.
+    It is a magic number, one big-endian uint32 per dimension, then the values.
     """
-    start = 4 + 4 * (magic & 0xFF)
+    path = place / stem if (place / stem).exists() else place / f"{stem}.gz"
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
-            head, data = stream.read(start), stream.read()
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: truncated or not a gzip file ({error})") from error
-    numbers = np.frombuffer(head, dtype=">u4") if len(head) == start else np.zeros(1)
-    if numbers[0] != magic:
-        raise DataError(f"{path}: not an idx file with magic 0x{magic:08x}")
-    shape = tuple(int(n) for n in numbers[1:])
-    count = math.prod(shape)
-    if len(data) != count:
-        how_many = "more" if len(data) > count else "fewer"
+        content = path.read_bytes()
+        content = gzip.decompress(content) if path.suffix == ".gz" else content
+        magic, *shape = np.frombuffer(content, ">u4", 1 + ndim).tolist()
+    except Exception as error:  # a damaged gzip file raises anything
         raise DataError(
-            f"{path}: truncated or damaged: {how_many} bytes of values than the header says, "
-            f"{' x '.join(map(str, shape))}"
+            f"{path}: missing, truncated or not an idx file ({one_line(error)})"
+        ) from error
+    if magic != 0x800 + ndim:
+        raise DataError(f"{path}: not an idx file with magic 0x{0x800 + ndim:08x}")
+    if len(content) != 4 + 4 * ndim + math.prod(shape):
+        raise DataError(
+            f"{path}: truncated or damaged: {len(content)} bytes do not hold "
+            f"{' x '.join(map(str, shape))} values"
         )
-    return np.frombuffer(data, dtype=np.uint8).reshape(shape)
+    return np.frombuffer(content, np.uint8, offset=4 + 4 * ndim).reshape(shape), path
 
 
 def mnist(request: Request) -> Raw:
     """MNIST: ``data.dir`` with the four files or with MNIST/raw/, or downloaded."""
-    return _read(request, "MNIST", _DIGITS, 0.1307, 0.3081)
+    return _read(request, "MNIST", tuple("0123456789"), 0.1307, 0.3081)
 
 
 def fashion_mnist(request: Request) -> Raw:
     """Fashion-MNIST: ``data.dir`` with the four files or FashionMNIST/raw/, or downloaded."""
-    return _read(request, "FashionMNIST", _CLOTHES, 0.2860, 0.3530)
+    names = tuple(name.replace("_", " ") for name in _CLOTHES.split())
+    return _read(request, "FashionMNIST", names, 0.2860, 0.3530)
 
 
 def _read(
@@ -72,18 +57,16 @@ def _read(
     if request.folder is None:
         place = _download(torchvision_name)
     else:
-        dashed = request.name.replace("_", "-")
+        dashed, stem = request.name.replace("_", "-"), "train-images-idx3-ubyte"
         below = (f"{torchvision_name}/raw", "raw", request.name, dashed)
-        stem = "train-images-idx3-ubyte"
-        place = find_folder(
-            request.folder, below, (stem, f"{stem}.gz"), f"{request.name}'s four files"
-        )
+        wanted = f"{request.name}'s four files"
+        place = find_folder(request.folder, below, (stem, f"{stem}.gz"), wanted)
     images, labels = [], []
     for part in ("train", "t10k"):
-        file = _either(place, f"{part}-labels-idx1-ubyte")
-        labels.append(check_labels(read_idx(file, _LABELS), len(names), str(file)))
-        file = _either(place, f"{part}-images-idx3-ubyte")
-        images.append(check_images(read_idx(file, _IMAGES), len(labels[-1]), str(file)))
+        y, file = read_idx(place, f"{part}-labels-idx1-ubyte", 1)
+        labels.append(check_labels(y, len(names), str(file)))
+        x, file = read_idx(place, f"{part}-images-idx3-ubyte", 3)
+        images.append(check_images(x, len(y), str(file)))
     if images[0].shape[1:] != images[1].shape[1:]:
         raise DataError(f"{place}: training and test images differ in size")
     return Raw(
@@ -97,19 +80,11 @@ def _read(
     )
 
 
-def _either(place: Path, stem: str) -> Path:
-    for path in (place / stem, place / f"{stem}.gz"):
-        if path.exists():
-            return path
-    raise DataError(f"{place}: no {stem} or {stem}.gz")
-
-
 def _download(torchvision_name: str) -> Path:
     """Downloads the four files that torchvision's class names, from the mirrors it names."""
     from torchvision import datasets
 
-    source = getattr(datasets, torchvision_name)
-    folder = f"{torchvision_name}/raw"
+    source, folder = getattr(datasets, torchvision_name), f"{torchvision_name}/raw"
     for file, md5 in source.resources:
         fetch(tuple(mirror + file for mirror in source.mirrors), md5, folder, file)
     return cache_dir() / folder

@@ -1,13 +1,12 @@
 """LEAF's data sets of images, and what all of LEAF's json files have in common.
 
-A folder train/, test/ or val/ holds any number of json files, each with ``users`` and
-``user_data`` ({user: {x: [...], y: [...]}}); ``num_samples`` is not looked at, since it is wrong
-in some of LEAF's own files. Users become sites.
+A folder train/, test/ or val/ holds any number of json files, each with ``user_data``, {user: {x:
+[...], y: [...]}}; ``num_samples``, which is wrong in some of LEAF's own files, and ``users`` are
+not looked at. Users become sites.
 """
 
 import json
 import string
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -43,12 +42,7 @@ Convert = Callable[[Samples], tuple[Array, I64]]
 
 
 def place(request: Request) -> Path:
-    """The folder with train/ and test/: ``data.dir``, data/ in it, or that of the data set's name.
-
-    Raises:
-        ConfigError: no folder was given.
-        DataError: there are no such folders.
-    """
+    """The folder with train/ and test/: ``data.dir``, data/ in it, or of the data set's name."""
     name = request.name
     below = ("data", name, f"{name}/data", f"data/{name}", f"data/{name}/data")
     return find_folder(request.own_folder, below, ("train", "test"), SOURCE)
@@ -58,28 +52,25 @@ def gather(folder: Path, convert: Convert) -> Raw:
     """All samples in the order of part, user's name, file; users are sites, sorted by name.
 
     Without train/ the samples of test/ are all there is: they count as training samples, of which
-    a test part is drawn later, within each user's.
-
-    ``convert`` is called once for each user's samples in one part; class names are not set.
-
-    Raises:
-        DataError: a malformed file; names file and user.
+    a test part is drawn later, within each user's. Class names are not set.
     """
     blocks: dict[tuple[int, str], tuple[Array, I64]] = {}
-    whose: dict[tuple[int, str], str] = {}
+    where: dict[tuple[int, str], str] = {}
+    shape: tuple[int, ...] = ()
     for name, part in _PARTS:
         for samples in _users(folder / name) if (folder / name).is_dir() else ():
             key = part, samples.user
-            if key in whose:
-                raise DataError(f"{samples.where}: the user is also in {whose[key]}")
-            whose[key] = samples.where.partition(", user")[0]
-            block = convert(samples) if samples.y else None
-            if block is not None and len(block[1]):
-                first = next(iter(blocks.values()), block)[0].shape[1:]
-                if block[0].shape[1:] != first:
-                    shapes = f"x of shape {block[0].shape[1:]}, before it was {first}"
-                    raise DataError(f"{samples.where}: {shapes}")
-                blocks[key] = block
+            if key in where:
+                raise DataError(f"{samples.where}: the user is also in {where[key]}")
+            where[key] = samples.where
+            if not samples.y:
+                continue
+            x, y = convert(samples)
+            shape = shape if blocks else x.shape[1:]
+            if x.shape[1:] != shape:
+                raise DataError(f"{samples.where}: x of shape {x.shape[1:]}, before it was {shape}")
+            if len(y):
+                blocks[key] = x, y
     if not blocks:
         raise DataError(f"{folder}: the json files hold no samples")
     order = sorted(blocks)
@@ -95,18 +86,14 @@ def gather(folder: Path, convert: Convert) -> Raw:
         y=np.concatenate([blocks[key][1] for key in order]),
         class_names=(),
         parts=parts,
-        site=np.repeat(np.array([number[user] for _, user in order]), sizes),
+        site=np.repeat([number[user] for _, user in order], sizes),
         site_names=tuple(names),
         sites_are_users=True,
     )
 
 
 def labels(samples: Samples, num_classes: int) -> I64:
-    """(n,) class indices; LEAF writes some as floats.
-
-    Raises:
-        DataError: no whole number in 0..num_classes-1.
-    """
+    """(n,) class indices; LEAF writes some as floats."""
     values = numbers(samples.y, "y", samples.where)
     inside = (values >= 0) & (values < num_classes) & (values == np.floor(values))
     wrong = np.flatnonzero(~inside) if values.ndim == 1 else [0]
@@ -119,11 +106,7 @@ def labels(samples: Samples, num_classes: int) -> I64:
 
 
 def numbers(values: list[Any], name: str, where: str) -> Array:
-    """Nested lists as a float64 array.
-
-    Raises:
-        DataError: they are no numbers, or of different lengths.
-    """
+    """Nested lists as a float64 array; a DataError where they are no numbers, or uneven."""
     try:
         return np.array(values, dtype=np.float64)
     except (TypeError, ValueError, OverflowError) as error:
@@ -133,15 +116,10 @@ def numbers(values: list[Any], name: str, where: str) -> Array:
 
 
 def read(file: Path) -> dict[str, Any]:
-    """The object in a json file.
-
-    Raises:
-        DataError: not readable, no json, or another value than an object.
-    """
+    """The object in a json file; a DataError where there is none."""
     try:
-        with file.open(encoding="utf-8-sig") as stream:
-            content = json.load(stream)
-    except (OSError, ValueError, RecursionError, MemoryError) as error:
+        content = json.loads(file.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{file}: truncated or no json file ({one_line(error)})") from error
     if not isinstance(content, dict):
         raise DataError(f"{file}: holds a {type(content).__name__}, needed is an object")
@@ -154,29 +132,17 @@ def _users(folder: Path) -> Iterator[Samples]:
     if not files:
         raise DataError(f"{folder}: there is no json file")
     for file in files:
-        content = read(file)
-        users, data = content.get("users"), content.get("user_data")
-        if not isinstance(users, list) or not isinstance(data, dict):
-            raise DataError(f"{file}: needed are the keys users (a list) and user_data (an object)")
-        (name, times), *_ = Counter(map(str, users)).most_common(1) or [("", 0)]
-        if times > 1:
-            raise DataError(f"{file}, user {name!r}: {times} times in users")
-        odd = set(map(str, users)) ^ set(data)
-        if odd:
-            name = min(odd)
-            missing, other = ("user_data", "users") if name not in data else ("users", "user_data")
-            raise DataError(f"{file}, user {name!r}: in {other}, but not in {missing}")
-        for user, samples in data.items():
-            yield _checked(user, samples, f"{file}, user {user!r}")
-
-
-def _checked(user: str, record: Any, where: str) -> Samples:
-    x, y = (record.get("x"), record.get("y")) if isinstance(record, dict) else (None, None)
-    if not isinstance(x, list) or not isinstance(y, list):
-        raise DataError(f"{where}: needed are the lists x and y")
-    if len(x) != len(y):
-        raise DataError(f"{where}: x has {len(x)} samples, y has {len(y)}")
-    return Samples(user, x, y, where)
+        users = read(file).get("user_data")
+        if not isinstance(users, dict):
+            raise DataError(f"{file}: needed is the key user_data, an object")
+        for user, record in users.items():
+            where = f"{file}, user {user!r}"
+            x, y = map(record.get, "xy") if isinstance(record, dict) else (None, None)
+            if not isinstance(x, list) or not isinstance(y, list):
+                raise DataError(f"{where}: needed are the lists x and y")
+            if len(x) != len(y):
+                raise DataError(f"{where}: x has {len(x)} samples, y has {len(y)}")
+            yield Samples(user, x, y, where)
 
 
 def femnist(request: Request) -> Raw:

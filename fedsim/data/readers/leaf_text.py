@@ -8,7 +8,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
-from pathlib import Path
 from types import UnionType
 from typing import Any
 
@@ -35,9 +34,7 @@ _LETTER[[ord(letter) for letter in LETTERS]] = np.arange(len(LETTERS))
 def shakespeare(request: Request) -> Raw:
     """Windows of 80 characters and the next one, a user per role; 80 symbols.
 
-    A character outside the alphabet becomes ``}``, the last symbol: there LEAF's own -1 ends up.
-    A test part that is drawn, where the files bring none, shares windows with the training part;
-    LEAF's own leaves a gap.
+    A character outside the alphabet becomes ``}``, the last symbol, where LEAF's own -1 ends up.
     """
     raw = gather(place(request), _shakespeare)
     return replace(raw, class_names=tuple(LETTERS), vocabulary=len(LETTERS))
@@ -64,32 +61,22 @@ def sent140(request: Request) -> Raw:
     where that file lies beside train/ or one folder above it, else the 10,000 words that are most
     frequent in the training part (ties by alphabet). V stands for unknown words and fills up.
     """
-    folder, number_of = place(request), {PADDING: 0}
+    folder, known = place(request), request.known_words
 
     def convert(samples: Samples) -> tuple[Array, I64]:
         for i, x in enumerate(samples.x):
             if not isinstance(x, list) or len(x) < 5 or not isinstance(x[4], str):
                 raise DataError(f"{samples.where}: x of sample {i} is no list with a text at 4")
-        return encoded([sample[4] for sample in samples.x], number_of, WORDS), labels(samples, 2)
+        return np.array([sample[4] for sample in samples.x], dtype=object), labels(samples, 2)
 
     raw = gather(folder, convert)
-    words = _published(folder) if request.known_words is None else request.known_words
-    if words is None:
-        words = frequent(raw.x[raw.parts == TRAIN], number_of, 1, VOCABULARY)
-    x = renumbered(number_of, words, unknown=len(words))[raw.x]
-    names = ("negative", "positive")
-    return replace(raw, x=x, class_names=names, vocabulary=len(words) + 1, words=tuple(words))
-
-
-def _published(folder: Path) -> list[str] | None:
-    """The words of embs.json in ``folder`` or above it, None where there is none."""
     for file in (folder / "embs.json", folder.parent / "embs.json"):
-        if file.is_file():
-            words = read(file).get("vocab")
-            if not isinstance(words, list) or not all(isinstance(w, str) for w in words):
-                raise DataError(f"{file}: vocab is no list of words")
-            return words
-    return None
+        if known is None and file.is_file():
+            known = tuple(map(str, read(file).get("vocab", ())))
+    training = np.equal(raw.parts, TRAIN)
+    x, words = tokens(raw.x.tolist(), WORDS, training, VOCABULARY, known)
+    names = ("negative", "positive")
+    return replace(raw, x=x, class_names=names, vocabulary=len(words) + 1, words=words)
 
 
 def reddit(request: Request) -> Raw:
@@ -117,11 +104,11 @@ def reddit(request: Request) -> Raw:
             inputs += _numbered(number_of, x)
             targets += _numbered(number_of, y)
             counts += counted
-        tokens = np.array(inputs, dtype=np.int32).reshape(-1, SEQUENCE)
+        ids = np.array(inputs, dtype=np.int32).reshape(-1, SEQUENCE)
         following = np.array(targets, dtype=np.int64).reshape(-1, SEQUENCE)
         following[np.array(counts).reshape(-1, SEQUENCE) == 0] = -1
         kept = (following >= 0).any(axis=1)
-        return tokens[kept], following[kept]
+        return ids[kept], following[kept]
 
     raw = gather(place(request), convert)
     words = request.known_words
@@ -155,16 +142,26 @@ def _sequences(value: Any, kind: type | UnionType, where: str) -> list[Any]:
     return flat
 
 
-def encoded(texts: Sequence[str], number_of: dict[str, int], length: int) -> Array:
-    """(N, length) int32 numbers of the first words of each text, filled up with number 0.
+def tokens(
+    texts: Sequence[str],
+    length: int,
+    training: Array,
+    most: int,
+    vocabulary: tuple[str, ...] | None = None,
+) -> tuple[Array, tuple[str, ...]]:
+    """Token ids (N, length) int32 of the first words of texts, and the vocabulary of V words.
 
-    Words are ``[\\w']+`` and the marks ``.,!?;``; new ones get the next numbers in ``number_of``.
+    Words are ``[\\w']+`` and the marks ``.,!?;``. Token V stands for unknown words and fills up. By
+    default the vocabulary is the ``most`` most frequent words of the ``training`` (N,) texts.
     """
+    number_of = {PADDING: 0}
     x = np.zeros((len(texts), length), dtype=np.int32)
     for row, text in zip(x, texts, strict=True):
         ids = _numbered(number_of, _WORD.findall(text)[:length])
         row[: len(ids)] = ids
-    return x
+    if vocabulary is None:
+        vocabulary = tuple(frequent(x[training], number_of, 1, most))
+    return renumbered(number_of, vocabulary, unknown=len(vocabulary))[x], vocabulary
 
 
 def _numbered(number_of: dict[str, int], words: Sequence[str]) -> list[int]:

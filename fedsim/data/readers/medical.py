@@ -23,11 +23,11 @@ from fedsim.core.types import I64, Array
 from fedsim.data.cache import packed
 from fedsim.data.dataset import DatasetInfo, Raw, Request, parts_of
 from fedsim.data.files import find_folder, inside
-from fedsim.data.images import decode, load_array
+from fedsim.data.images import IMAGENET, decode, load_array
+from fedsim.data.readers.tables import coded
 
 PUBLISHED_SIZE = 384
 RETINA_STORED = 256
-_IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def retina(request: Request) -> Raw:
@@ -50,7 +50,7 @@ def covid_fl(request: Request) -> Raw:
     """
     size = request.image_size or PUBLISHED_SIZE
     classes = ("normal", "pneumonia", "COVID-19")
-    return _read(request, "COVID-FL", classes, (size, size), decode, _IMAGENET)
+    return _read(request, "COVID-FL", classes, (size, size), decode, IMAGENET)
 
 
 def _read(
@@ -72,9 +72,11 @@ def _read(
             files.append(inside(root / part, name, where))
             if name not in labels:
                 raise DataError(f"{where}: {name!r} has no label in {root}/labels.csv")
-    stems = [re.sub(r"_(left|right)$", "", Path(name).stem) for name in (*train, *test)]
-    people, patient = np.unique(np.array(stems), return_inverse=True)
-    with_patients = request.name == "retina"
+    people: tuple[str, ...] = ()
+    patient: I64 | None = None
+    if request.name == "retina":
+        stems = [re.sub(r"_(left|right)$", "", Path(name).stem) for name in (*train, *test)]
+        people, patient = coded(stems, str, "the patient")
     return Raw(
         source=root,
         x=packed(request.name, files, sizes[1], decoder),
@@ -85,31 +87,30 @@ def _read(
         parts=parts_of(len(train), 0, len(test)),
         size=sizes[0],
         augment=request.name,
-        patient=patient.astype(np.int64) if with_patients else None,
-        patient_names=tuple(map(str, people)) if with_patients else (),
+        patient=patient,
+        patient_names=people,
         files=tuple(file.relative_to(root).as_posix() for file in files),
-        clients=_indices(_clients(root, request.split), [*train], listing, root / "train"),
+        clients=_clients(root, request.split, listing, [*train]),
     )
 
 
-def _names(path: Path) -> dict[str, str]:
-    """The names of a list in order, with "file, row n" of each; refuses one that is given twice."""
-    seen: dict[str, str] = {}
+def _names(path: Path, earlier: dict[str, str] | None = None) -> dict[str, str]:
+    """The names of a list in order, with "file, row n" of each; refuses one given ``earlier``."""
+    rows: dict[str, str] = {}
     for row, (name, *_) in records(path):
-        where = f"{path}, row {row}"
-        if name in seen:
-            earlier = seen[name].removeprefix(f"{path}, ")
-            raise DataError(f"{where}: {name!r} was given in {earlier} already")
-        seen[name] = where
-    return seen
+        twice = rows.get(name) or (earlier or {}).get(name)
+        if twice:
+            raise DataError(f"{path}, row {row}: {name!r} was given in {twice} already")
+        rows[name] = f"{path}, row {row}"
+    return rows
 
 
 def _labels(path: Path, num_classes: int) -> dict[str, int]:
     labels: dict[str, int] = {}
-    for row, (name, *rest) in records(path):
-        where = f"{path}, row {row}"
+    for row, cells in records(path):
+        where, (name, *rest) = f"{path}, row {row}", cells
         if len(rest) != 1:
-            raise DataError(f"{where}: {','.join((name, *rest))!r} is not name,label")
+            raise DataError(f"{where}: {','.join(cells)!r} is not name,label")
         label = whole_number(rest[0], f"{where}: label")
         if not 0 <= label < num_classes:
             raise DataError(f"{where}: label {label} is outside the classes 0..{num_classes - 1}")
@@ -119,47 +120,39 @@ def _labels(path: Path, num_classes: int) -> dict[str, int]:
     return labels
 
 
-def _clients(root: Path, split: str | None) -> dict[str, dict[str, str]]:
-    """The clients' lists of ``split``: "split_2", "5_clients/split_2", or None: the first one."""
+def _clients(
+    root: Path, split: str | None, listing: Path, train: list[str]
+) -> dict[str, I64] | None:
+    """The clients' images as positions in the training list, None without lists.
+
+    ``split`` is "split_2", "5_clients/split_2", or None: the first one.
+    """
     folders = sorted(p for p in root.glob("*_clients/*") if p.is_dir())
     if not folders and split is None:
-        return {}
-    by_name: dict[str, list[Path]] = {}
-    for folder in folders:
-        for name in (folder.name, f"{folder.parent.name}/{folder.name}"):
-            by_name.setdefault(name, []).append(folder)
+        return None
     wanted = split or min(p.name for p in folders)
-    if wanted not in by_name:
+    names = {p: f"{p.parent.name}/{p.name}" for p in folders}
+    matching = [p for p in folders if wanted in (p.name, names[p])]
+    if len(matching) != 1:
+        near = nearest(wanted, [*names.values(), *(p.name for p in folders)])
+        what = "is ambiguous" if matching else f"is unknown{near}"
         raise DataError(
-            f"data.partition_file of {root}: split folder {wanted!r} is unknown"
-            f"{nearest(wanted, by_name)}; there are: {', '.join(by_name)}"
+            f"data.partition_file of {root}: split folder {wanted!r} {what}; there are: "
+            f"{', '.join(names.values())}"
         )
-    matching = by_name[wanted]
-    if len(matching) > 1:
-        both = ", ".join(f"{p.parent.name}/{p.name}" for p in matching)
-        raise DataError(f"data.partition_file {wanted!r} of {root} is ambiguous: {both}")
-    lists = {path.stem: _names(path) for path in sorted(matching[0].glob("*.csv"))}
-    if not lists:
-        raise DataError(f"{matching[0]}: no client lists (*.csv)")
-    return lists
-
-
-def _indices(
-    lists: dict[str, dict[str, str]], train: list[str], listing: Path, train_folder: Path
-) -> dict[str, I64] | None:
-    """The clients' images as positions in the training list, or None without lists."""
     position = {name: i for i, name in enumerate(train)}
-    owner: dict[str, str] = {}
-    for listed in lists.values():
-        for name, where in listed.items():
+    seen: dict[str, str] = {}
+    clients: dict[str, I64] = {}
+    for path in sorted(matching[0].glob("*.csv")):
+        images = _names(path, seen)
+        for name, where in images.items():
             if name not in position:
-                inside(train_folder, name, where)
                 raise DataError(f"{where}: {name!r} is not in {listing}")
-            if name in owner:
-                raise DataError(f"{where}: {name!r} was given in {owner[name]} already")
-        owner |= listed
-    clients = {name: [position[image] for image in listed] for name, listed in lists.items()}
-    return {name: np.array(images, dtype=np.int64) for name, images in clients.items()} or None
+        seen |= images
+        clients[path.stem] = np.array([position[name] for name in images], dtype=np.int64)
+    if not clients:
+        raise DataError(f"{matching[0]}: no client lists (*.csv)")
+    return clients
 
 
 DATASETS = tuple(
@@ -175,7 +168,6 @@ DATASETS = tuple(
         "train.csv, test.csv, *_clients/",
         needs_folder=True,
         client_folders=True,
-        patients=read is retina,
     )
     for read, folder, num_classes, title in (
         (retina, "Retina", 2, "diabetic retinopathy, normal or diseased"),

@@ -5,6 +5,7 @@ which serves the files from Zenodo record 10519652. Licence of the data: CC BY 4
 dermamnist CC BY-NC 4.0.
 """
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 
 from fedsim.core.errors import DataError
-from fedsim.core.reading import parse_json
 from fedsim.data.dataset import DatasetInfo, Raw, Request, parts_of
 from fedsim.data.download import fetch
 from fedsim.data.files import check_images, check_labels, find_folder
@@ -20,6 +20,7 @@ from fedsim.data.readers.npz import load_npz
 
 URL = "https://zenodo.org/records/10519652/files/{file}?download=1"
 SIZES = (28, 64, 128, 224)
+PARTS = ("train", "val", "test")
 REFUSED = {"chestmnist": "has 14 labels per image, and fedsim's losses take one label per image"}
 
 
@@ -34,7 +35,7 @@ class MedInfo(NamedTuple):
 
 MEDMNIST: Mapping[str, MedInfo] = {
     name: MedInfo(row["title"], row["channels"], tuple(row["class_names"]), tuple(row["md5"]))
-    for name, row in parse_json(Path(__file__).with_suffix(".json").read_bytes()).items()
+    for name, row in json.loads(Path(__file__).with_suffix(".json").read_bytes()).items()
 }
 
 
@@ -45,50 +46,39 @@ def medmnist(request: Request) -> Raw:
     the next larger file that is there (the download takes it), else from the largest.
     A local file may be a re-saved copy: its md5 is not asked for, its structure is.
     """
-    info = MEDMNIST[request.name]
+    info, wanted = MEDMNIST[request.name], request.image_size or 28
+    files = {s: f"{request.name}.npz" if s == 28 else f"{request.name}_{s}.npz" for s in SIZES}
+    size = next((s for s in SIZES if s >= wanted), SIZES[-1])
+    url = URL.format(file=files[size])
     if request.folder is None:
-        size = next((s for s in SIZES if s >= (request.image_size or 28)), SIZES[-1])
-        file, md5 = _file(request.name, size), info.md5[SIZES.index(size)]
-        path = fetch((URL.format(file=file),), md5, "medmnist", file)
+        path = fetch((url,), info.md5[SIZES.index(size)], "medmnist", files[size])
     else:
-        path, size = _local(request.folder, request.name, request.image_size or 28)
-    parts = ("train", "val", "test")
-    arrays = load_npz(path, tuple(f"{p}_{kind}" for p in parts for kind in ("images", "labels")))
+        possible = [s for s in SIZES if s == wanted or wanted not in SIZES]
+        markers = [files[s] for s in possible]
+        place = find_folder(request.folder, (request.name,), markers, f"the file of {url}")
+        present = [s for s in possible if (place / files[s]).exists()]
+        size = next((s for s in present if s >= wanted), present[-1])
+        path = place / files[size]
+    arrays = load_npz(path, tuple(f"{p}_{kind}" for p in PARTS for kind in ("images", "labels")))
     images, labels = [], []
-    for part in parts:
-        where = f"{path}, {part}_labels"
-        labels.append(check_labels(arrays[f"{part}_labels"], len(info.class_names), where))
-        x = check_images(arrays[f"{part}_images"], len(labels[-1]), f"{path}, {part}_images")
+    for part in PARTS:
+        where = f"{path}, {part}"
+        y = check_labels(arrays[f"{part}_labels"], len(info.class_names), f"{where}_labels")
+        x = check_images(arrays[f"{part}_images"], len(y), f"{where}_images")
         if x.shape[1:] != (info.channels, size, size):
             raise DataError(
                 f"{path}: {part}_images are {x.shape[1:]} (channels, height, width), "
                 f"{request.name} at {size} has {(info.channels, size, size)}"
             )
         images.append(x)
+        labels.append(y)
     return Raw(
         source=path,
         x=np.concatenate(images),
         y=np.concatenate(labels),
         class_names=info.class_names,
-        mean=(0.5,) * info.channels,
-        std=(0.5,) * info.channels,
         parts=parts_of(*map(len, labels)),
     )
-
-
-def _file(name: str, size: int) -> str:
-    return f"{name}.npz" if size == SIZES[0] else f"{name}_{size}.npz"
-
-
-def _local(folder: Path, name: str, image_size: int) -> tuple[Path, int]:
-    """The file to take for ``image_size`` and the size it stores."""
-    sizes = SIZES if image_size not in SIZES else (image_size,)
-    names = [_file(name, size) for size in sizes]
-    url = URL.format(file=_file(name, next((s for s in sizes if s >= image_size), SIZES[-1])))
-    place = find_folder(folder, (name,), names, f"the file of {url}")
-    present = [size for size in sizes if (place / _file(name, size)).exists()]
-    size = next((s for s in present if s >= image_size), present[-1])
-    return place / _file(name, size), size
 
 
 DATASETS = tuple(

@@ -1,45 +1,39 @@
-"""npz files: the user's own arrays with sites and patients, and what all readers of npz share."""
+"""npz files: the user's own arrays with sites and patients, in one file or one for each client."""
 
+import zipfile
+from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from fedsim.core.errors import DataError
+from fedsim.core.errors import DataError, one_line
 from fedsim.core.types import I64, Array
-from fedsim.data.dataset import DatasetInfo, Raw, Request
-from fedsim.data.files import ARRAY_FILE_ERRORS, check_images, check_labels, unreadable_array
-from fedsim.data.readers import npz_clients
+from fedsim.data.dataset import TEST, TRAIN, DatasetInfo, Parts, Raw, Request
+from fedsim.data.files import (
+    ArrayUnpickler,
+    check_images,
+    check_labels,
+    unreadable,
+)
 from fedsim.data.readers.tables import coded, names_by_number
 
 
 def load_npz(
     path: Path, required: tuple[str, ...], optional: tuple[str, ...] = ()
 ) -> dict[str, Array]:
-    """The named arrays of an npz file; never unpickles.
-
-    Raises:
-        DataError: missing, truncated, without a required array, or with anything but arrays.
-    """
+    """The named arrays of an npz file; never unpickles."""
     try:
-        archive = np.load(path, allow_pickle=False)
-        if not isinstance(archive, np.lib.npyio.NpzFile):
-            raise DataError(f"{path}: holds one array, needed is an npz of arrays by name")
-        with archive:
-            missing = [key for key in required if key not in archive]
-            if missing:
-                raise DataError(
-                    f"{path}: no array {', '.join(missing)}; there are {', '.join(archive)}"
-                )
+        with np.load(path, allow_pickle=False) as archive:
             arrays = {key: archive[key] for key in (*required, *optional) if key in archive}
-    except FileNotFoundError as error:
-        raise DataError(f"{path}: there is no such file") from error
-    except ARRAY_FILE_ERRORS as error:
+            there = ", ".join(archive)
+    except Exception as error:  # a damaged file raises anything
         raise DataError(
-            f"{path}: truncated or not an npz of plain arrays ({unreadable_array(error)})"
+            f"{path}: missing, truncated or not an npz of plain arrays ({unreadable(error)})"
         ) from error
-    for key, array in arrays.items():
-        if not isinstance(array, np.ndarray):
-            raise DataError(f"{path}: its entry {key} is no array")
+    missing = [key for key in required if key not in arrays]
+    if missing:
+        raise DataError(f"{path}: no array {', '.join(missing)}; there are {there}")
     return arrays
 
 
@@ -47,68 +41,156 @@ def with_sites(request: Request) -> Raw:
     """An npz with images, labels[, sites, site_names][, patients][, class_names].
 
     ``data.dir`` is the folder that holds it, that folder's parent, or the file itself; or a folder
-    with a file for each client in train/ and test/, see :mod:`~fedsim.data.readers.npz_clients`.
+    with a file for each client in train/ and test/, see :func:`of_clients`.
     """
     folder = request.own_folder
-    if npz_clients.is_there(folder):
-        return npz_clients.read(folder)
+    if any((folder / "train").glob("*.npz")):
+        return of_clients(folder)
     path = folder if folder.is_file() else _only_npz(folder, request)
     optional = ("sites", "site_names", "patients", "class_names")
     arrays = load_npz(path, ("images", "labels"), optional)
-    classes = _names(arrays, "labels", "class_names", path)
-    y = check_labels(arrays["labels"], len(classes), f"{path}, labels")
-    x = check_images(arrays["images"], len(y), f"{path}, images")
-    site = patient = None
-    site_names: tuple[str, ...] = ()
-    patient_names: tuple[str, ...] = ()
-    if "sites" in arrays:
-        site_names = _names(arrays, "sites", "site_names", path)
-        site = check_labels(arrays["sites"], len(site_names), f"{path}, sites")
-        _check_length(site, y, f"{path}, sites")
+    for key in ("sites", "patients"):
+        if key in arrays and arrays[key].shape[:1] != arrays["labels"].shape[:1]:
+            raise DataError(
+                f"{path}, {key}: {arrays[key].shape}, labels have {arrays['labels'].shape}"
+            )
+    classes, y = _named(arrays, "labels", "class_names", path)
+    sites, site = _named(arrays, "sites", "site_names", path) if "sites" in arrays else ((), None)
+    patients: tuple[str, ...] = ()
+    patient: I64 | None = None
     if "patients" in arrays:
-        patients = arrays["patients"].tolist()
-        patient_names, patient = coded(patients, lambda row: f"{path}, row {row}", "the patient")
-        _check_length(patient, y, f"{path}, patients")
-    half = (0.5,) * x.shape[1]
+        values = arrays["patients"].tolist()
+        patients, patient = coded(values, lambda row: f"{path}, row {row}", "the patient")
     return Raw(
         source=path,
-        x=x,
+        x=check_images(arrays["images"], len(y), f"{path}, images"),
         y=y,
         class_names=classes,
-        mean=half,
-        std=half,
         patient=patient,
-        patient_names=patient_names,
+        patient_names=patients,
         site=site,
-        site_names=site_names,
+        site_names=sites,
     )
 
 
 def _only_npz(folder: Path, request: Request) -> Path:
-    for place in (folder, folder / request.name, folder / request.name.replace("_", "-")):
-        archives = sorted(place.glob("*.npz"))
-        if len(archives) == 1:
-            return archives[0]
-        if archives:
-            listed = ", ".join(file.name for file in archives)
-            raise DataError(f"data.dir {place}: several npz files ({listed}); name one as data.dir")
-    raise DataError(f"data.dir {folder}: no npz file; wanted is {request.source}")
+    below = (request.name, request.name.replace("_", "-"))
+    places = (folder, *(folder / name for name in below))
+    place = next((place for place in places if any(place.glob("*.npz"))), folder)
+    archives = sorted(place.glob("*.npz"))
+    if not archives:
+        raise DataError(f"data.dir {folder}: no npz file; wanted is {request.source}")
+    if len(archives) > 1:
+        listed = ", ".join(file.name for file in archives)
+        raise DataError(f"data.dir {place}: several npz files ({listed}); name one as data.dir")
+    return archives[0]
 
 
-def _names(arrays: dict[str, Array], key: str, names_key: str, path: Path) -> tuple[str, ...]:
+def _named(
+    arrays: dict[str, Array], key: str, names_key: str, path: Path
+) -> tuple[tuple[str, ...], I64]:
     """The names in ``names_key``, else the numbers in ``key``: 0, 1, ... without a gap."""
+    values, where = arrays[key], f"{path}, {key}"
     if names_key in arrays:
-        return tuple(map(str, arrays[names_key].reshape(-1)))
-    values = arrays[key].reshape(-1)
-    if not np.issubdtype(values.dtype, np.integer) or values.size == 0:
-        raise DataError(f"{path}, {key}: {values.dtype} values need the names array {names_key}")
-    remedy = f"or have the names array {names_key}"
-    return names_by_number(values, lambda row: f"{path}, {key}, row {row}", remedy, key[:-1])
+        names = tuple(map(str, arrays[names_key].reshape(-1)))
+    elif not np.issubdtype(values.dtype, np.integer) or values.size == 0:
+        raise DataError(f"{where}: {values.dtype} values need the names array {names_key}")
+    else:
+        remedy = f"or have the names array {names_key}"
+        flat = values.reshape(-1)
+        names = names_by_number(flat, lambda row: f"{where}, row {row}", remedy, key[:-1])
+    return names, check_labels(values, len(names), where)
 
 
-def _check_length(values: I64, y: I64, where: str) -> None:
-    if values.shape != y.shape:
-        raise DataError(f"{where}: {values.shape}, labels have {y.shape}")
+def of_clients(folder: Path) -> Raw:
+    """A folder of npz files, one for each client and part: ``train/0.npz``, ``test/0.npz``, ...
+
+    As PFLlib writes them: an entry ``data``, the pickle of a dictionary of the arrays x and y; or
+    plain arrays x and y. Clients are in the order of the files' names, numbers as numbers; each
+    owns its test samples. x holds features (n, d) or images (n, channels, H, H), uint8, or float in
+    -1..1 or 0..1 as ToTensor and Normalize(0.5, 0.5) leave them, which are taken back to 0..255.
+    """
+    files = [
+        (client, part, folder / name / f"{client}.npz")
+        for name, part in (("train", TRAIN), ("test", TEST))
+        for client in sorted({file.stem for file in (folder / name).glob("*.npz")}, key=_order)
+    ]
+    names = sorted({client for client, _, _ in files}, key=_order)
+    blocks = [_samples(file) for _, _, file in files]
+    for (_, _, file), (x, _) in zip(files, blocks, strict=True):
+        if x.shape[1:] != blocks[0][0].shape[1:]:
+            raise DataError(
+                f"{file}: x of shape {x.shape[1:]}, before it was {blocks[0][0].shape[1:]}"
+            )
+    x, y = (np.concatenate(arrays) for arrays in zip(*blocks, strict=True))
+    sizes = [len(labels) for _, labels in blocks]
+    parts: Parts = np.repeat(np.array([part for _, part, _ in files], dtype=np.int8), sizes)
+    return Raw(
+        source=folder,
+        x=_pixels(x, folder) if x.ndim == 4 else x.astype(np.float32),
+        y=y,
+        class_names=tuple(map(str, range(int(y.max(initial=0)) + 1))),
+        parts=parts,
+        site=np.repeat([names.index(client) for client, _, _ in files], sizes),
+        site_names=tuple(names),
+        sites_are_users=True,
+    )
+
+
+def _order(name: str) -> tuple[bool, int, str]:
+    whole = name.isascii() and name.isdecimal()
+    return not whole, int(name) if whole else 0, name
+
+
+def _samples(file: Path) -> tuple[Array, I64]:
+    """x (n, ...) and y (n,) of a file."""
+    try:
+        content = _content(file)
+        x, y = np.asarray(content["x"]), np.asarray(content["y"])
+    except Exception as error:  # a damaged file raises anything
+        raise DataError(
+            f"{file}: truncated, or not an npz of x and y, or of a dictionary of these arrays as "
+            f"PFLlib's ({one_line(error)}); other pickled objects are never loaded"
+        ) from error
+    square = x.ndim == 4 and x.shape[1] in (1, 3) and x.shape[2] == x.shape[3]
+    if x.dtype.kind not in "fui" or x.dtype == np.int64 or not (x.ndim == 2 or square):
+        raise DataError(
+            f"{file}: x is {x.dtype} {x.shape}, needed are square images of 1 or 3 channels "
+            "(n, channels, H, H) or features (n, d), as floats or uint8"
+        )
+    whole = y.astype(np.int64) if y.dtype.kind == "f" and np.array_equal(y, np.floor(y)) else y
+    labels = check_labels(whole, 10**5, f"{file}, y")
+    if len(labels) != len(x):
+        raise DataError(f"{file}: {len(x)} samples in x, but {len(labels)} labels in y")
+    return x, labels
+
+
+def _content(file: Path) -> dict[str, Any]:
+    """The arrays of an npz by name, those of PFLlib's dictionary ``data`` included."""
+    with np.load(file, allow_pickle=False) as archive:
+        if "data" not in archive:
+            return dict(archive)
+    with zipfile.ZipFile(file) as entries:
+        stream = BytesIO(entries.read("data.npy"))
+    np.lib.format.read_magic(stream)
+    np.lib.format.read_array_header_1_0(stream)
+    unpickled = ArrayUnpickler(stream).load()
+    content: dict[str, Any] = unpickled.item() if isinstance(unpickled, np.ndarray) else unpickled
+    return content
+
+
+def _pixels(x: Array, folder: Path) -> Array:
+    """Images as uint8, from values in 0..255, 0..1 or -1..1."""
+    if x.dtype == np.uint8:
+        return x
+    low, high = float(x.min(initial=0)), float(x.max(initial=0))
+    if not -1 <= low <= high <= 1:
+        raise DataError(
+            f"{folder}: values of x are in {low:g}..{high:g}, needed are uint8, or floats in -1..1 "
+            "or 0..1 (ToTensor, with or without Normalize(0.5, 0.5))"
+        )
+    unit = (x + 1) / 2 if low < 0 else x
+    return np.rint(unit * 255).astype(np.uint8)
 
 
 _SOURCE = "an npz with images, labels[, sites, site_names][, patients][, class_names]"
@@ -119,7 +201,6 @@ DATASETS = (
         read=with_sites,
         source=f"{_SOURCE}, or a folder with train/0.npz, test/0.npz, ... of x and y, as PFLlib's",
         needs_folder=True,
-        patients=True,
     ),
     DatasetInfo(
         name="covid_cxr",
@@ -130,6 +211,5 @@ DATASETS = (
         default_partition="by_site",
         source=_SOURCE,
         needs_folder=True,
-        patients=True,
     ),
 )

@@ -14,7 +14,6 @@ from fedsim.data.readers.leaf import Samples, gather, labels, numbers, place
 
 DIMENSION = 60
 CLASSES = 10
-_MOST_CLASSES = 10_000
 
 
 def synthetic(
@@ -55,7 +54,7 @@ def _read(samples: Samples) -> tuple[Array, I64]:
         x = numbers(samples.x, "x", samples.where).astype(np.float32)
     if x.ndim != 2 or not x.size or not np.isfinite(x).all():
         raise DataError(f"{samples.where}: x has to be lists of finite numbers")
-    return x, labels(samples, _MOST_CLASSES)
+    return x, labels(samples, 10_000)
 
 
 def user(seed: int, k: int, alpha: float, beta: float, *, iid: bool = False) -> tuple[Array, I64]:
@@ -63,10 +62,9 @@ def user(seed: int, k: int, alpha: float, beta: float, *, iid: bool = False) -> 
 
     n = 50 + floor(Lognormal(4, 2)); u ~ N(0, alpha^2) and B ~ N(0, beta^2);
     W (60, 10) ~ N(u, 1), b (10,) ~ N(u, 1), v (60,) ~ N(B, 1); x ~ N(v, diag(j^-1.2)) and
-    y = argmax softmax(x W + b). As in FedProx's code alpha and beta are standard deviations, where
-    the paper's N(0, alpha) can be read as a variance; for 0 and 1 it is the same. Since u moves all
-    logits of a sample alike, alpha changes no label: what users' models differ by is W and b. With
-    ``iid`` all users have one W, b ~ N(0, 1), and v = B.
+    y = argmax softmax(x W + b). As in FedProx's code alpha and beta are standard deviations. Since
+    u moves all logits of a sample alike, alpha changes no label. With ``iid`` all users have one W,
+    b ~ N(0, 1), and v = B.
     """
     draw = rng.generator(seed, "synthetic", k)
     size = 50 + int(draw.lognormal(4, 2))

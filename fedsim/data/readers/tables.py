@@ -17,11 +17,7 @@ Where = Callable[[int], str]
 
 
 def coded(values: Sequence[Any], where: Where, noun: str) -> tuple[tuple[str, ...], I64]:
-    """The sorted values as names, and the index of each row's.
-
-    Raises:
-        DataError: a value is empty; ``noun`` says which.
-    """
+    """The sorted values as names, and the index of each row's."""
     for row, value in enumerate(values):
         if value is None or value == "":
             raise DataError(f"{where(row)}: {noun} is empty")
@@ -37,11 +33,7 @@ def coded_column(table: Table, column: str) -> tuple[tuple[str, ...], I64 | None
 
 
 def names_by_number(y: Array, where: Where, remedy: str, noun: str = "label") -> tuple[str, ...]:
-    """The names of classes, or sites, that are numbered 0, 1, ...: their numbers.
-
-    Raises:
-        DataError: a number is negative or missing; ``remedy`` is what else may be done.
-    """
+    """The names of classes, or sites, that are numbered 0, 1, ...: their numbers."""
     present = np.unique(y)
     gaps = np.flatnonzero(present != np.arange(len(present)))
     if len(gaps):

@@ -15,18 +15,20 @@ from fedsim.data.images import decode, sides
 URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
 MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
 _ROOT = "tiny-imagenet-200"
-_MEAN, _STD = (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)
 
 
 def tiny_imagenet(request: Request) -> Raw:
     """Tiny-ImageNet: ``data.dir`` with tiny-imagenet-200/ or with its files, or downloaded.
 
-    There are as many classes as wnids.txt has ids, numbered by the sorted ids (the file's own order
-    is another one). The labelled val/ is the common test part; test/ has no labels and is not
-    read. Images keep the size they are stored with where ``image_size`` is not given; grey ones
-    become RGB.
+    Classes are numbered by the sorted ids of wnids.txt. The labelled val/ is the common test part;
+    test/ has no labels. Images keep their size without ``image_size``; grey ones become RGB.
     """
-    root = _place(request)
+    if request.folder is None:
+        archive = fetch((URL,), MD5, "tiny_imagenet", f"{_ROOT}.zip")
+        root = unpacked(archive, "tiny_imagenet/files") / _ROOT
+    else:
+        below = (_ROOT, f"{request.name}/{_ROOT}")
+        root = find_folder(request.folder, below, ("wnids.txt",), f"{_ROOT}/")
     ids = sorted({line for _, line in read_lines(root / "wnids.txt")})
     train = [
         (file, label) for label, wnid in enumerate(ids) for file in _images(root / "train" / wnid)
@@ -34,25 +36,20 @@ def tiny_imagenet(request: Request) -> Raw:
     test = _annotated(root, {wnid: label for label, wnid in enumerate(ids)})
     files, y = zip(*(train + test), strict=True)
     size = request.image_size or min(sides(files[0]))
+    words = root / "words.txt"
+    lines = read_lines(words) if words.is_file() else []
+    names = {wnid: name for wnid, _, name in (line.partition("\t") for _, line in lines)}
     return Raw(
         source=root,
         x=packed("tiny_imagenet", files, size, decode),
         y=np.array(y, dtype=np.int64),
-        class_names=_names(root, ids),
-        mean=_MEAN,
-        std=_STD,
+        class_names=tuple(names.get(wnid) or wnid for wnid in ids),
+        mean=(0.4802, 0.4481, 0.3975),
+        std=(0.2770, 0.2691, 0.2821),
         parts=parts_of(len(train), 0, len(test)),
         size=size,
         files=tuple(file.relative_to(root).as_posix() for file in files),
     )
-
-
-def _place(request: Request) -> Path:
-    if request.folder is None:
-        archive = fetch((URL,), MD5, "tiny_imagenet", f"{_ROOT}.zip")
-        return unpacked(archive, "tiny_imagenet/files") / _ROOT
-    below = (_ROOT, f"{request.name}/{_ROOT}")
-    return find_folder(request.folder, below, ("wnids.txt",), f"{_ROOT}/")
 
 
 def _images(folder: Path) -> list[Path]:
@@ -73,22 +70,11 @@ def _annotated(root: Path, label: dict[str, int]) -> list[tuple[Path, int]]:
         name, wnid, *_ = (*line.split("\t"), "")
         if wnid not in label:
             raise DataError(f"{where}: {wnid!r} is no id of {root / 'wnids.txt'}")
-        file = inside(place, name, where)
-        if file in labels:
-            raise DataError(f"{where}: {name!r} was there before")
-        labels[file] = label[wnid]
-    for file in _images(place):
-        if file not in labels:
-            raise DataError(f"{table}: no row for {file.name!r} of {place}")
+        labels[inside(place, name, where)] = label[wnid]
+    missing = [file.name for file in _images(place) if file not in labels]
+    if missing:
+        raise DataError(f"{table}: no row for {missing[0]!r} of {place}")
     return sorted(labels.items())
-
-
-def _names(root: Path, ids: list[str]) -> tuple[str, ...]:
-    """What words.txt calls the classes, their ids where it does not."""
-    table = root / "words.txt"
-    lines = read_lines(table) if table.is_file() else []
-    words = {wnid: name for wnid, _, name in (line.partition("\t") for _, line in lines)}
-    return tuple(words.get(wnid) or wnid for wnid in ids)
 
 
 DATASETS = (

@@ -24,24 +24,19 @@ Send = Callable[[Any], Any]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TaskCall:
-    """Some tasks of one kind.
-
-    Args:
-        blocks: of tasks; each is done, and retried, as a whole.
-        models: by version at least those that the tasks start from.
-        states: of all clients that have one; only those of its own clients are sent.
-        sizes: training samples by client.
-        ranges: what the deltas are cut into, to be left on the nodes; none if they are fetched.
-        home: the slot that waits for this call, None for any.
-        attempt: from 1.
-    """
+    """Some tasks of one kind."""
 
     blocks: tuple[Block, ...]
+    """Of tasks; each is done, and retried, as a whole."""
     models: Models
     states: Mapping[int, Vectors]
-    sizes: Mapping[int, float]
+    """Of all clients that have one; only those of its own clients are sent."""
+    sizes: Sequence[int]
+    """Training samples of all clients."""
     ranges: tuple[slice, ...] = ()
+    """What the deltas are cut into, to be left on the nodes; none if they are fetched."""
     home: int | None = None
+    """The slot that waits for this call, None for any."""
     attempt: int = 1
 
     @property
@@ -55,8 +50,7 @@ class TaskCall:
         return tuple(chain.from_iterable(map(clients_of, self.blocks)))
 
     def begin(self, actor: Any, send: Send) -> list[Any]:
-        """Hands the work to an actor; the objects of its answer, the first of which says that it
-        is done."""
+        """Hands the work to an actor; the objects of its answer, of which the first comes last."""
         tasks = list(chain.from_iterable(self.blocks))
         kept = {t.client: self.states[t.client] for t in tasks if t.client in self.states}
         versions = sorted({task.version for task in tasks})
@@ -88,7 +82,7 @@ class TaskCall:
         return named(self.clients)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Evaluation:
     """A model's evaluation on some batches of a part; see :meth:`Worker.evaluate`."""
 
@@ -100,10 +94,7 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EvaluationCall:
-    """Some evaluations; the answer is a list with an entry for each.
-
-    ``position`` says where the answer belongs.
-    """
+    """Some evaluations; the answer has an entry for each, and belongs to ``position``."""
 
     position: int
     tasks: tuple[Evaluation, ...]

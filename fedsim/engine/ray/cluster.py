@@ -45,8 +45,7 @@ os.register_at_fork(after_in_child=_after_fork)
 def connect(engine: EngineConfig) -> Callable[[], None]:
     """Starts Ray on this machine, quietly, or joins the cluster at ``engine.address``.
 
-    Returns:
-        What ends the connection; nothing to end where this process already had one.
+    Returns what ends the connection, which does nothing where this process already had one.
 
     Raises:
         ConfigError: there is no cluster at the address, no such working_dir, Ray refuses a setting,
@@ -83,19 +82,11 @@ def connect(engine: EngineConfig) -> Callable[[], None]:
     except FedsimError:
         raise
     except Exception as error:  # a time-out is a plain Exception
-        if "AF_UNIX" in str(error):  # the folder of its sockets, below that for temporary files
-            raise ConfigError(
-                f"Ray cannot start ({one_line(error)}); set RAY_TMPDIR to a folder with a shorter "
-                "name, such as /tmp"
-            ) from error
-        if address == LOCAL:
-            kind = FedsimError if type(error) is Exception else ConfigError
-            raise kind(
-                f"Ray cannot start ({one_line(error)}); --engine serial needs no Ray"
-            ) from error
-        raise ConfigError(
-            f"--address {address}: cannot join the cluster ({one_line(error)})"
-        ) from error
+        if address != LOCAL:
+            said = f"--address {address}: cannot join the cluster ({one_line(error)})"
+            raise ConfigError(said) from error
+        kind = FedsimError if type(error) is Exception else ConfigError
+        raise kind(f"Ray cannot start ({one_line(error)}); --engine serial needs no Ray") from error
     return ray.shutdown
 
 
@@ -106,10 +97,7 @@ def joining() -> dict[str, Any]:
 
 
 def join(ray_of_another: Mapping[str, Any]) -> None:
-    """Joins the Ray that another process on this machine is connected to, see :func:`joining`.
-
-    Where that Ray listens on the loopback address, this process must look for it there.
-    """
+    """Joins the Ray that another process on this machine is connected to, see :func:`joining`."""
     loopback = ray_of_another["address"].startswith("127.0.0.1:")
     with _keep_sigterm_handler(), _loopback_only() if loopback else contextlib.nullcontext():
         ray.init(**ray_of_another, log_to_driver=False, logging_level="ERROR")
@@ -144,9 +132,8 @@ def _keep_sigterm_handler() -> Iterator[None]:
 def _loopback_only() -> Iterator[None]:
     """A Ray that starts meanwhile listens on the loopback address, as it does on macOS.
 
-    Uses ``ray._private``, since Ray has no setting for this: ``_node_ip_address="127.0.0.1"`` is
-    replaced by the machine's own address. This process has read the variable when Ray was imported;
-    the processes that it starts read it then.
+    Ray has no setting for this. This process has read the variable when Ray was imported; the
+    processes that it starts read it then.
     """
     constant, variable = ray_constants.ENABLE_RAY_CLUSTER, os.environ.get(NETWORK)
     ray_constants.ENABLE_RAY_CLUSTER, os.environ[NETWORK] = False, "0"
@@ -160,11 +147,8 @@ def _loopback_only() -> Iterator[None]:
 
 
 def _auth_token() -> dict[str, str]:
-    """A secret of this process for the Rays that it starts, as a variable of the environment.
-
-    Newer versions of Ray ask for one and would leave it in the home folder. A secret that the user
-    has set up counts; a mode alone is none.
-    """
+    """A secret of this process for the Rays that it starts, unless the user has set one up; Ray
+    would leave it in the home folder."""
     if {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & set(os.environ):
         return {}
     with contextlib.suppress(RuntimeError):  # this user has no home folder
@@ -187,6 +171,11 @@ def _check_reachable(address: str) -> None:
         ) from error
 
 
+def alive_nodes() -> list[str]:
+    """Ray's ids of all nodes of the cluster."""
+    return sorted(node["NodeID"] for node in ray.nodes() if node["Alive"])
+
+
 def machines() -> list[Node]:
     """The machines of the connected cluster that are alive, or this one where there is none."""
     if not ray.is_initialized():
@@ -199,20 +188,10 @@ def machines() -> list[Node]:
 
 
 def node_of(resources: Mapping[str, float], name: str) -> Node:
-    """A machine from the resources that Ray says it has.
-
-    A type of accelerator is a resource ``accelerator_type:NAME``.
-    """
-    kinds = sorted(
-        key.partition(":")[2] for key in resources if key.startswith("accelerator_type:")
-    )
-    return Node(
-        resources.get("CPU", 0.0),
-        resources.get("GPU", 0.0),
-        name,
-        ", ".join(kinds),
-        resources.get("memory", math.inf),
-    )
+    """A machine from the resources that Ray says it has."""
+    kinds = [key.partition(":")[2] for key in resources if key.startswith("accelerator_type:")]
+    cpus, gpus = (resources.get(name, 0.0) for name in ("CPU", "GPU"))
+    return Node(cpus, gpus, name, ", ".join(sorted(kinds)), resources.get("memory", math.inf))
 
 
 def local_node() -> Node:
@@ -228,19 +207,13 @@ def plan_for(
     model_bytes: int = 0,
     frozen_bytes: int = 0,
 ) -> Placement:
-    """The placement on the given machines.
+    """The placement on the given machines; a ConfigError where it does not fit.
 
-    Without ``gpus_per_client`` an actor takes a whole GPU where there are GPUs. The memory that it
-    needs follows from the sizes of the model's vector and of its frozen tensors; images are shared
-    by all of a machine.
-
-    Raises:
-        ConfigError: it does not fit, or the GPUs are of several types and that is not allowed.
+    The memory of an actor follows from the sizes of the model's vector and of its frozen tensors;
+    images are shared by all of a machine.
     """
     share, memory = share_of(engine, nodes), memory_of(engine, model_bytes, frozen_bytes)
-    plan = plan_placement(nodes, share, memory, num_clients, engine.actors)
-    check_types(engine, nodes, share)
-    return plan
+    return plan_placement(nodes, share, memory, num_clients, engine.actors)
 
 
 def share_of(engine: EngineConfig, nodes: Sequence[Node]) -> Share:
@@ -257,13 +230,6 @@ def memory_of(engine: EngineConfig, model_bytes: int, frozen_bytes: int = 0) -> 
     if engine.memory_per_client is not None:
         return math.ceil(engine.memory_per_client * GIB)
     return PROCESS + model_copies(engine.client_batch) * model_bytes + frozen_bytes
-
-
-def check_types(engine: EngineConfig, nodes: Sequence[Node], share: Share) -> None:
-    """Refuses GPUs of several types by a ConfigError, unless that is allowed."""
-    types = {n.accelerator for n in nodes if n.gpus >= 1}
-    if share.gpus and len(types) > 1 and not engine.allow_mixed_devices:
-        refuse_mixed(types)
 
 
 def refuse_mixed(kinds: Iterable[str]) -> NoReturn:

@@ -2,9 +2,8 @@
 
 import contextlib
 import math
-import statistics
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType
@@ -22,41 +21,9 @@ from fedsim.engine.ray.faults import Fault, failure, fault_of, put
 from fedsim.engine.ray.pool import ActorPool
 
 MIN_TIMEOUT = 60.0
-"""Seconds that any work may take where no timeout was given."""
-MEDIANS = 10.0
-"""Beyond :data:`MIN_TIMEOUT`: times the median of the work done so far."""
-
-
-class Timeout:
-    """How many seconds work of one kind may take, learnt from what it took so far.
-
-    Without a given limit, work of size n may take ``max(60 s, 10 n median(seconds / size))``, and
-    any time before the first work is :meth:`settled`.
-    """
-
-    def __init__(self, limit: float | None) -> None:
-        self._given = limit
-        self._new: list[float] = []
-        self._paces: deque[float] = deque(maxlen=1000)
-
-    def finished(self, size: float, seconds: float) -> None:
-        """Remembers that work of ``size`` (samples, say) took so long."""
-        self._new.append(seconds / max(size, 1.0))
-
-    def settled(self) -> None:
-        """What was finished counts from now on: a round's first client is no measure for it."""
-        self._paces.extend(self._new)
-        self._new.clear()
-
-    def seconds(self, size: float) -> float:
-        """What work of ``size`` may take; infinite where nothing is known."""
-        if self._given is not None:
-            return self._given
-        if not self._paces:
-            return math.inf
-        return max(MIN_TIMEOUT, MEDIANS * max(size, 1.0) * statistics.median(self._paces))
-
-
+"""Seconds that any work may take, and a process may be silent, where no timeout was given."""
+MARGIN = 10.0
+"""Beyond :data:`MIN_TIMEOUT`: times the slowest pace of such work so far."""
 INLINE = 64 << 10
 """Vectors of at most this many bytes are sent with a call instead of as an object."""
 PROGRESS_INTERVAL = 5.0
@@ -68,22 +35,18 @@ Wanted = Callable[[Iterable[Call], int], Iterable[int]]
 
 @dataclass(kw_only=True)
 class Work:
-    """A call that an actor is busy with.
-
-    Args:
-        refs: its objects.
-        begun: when it was handed out.
-        heard: when it began, or last answered a question for its progress.
-        question: the object of the answer that it owes, since ``asked_at``.
-    """
+    """A call that an actor is busy with."""
 
     call: Call
     slot: int
     actor: Any
     refs: list[Any]
     begun: float
+    """When it was handed out."""
     heard: float
+    """When it began, or last answered a question for its progress."""
     question: Any = None
+    """The object of the answer that it owes, since ``asked_at``."""
     asked_at: float = 0.0
 
 
@@ -146,8 +109,7 @@ class Dispatcher:
         self._make_spec = spec
         self._spec: Any = None
         self._interval = min(PROGRESS_INTERVAL, engine.client_timeout or PROGRESS_INTERVAL)
-        self._timeouts = defaultdict(lambda: Timeout(engine.client_timeout))
-        self._timeouts["evaluate"] = Timeout(None)
+        self._paces: dict[str, float] = {}  # by kind of work the most seconds for a size of 1
         self._running: dict[Any, Work] = {}
         self._early: dict[Block, TaskCall] = {}
         self._done: dict[Call, list[Any]] = {}
@@ -162,10 +124,6 @@ class Dispatcher:
         """The call of a block that was told before and is running or done, else None."""
         call = self._early.pop(block, None)
         return call if self._is_begun(call) else None
-
-    def forget_early(self) -> None:
-        """Calls of later rounds are made anew in their rounds."""
-        self._early, self._done = {}, {}
 
     def _is_begun(self, call: Call | None) -> bool:
         return call in self._done or any(work.call is call for work in self._running.values())
@@ -190,7 +148,6 @@ class Dispatcher:
             wanted.discard(call)
             yield call, answer
         while wanted:
-            self._pool.head.check()
             early = deque(call for call in self._early.values() if not self._is_begun(call))
             slots = self._wanted([*waiting, *early], len(self._running))
             self._pool.start(slots, self._spec)
@@ -216,18 +173,14 @@ class Dispatcher:
                 except RayError as error:
                     self._lost(work, fault_of(error), doing, wanted, waiting)
                     continue
-                seconds = time.monotonic() - work.begun
                 if work.call not in begun_early:  # it may have waited to be taken
-                    self._timeouts[work.call.kind].finished(work.call.size(), seconds)
+                    self._learn(work)
                 self._pool.done(work.slot)
                 wanted.discard(work.call)
                 yield work.call, value
             for work, fault in self._overdue():
                 del self._running[work.refs[0]]
                 self._lost(work, fault, doing, wanted, waiting)
-        self._pool.settle()
-        for timeout in self._timeouts.values():
-            timeout.settled()
 
     def _lost(
         self, work: Work, fault: Fault, doing: str, wanted: set[Call], waiting: deque[Call]
@@ -260,9 +213,8 @@ class Dispatcher:
             actor = self._pool.take(slot)
             refs = call.begin(actor, self.sent)
             now = time.monotonic()
-            self._running[refs[0]] = Work(
-                call=call, slot=slot, actor=actor, refs=refs, begun=now, heard=now
-            )
+            work = Work(call=call, slot=slot, actor=actor, refs=refs, begun=now, heard=now)
+            self._running[refs[0]] = work
 
     def _failed(self, work: Work, fault: Fault, doing: str) -> list[Call]:
         """What is to be done again of a failed call; raises what ends the run."""
@@ -295,12 +247,27 @@ class Dispatcher:
         if fault.alive:
             self._pool.done(work.slot)
         else:
-            self._pool.lose(work.slot, fault.hung)
+            self._pool.lose(work.slot)
 
     def _record(self, call: Call, node: str, error: str) -> None:
         self._pool.incidents += [
             Incident(client, call.attempt, node, error) for client in call.clients or (None,)
         ]
+
+    def _learn(self, work: Work) -> None:
+        """Takes note of how long a call took."""
+        pace = (time.monotonic() - work.begun) / max(work.call.size(), 1.0)
+        self._paces[work.call.kind] = max(pace, self._paces.get(work.call.kind, 0.0))
+
+    def _limit(self, call: Call, block: Block = ()) -> float:
+        """Seconds that a block of a call, or all of it, may take; infinite while nothing is known.
+
+        Without ``client_timeout`` these are ten times what the slowest such work took by its size.
+        """
+        if self._engine.client_timeout is not None and call.kind != "evaluate":
+            return self._engine.client_timeout
+        pace = self._paces.get(call.kind, math.inf)
+        return max(MIN_TIMEOUT, MARGIN * pace * max(call.size(block), 1.0))
 
     def _overdue(self) -> list[tuple[Work, Fault]]:
         """Asks actors that have worked for long for their progress; returns those that are beyond
@@ -312,13 +279,11 @@ class Dispatcher:
                 work.question, work.asked_at = work.actor.progress.remote(), now
             if work.question is None:
                 continue
-            timeout = self._timeouts[work.call.kind]
-            answered, _ = ray.wait([work.question], timeout=0)
-            if not answered:
+            if not ray.wait([work.question], timeout=0)[0]:
                 silent = now - work.asked_at
-                if silent > min(MIN_TIMEOUT, timeout.seconds(work.call.size())):
+                if silent > min(MIN_TIMEOUT, self._limit(work.call)):
                     text = f"its process has not answered for {silent:.0f} s"
-                    late.append((work, Fault(error=text, lost=True, hung=True)))
+                    late.append((work, Fault(error=text, lost=True)))
                 continue
             doing = None
             with contextlib.suppress(RayError):  # the call itself will say what has happened
@@ -327,7 +292,7 @@ class Dispatcher:
             if doing is None:  # its arguments or its results are on their way
                 continue
             block, seconds = doing
-            if seconds > timeout.seconds(work.call.size(block)):
+            if seconds > self._limit(work.call, block):
                 text = f"no result after {seconds:.0f} s, which is beyond the client timeout"
-                late.append((work, Fault(error=text, lost=True, hung=True)))
+                late.append((work, Fault(error=text, lost=True)))
         return late

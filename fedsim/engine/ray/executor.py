@@ -8,7 +8,7 @@ object or node takes with it is done again elsewhere, with the same bits.
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, cast
 
@@ -22,8 +22,9 @@ from fedsim.engine.base import OUTPUTS, EvaluationTask, Incident, Measure, Model
 from fedsim.engine.blocks import Block, clients_of, num_calls, shared_out
 from fedsim.engine.devices import record
 from fedsim.engine.ray.calls import Call, Evaluation, EvaluationCall, TaskCall, balanced, deal
-from fedsim.engine.ray.cluster import machines, plan_for
+from fedsim.engine.ray.cluster import alive_nodes, machines, plan_for
 from fedsim.engine.ray.dispatch import Dispatcher
+from fedsim.engine.ray.faults import put
 from fedsim.engine.ray.placement import Node, Placement
 from fedsim.engine.ray.pool import ActorPool, Session
 from fedsim.engine.ray.sharded import Aggregators, Sharded, allowed_shards, held_of, plan_shards
@@ -73,9 +74,6 @@ class RayExecutor:
         self._pool = ActorPool(
             self._session, max_retries=engine.max_retries, allow_mixed=engine.allow_mixed_devices
         )
-        self._dispatcher = Dispatcher(
-            self._pool, engine, wanted=self._wanted, spec=lambda: self._session.send(spec)
-        )
         self._aggregators = Aggregators(())
         try:
             self._nodes = self._session.machines()
@@ -85,7 +83,11 @@ class RayExecutor:
             share = {"gpus_per_client": self._plan.share.gpus}
             self._engine = engine.model_copy(update=share)
             self._session.prepare(self._plan.share)
-            self._place_aggregators()
+            nodes = len(alive_nodes())
+            self._aggregators = Aggregators(plan_shards(update_bytes // FLOAT, self._shards, nodes))
+            self._dispatcher = Dispatcher(
+                self._pool, engine, wanted=self._wanted, spec=lambda: put(spec.to_send())
+            )
         except BaseException:
             self.close()
             raise
@@ -99,13 +101,11 @@ class RayExecutor:
     @property
     def environment(self) -> Mapping[str, object]:
         """Resources, devices and nodes seen so far and the placement plan."""
+        spec = self._spec
         return {
             "engine": "ray",
             "device": record(
-                self._pool.kinds,
-                self._spec.precision,
-                self._spec.deterministic,
-                self._pool.findings(),
+                self._pool.kinds, spec.precision, spec.deterministic, self._pool.findings()
             ),
             "nodes": self._pool.nodes,
             "ray_resources": {k: v for k, v in ray.cluster_resources().items() if "node:" not in k},
@@ -114,16 +114,14 @@ class RayExecutor:
 
     def broadcast(self, models: Models) -> None:
         """See :class:`~fedsim.engine.base.Executor`; one object each, for any number of actors."""
-        with self._session.head.guard():
-            self._dispatcher.sent.keep([part for sent in models.values() for part in sent])
+        self._dispatcher.sent.keep([part for sent in models.values() for part in sent])
 
     def run(
         self, tasks: Sequence[ClientTask], models: Models, states: Mapping[int, Vectors]
     ) -> list[ClientUpdate]:
         """See :class:`~fedsim.engine.base.Executor`."""
-        with self._session.head.guard():
-            self._replan()
-            return self._run(self._spec.blocks(tasks), models, states)
+        self._replan()
+        return self._run(self._spec.blocks(tasks), models, states)
 
     def prefetch(
         self, rounds: Sequence[Sequence[ClientTask]], models: Models, states: Mapping[int, Vectors]
@@ -153,29 +151,20 @@ class RayExecutor:
         return shared_out(updates, list(chain.from_iterable(blocks)), self._sizes)
 
     def columns(
-        self,
-        updates: Sequence[ClientUpdate],
-        models: Models,
-        states: Mapping[int, Vectors],
+        self, updates: Sequence[ClientUpdate], models: Models, states: Mapping[int, Vectors]
     ) -> Columns | None:
         """See :class:`~fedsim.engine.base.Executor`."""
 
-        def again(incidents: Sequence[Incident]) -> list[ClientUpdate]:
-            self._pool.incidents += incidents
-            lost = {i.client_id for i in incidents if i.client_id is not None}
-            blocks = dict.fromkeys(held[client].block for client in sorted(lost))
+        def again(incident: Incident) -> list[ClientUpdate]:
+            self._pool.incidents.append(incident)
+            blocks = dict.fromkeys(where.block for where in held.values())
             updates = self._run(list(blocks), models, states)
-            return [update for update in updates if update.client_id in lost]
+            return [update for update in updates if update.client_id in held]
 
-        held = held_of(updates)
+        held, retries = held_of(updates), self._engine.max_retries
         if not held:
             return None
-        return Sharded(
-            aggregators=self._aggregators,
-            held=held,
-            again=again,
-            max_retries=self._engine.max_retries,
-        )
+        return Sharded(aggregators=self._aggregators, held=held, again=again, max_retries=retries)
 
     def _calls(
         self, blocks: Sequence[Block], models: Models, states: Mapping[int, Vectors]
@@ -191,26 +180,22 @@ class RayExecutor:
     def _call(
         self, blocks: tuple[Block, ...], models: Models, states: Mapping[int, Vectors]
     ) -> TaskCall:
-        first = blocks[0][0]
-        work = self._spec.works[first.work]
-        # fine-tuning takes longer than a round's training, from which timeouts are learnt
-        longer = max(1.0, work.training.local_epochs / self._spec.training.local_epochs)
-        clients = [client for block in blocks for client in clients_of(block)]
+        aggregated = self._spec.works[blocks[0][0].work].aggregated
+        ranges = self._aggregators.ranges if aggregated else ()
         return TaskCall(
             blocks=blocks,
             models=models,
             states=states,
-            sizes={client: self._sizes[client] * longer for client in clients},
-            ranges=self._aggregators.ranges if work.aggregated else (),
-            home=self._plan.home(first.client),
+            sizes=self._sizes,
+            ranges=ranges,
+            home=self._plan.home(blocks[0][0].client),
         )
 
     def evaluate(self, jobs: Sequence[EvaluationTask], measure: Measure[T]) -> list[T]:
         """See :class:`~fedsim.engine.base.Executor`.
 
-        The batches of all jobs are dealt out in order, one call per actor, and a model goes only to
-        actors that have a part of it. A job that is cut, where the measure needs it whole, comes
-        back as outputs.
+        The batches of all jobs are dealt out in order, one call per actor. A job that is cut, where
+        the measure needs it whole, comes back as outputs.
         """
         if not jobs:
             return []
@@ -219,20 +204,14 @@ class RayExecutor:
         partial = OUTPUTS if measure.join is None else measure
         calls = []
         for position, runs in enumerate(dealt):
-            tasks = [
-                Evaluation(
-                    model=jobs[job][0],
-                    part=jobs[job][1],
-                    measure=measure if batches == (0, sizes[job]) else partial,
-                    batches=batches,
-                )
+            tasks = tuple(
+                Evaluation(*jobs[job], measure if batches == (0, sizes[job]) else partial, batches)
                 for job, batches in runs
-            ]
-            calls.append(EvaluationCall(position=position, tasks=tuple(tasks)))
+            )
+            calls.append(EvaluationCall(position=position, tasks=tasks))
         try:
-            with self._session.head.guard():
-                run = self._dispatcher.run(calls, "")
-                answers = {cast(EvaluationCall, call).position: answer for call, answer in run}
+            run = self._dispatcher.run(calls, "")
+            answers = {cast(EvaluationCall, call).position: answer for call, answer in run}
         finally:
             self._dispatcher.sent.trim()
         collected: list[list[Any]] = [[] for _ in jobs]
@@ -252,13 +231,6 @@ class RayExecutor:
             return measure.join(parts)
         return measure.compute(concatenated(parts), self._spec, part, indices(self._spec, part))
 
-    def watch(self, tell: Callable[[str], None]) -> None:
-        """Has it told, from another thread, if the Ray that was started here dies.
-
-        Ray may end this process at any moment then.
-        """
-        self._session.head.watch(tell)
-
     def incidents(self) -> list[Incident]:
         """See :class:`~fedsim.engine.base.Executor`."""
         incidents, self._pool.incidents = self._pool.incidents, []
@@ -266,11 +238,9 @@ class RayExecutor:
 
     def close(self) -> None:
         """Gives the actors back, and ends the session if it is the executor's own."""
-        self._session.head.watch(None)
         try:
-            if not self._session.head.reason:
-                self._pool.close()
-                self._aggregators.close()
+            self._pool.close()
+            self._aggregators.close()
         finally:
             if not self._shares_session:
                 self._session.close()
@@ -284,8 +254,8 @@ class RayExecutor:
         return homes | set(free[: max(0, more)])
 
     def _replan(self) -> None:
-        """Looks for machines that joined or left; where the new ones cannot hold the clients as
-        asked for, the plan stays."""
+        """Looks for machines that joined or left; where they cannot hold the clients, the plan
+        stays."""
         if time.monotonic() - self._planned < REPLAN_INTERVAL:
             return
         self._planned = time.monotonic()
@@ -296,16 +266,6 @@ class RayExecutor:
         self._pool.reset_failures()
         with contextlib.suppress(ConfigError):
             self._plan = self._plan_for(nodes)
-        self._place_aggregators()
-
-    def _place_aggregators(self) -> None:
-        """One for each range of the deltas that the nodes sum up."""
-        homes = self._session.homes
-        ranges = plan_shards(self._update_bytes // FLOAT, self._shards, len(homes()))
-        if ranges != self._aggregators.ranges:
-            self._dispatcher.forget_early()  # their deltas are cut otherwise
-            self._aggregators.close()
-            self._aggregators = Aggregators(ranges, homes)
 
     def _plan_for(self, nodes: Sequence[Node]) -> Placement:
         sizes = self._update_bytes, self._spec.frozen_bytes

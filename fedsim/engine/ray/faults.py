@@ -4,7 +4,7 @@ Actors are never restarted by Ray (``max_restarts=0``): there is one way in whic
 done again, the driver's, whatever was lost.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -12,25 +12,13 @@ from ray import exceptions as e
 
 from fedsim.core.errors import FedsimError, WorkerError
 
-LOST: tuple[tuple[type[e.RayError], str], ...] = (
-    (e.ActorUnavailableError, "its process cannot be reached"),
-    (e.RayActorError, "its process died"),
-    (e.WorkerCrashedError, "its process crashed"),
-    (e.OutOfMemoryError, "killed because its node ran out of memory"),
-    (e.NodeDiedError, "its node died"),
-    (e.ObjectLostError, "an object was lost"),
-    (e.ObjectStoreFullError, "the object store is full"),
-    (e.OutOfDiskError, "the disk for spilled objects is full"),
+FINAL = (
+    e.RuntimeEnvSetupError,
+    e.ActorUnschedulableError,
+    e.LocalRayletDiedError,
+    e.AuthenticationError,
 )
-"""Failures that doing the work again can cure, as others of Ray can, in words."""
-
-FINAL: tuple[tuple[type[e.RayError], str], ...] = (
-    (e.RuntimeEnvSetupError, "the environment of the actors cannot be set up"),
-    (e.ActorUnschedulableError, "no node can ever hold such an actor"),
-    (e.LocalRayletDiedError, "Ray died on this machine"),
-    (e.AuthenticationError, "the cluster does not accept this driver's token"),
-)
-"""Failures that would come again."""
+"""Failures that would come again; doing the work again can cure the others of Ray."""
 
 FATAL_CUDA_ERRORS = ("CUDA error", "CUBLAS_STATUS", "CUDNN_STATUS")
 """Text of exceptions after which a process cannot use its GPU any more."""
@@ -38,55 +26,44 @@ FATAL_CUDA_ERRORS = ("CUDA error", "CUBLAS_STATUS", "CUDNN_STATUS")
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """A failed call.
-
-    Args:
-        error: in one line.
-        lost: whether doing the work again can cure it.
-        objects: whether what was sent may be gone too and must be sent anew.
-        alive: whether the actor itself can go on.
-        hung: whether its process no longer listens.
-        final: whether the run cannot go on, even without the client.
-        raised: the error of fedsim that the client's code raised on purpose, if any.
-    """
+    """A failed call."""
 
     error: str
     lost: bool
+    """Whether doing the work again can cure it."""
     objects: bool = False
+    """Whether what was sent may be gone too and must be sent anew."""
     alive: bool = False
-    hung: bool = False
+    """Whether the actor itself can go on."""
     final: bool = False
+    """Whether the run cannot go on, even without the client."""
     raised: FedsimError | None = None
+    """The error of fedsim that the client's code raised on purpose, if any."""
 
 
 def fault_of(error: e.RayError) -> Fault:
     """What a failed ``ray.get`` means."""
+    text = one_line(error)
     if isinstance(error, e.RayTaskError):
         cause = error.cause
         usable = not any(text in str(cause) for text in FATAL_CUDA_ERRORS)
         if isinstance(cause, FedsimError):
             return Fault(error=str(cause), lost=False, alive=usable, raised=cause)
         if isinstance(cause, e.RayError):  # an argument of the call was lost
-            fault = fault_of(cause)
-            return Fault(error=fault.error, lost=fault.lost, objects=True, alive=True)
+            return replace(fault_of(cause), objects=True, alive=True)
         return Fault(error=one_line(cause), lost=False, alive=usable)
-    text = one_line(error)
     if "creation task" in text:  # its class cannot be imported there, say
         return Fault(error=f"a client actor cannot be created ({text})", lost=False, final=True)
-    for kind, words in FINAL:
-        if isinstance(error, kind):
-            return Fault(error=f"{words} ({text})", lost=False, final=True)
-    words = next((w for kind, w in LOST if isinstance(error, kind)), "its work was lost")
-    gone = isinstance(error, e.ObjectLostError)
-    return Fault(error=f"{words} ({text})", lost=True, objects=gone)
+    if isinstance(error, FINAL):
+        return Fault(error=text, lost=False, final=True)
+    died = isinstance(error, e.RayActorError | e.WorkerCrashedError)
+    words = "its process died" if died else "its work was lost"
+    objects = isinstance(error, e.ObjectLostError)
+    return Fault(error=f"{words} ({text})", lost=True, objects=objects)
 
 
 def put(value: Any) -> Any:
-    """The value as an object.
-
-    Raises:
-        WorkerError: Ray cannot take it.
-    """
+    """The value as an object; a WorkerError where Ray cannot take it."""
     try:
         return ray.put(value)
     except e.RayError as error:

@@ -1,8 +1,5 @@
-"""How many client actors fit on which machines.
-
-Pure functions of machines and fractions. Resources are counted as Ray does: in steps of 0.0001, and
-a fraction of a GPU never spans GPUs.
-"""
+"""How many client actors fit on which machines, counted as Ray does: in steps of 0.0001, and a
+fraction of a GPU never spans GPUs."""
 
 import math
 from collections.abc import Sequence
@@ -20,20 +17,16 @@ MAX_LISTED = 4
 
 @dataclass(frozen=True)
 class Node:
-    """A machine of the cluster: what Ray may hand out of it.
-
-    Args:
-        cpus: number of CPUs; 0 on a head node that does no work.
-        name: address or name, for the user.
-        accelerator: type of the GPUs, "" where it is not known.
-        memory: bytes for processes, infinite where it is not known.
-    """
+    """A machine of the cluster: what Ray may hand out of it."""
 
     cpus: float
+    """0 on a head node that does no work."""
     gpus: float = 0.0
     name: str = "this machine"
     accelerator: str = ""
+    """Type of the GPUs, where it is known."""
     memory: float = math.inf
+    """Bytes for processes, where they are known."""
 
     def __str__(self) -> str:
         memory = f", {self.memory / GIB:.1f} GiB" if math.isfinite(self.memory) else ""
@@ -53,21 +46,17 @@ class Share:
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """A placement of client actors.
-
-    Args:
-        memory: bytes that each actor needs.
-        num_clients: K.
-        slots: actors that can run at once, at most one per client.
-        per_node: actors of the run on each node; Ray may choose other nodes.
-    """
+    """A placement of client actors."""
 
     nodes: tuple[Node, ...]
     share: Share
     memory: int
+    """Bytes that each actor needs."""
     num_clients: int
     slots: int
+    """Actors that can run at once, at most one per client."""
     per_node: tuple[int, ...]
+    """Actors of the run on each node; Ray may choose other nodes."""
 
     @property
     def actors(self) -> int:
@@ -109,11 +98,7 @@ class Placement:
 
 
 def plan_placement(
-    nodes: Sequence[Node],
-    share: Share,
-    memory: int,
-    num_clients: int,
-    actors: str | int = "auto",
+    nodes: Sequence[Node], share: Share, memory: int, num_clients: int, actors: str | int = "auto"
 ) -> Placement:
     """One actor per client while they fit, otherwise as many as fit.
 
@@ -184,15 +169,10 @@ def _refusal(nodes: Sequence[Node], share: Share, memory: int, wanted: int) -> s
     """Why ``wanted`` actors do not fit, and what could be asked for instead."""
     fitting, by_cores = (sum(pack(nodes, share, m, wanted)) for m in (memory, 0))
     text = (
-        f"{counted(wanted, 'actor')} of {share} do{'es' * (wanted == 1)} not fit, {fitting} "
-        f"do ({listed(nodes)})"
+        f"{counted(wanted, 'actor')} of {share} do{'es' * (wanted == 1)} not fit, {fitting} do "
+        f"({listed(nodes)})"
     )
     if by_cores < wanted:
         gpus = " or --gpus-per-client" * bool(share.gpus)
-        text += f"; a smaller --cpus-per-client{gpus} may"
-    if fitting < by_cores:
-        text += (
-            f"; there is memory for {fitting} of {memory / GIB:.2f} GiB, see "
-            "engine.memory_per_client"
-        )
-    return text
+        return f"{text}; a smaller --cpus-per-client{gpus} may"
+    return f"{text}; an actor needs {memory / GIB:.2f} GiB, see engine.memory_per_client"

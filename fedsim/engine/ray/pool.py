@@ -8,53 +8,34 @@ pending (resources taken, a node lost, an autoscaler that is slow) delays no wor
 from __future__ import annotations
 
 import contextlib
-import os
 import platform
-import signal
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import ray
 import torch
 from ray.exceptions import RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from fedsim.config.sections import EngineConfig
 from fedsim.core.errors import ConfigError, FedsimError, WorkerError
 from fedsim.core.types import Part, Vector, Vectors
-from fedsim.engine import devices, footprint
+from fedsim.engine import devices
 from fedsim.engine.base import Incident, Measure
 from fedsim.engine.blocks import Block
 from fedsim.engine.ray.cluster import connect, machines, refuse_mixed
-from fedsim.engine.ray.faults import failure, fault_of, put
-from fedsim.engine.ray.groups import Group
-from fedsim.engine.ray.head import Head, own_processes
+from fedsim.engine.ray.faults import failure, fault_of
 from fedsim.engine.ray.placement import Node, Share
-from fedsim.engine.ray.sharded import alive_nodes, split
-from fedsim.engine.ray.shared import with_samples, without_samples
+from fedsim.engine.ray.several import Reservation
+from fedsim.engine.ray.sharded import split
 from fedsim.engine.spec import WorkerSpec
 from fedsim.engine.worker import Worker
 
 ANSWER_TIMEOUT = 10.0
 """Seconds that an idle actor has to answer."""
-START_TIMEOUT = 120.0
-"""Seconds after which a run gives up on actors that have no place to start in."""
-BUILD_TIMEOUT = 1800.0
-"""Seconds after which it gives up on actors that are there, but not ready."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Location:
-    """Where an actor runs: device, machine, Ray's id of the machine, and the process there."""
-
-    device: devices.Kind
-    node: str
-    node_id: str
-    pid: int
+START_TIMEOUT = 600.0
+"""Seconds after which a run gives up where no actor is ready."""
 
 
 class ClientActor:
@@ -65,14 +46,8 @@ class ClientActor:
 
     _worker: Worker
 
-    def build(self, spec: WorkerSpec) -> Location:
-        """Builds the worker of a run; says where that is.
-
-        Raises:
-            ConfigError: the actor holds a GPU that torch cannot use, or too small a fraction of it.
-            RayError: the samples were lost on their way.
-        """
-        spec = with_samples(spec)
+    def build(self, spec: WorkerSpec) -> tuple[devices.Kind, str]:
+        """Builds the worker of a run; the kind of its device, and its machine."""
         held = ray.get_gpu_ids()
         if held and not torch.cuda.is_available():
             raise ConfigError(
@@ -80,29 +55,19 @@ class ClientActor:
                 f"{platform.node()} cannot use it; --gpus-per-client 0 trains on the CPU"
             )
         device = devices.client_device(bool(held))
-        here = ray.get_runtime_context()
-        fraction = here.get_assigned_resources().get("GPU", 1.0)
+        fraction = ray.get_runtime_context().get_assigned_resources().get("GPU", 1.0)
         devices.limit_memory(device, fraction)
         devices.keep_freed_memory()
         try:
             self._worker = Worker(spec, device, fraction)
         except ConfigError as error:  # the driver could build the model
             raise WorkerError(f"a client actor failed to start: {error}") from error
-        except (FedsimError, KeyboardInterrupt):
+        except FedsimError:
             raise
-        except BaseException as error:
-            if hasattr(error, "ray_terminate_msg"):  # with this SystemExit Ray ends a process
-                raise
+        except Exception as error:
             why = devices.reason(error, fraction, device)
             raise WorkerError(f"a client actor failed to start: {why}") from error
-        if device.type == "cuda" and fraction < 1:
-            footprint.check_worker(self._worker)
-        return Location(
-            device=devices.Kind.of(device),
-            node=ray.util.get_node_ip_address(),
-            node_id=here.get_node_id(),
-            pid=os.getpid(),
-        )
+        return devices.Kind.of(device), ray.util.get_node_ip_address()
 
     @ray.method(concurrency_group="questions")  # type: ignore[untyped-decorator]
     def progress(self) -> tuple[Block, float] | None:
@@ -151,60 +116,24 @@ class ClientActor:
 class Session:
     """A connection to Ray and its idle client actors, for one run or for several in a row.
 
-    ``share`` is what the actors of the present run hold.
-
     Starts a quiet Ray on this machine, joins the cluster at ``engine.address``, or uses the
-    connection that this process has.
-
-    Args:
-        engine: says where Ray is.
-        group: where the actors are to be, None: anywhere.
-        register: knows the data of other runs, see :mod:`fedsim.engine.ray.shared`.
-
-    Raises:
-        ConfigError: there is no cluster at the address.
+    connection that this process has. ``reservation`` is what a run may have of it, None:
+    everything; ``share`` is what the actors of the present run hold.
     """
 
-    def __init__(
-        self,
-        engine: EngineConfig,
-        group: Group | None = None,
-        register: Any = None,
-    ) -> None:
+    def __init__(self, engine: EngineConfig, reservation: Reservation | None = None) -> None:
         self._disconnect = connect(engine)
-        self.head = Head(own_processes())
-        self.group = group
-        self._register = register
+        self._reservation = reservation
         self.share: Share | None = None
         self._idle: list[Any] = []
 
     def machines(self) -> list[Node]:
         """Where the actors of a run can be."""
-        return self.group.machines() if self.group else machines()
-
-    def homes(self) -> list[str]:
-        """Ray's ids of the nodes that the actors of a run can be on."""
-        return sorted(set(self.group.nodes)) if self.group else alive_nodes()
-
-    def send(self, spec: WorkerSpec) -> Any:
-        """What the actors of a run are built from, as an object."""
-        return put(without_samples(spec, self._register) if self._register else spec.to_send())
-
-    def check(self) -> None:
-        """Raises an EngineLostError where a machine of the group was lost."""
-        if self.group:
-            self.group.check()
+        return self._reservation.machines() if self._reservation else machines()
 
     def prepare(self, share: Share | None) -> None:
-        """Sets what actors hold from now on; ends idle ones that hold something else, or are lost.
-
-        They would keep resources that the next run may need.
-
-        Raises:
-            EngineLostError: a machine of the group was lost.
-        """
-        if share is not None:
-            self.check()
+        """Sets what actors hold from now on; ends idle ones that hold something else, or are lost,
+        and would keep resources that the next run may need."""
         if share != self.share:
             self.end(self._idle)
             self._idle = []
@@ -212,14 +141,9 @@ class Session:
         self._idle = self._answering({actor: actor.progress.remote() for actor in self._idle})
 
     def acquire(self) -> Any:
-        """An actor, warm if one is left from the run before.
-
-        Raises:
-            EngineLostError: a machine of the group was lost.
-        """
+        """An actor, warm if one is left from the run before."""
         if self._idle:
             return self._idle.pop()
-        self.check()
         share = self.share or Share()
         made = ray.remote(
             num_cpus=share.cpus,
@@ -227,7 +151,6 @@ class Session:
             max_restarts=0,
             max_task_retries=0,
             concurrency_groups={"questions": 1},
-            **(self.group.options if self.group else {}),
         )(ClientActor)
         return made.remote()
 
@@ -238,24 +161,13 @@ class Session:
 
     def _answering(self, calls: Mapping[Any, Any]) -> list[Any]:
         """The actors whose answer comes; the others are ended."""
-        refs = list(calls.values())
-        options = {"num_returns": len(refs), "timeout": ANSWER_TIMEOUT}
-        answered = set(ray.wait(refs, **options)[0]) if refs else set()
-        alive = []
-        for actor in (actor for actor, ref in calls.items() if ref in answered):
-            with contextlib.suppress(RayError):  # it died while it was idle, so no work is lost
-                ray.get(calls[actor])
-                alive.append(actor)
+        alive = list(answers(calls))
         self.end(set(calls) - set(alive))
         return alive
 
     def close(self) -> None:
         """Ends the actors, and Ray if it was started here."""
-        self.head.close()
-        if not self.head.reason:
-            self.prepare(None)
-            if self.group:
-                self.group.remove()
+        self.prepare(None)
         self._disconnect()
 
     def __enter__(self) -> Session:
@@ -270,22 +182,16 @@ class Session:
             ray.kill(actor)
 
 
-def end_process(location: Location) -> None:
-    """Ends a process that does not listen (stopped, or stuck in a call), by its node.
-
-    Ray's own way to end an actor begins with asking it.
-    """
-    if location.node_id == ray.get_runtime_context().get_node_id():
-        _kill(location.pid)
-    else:
-        there = NodeAffinitySchedulingStrategy(location.node_id, soft=False)
-        ray.remote(num_cpus=0, scheduling_strategy=there)(_kill).remote(location.pid)
-
-
-def _kill(pid: int) -> None:
-    with contextlib.suppress(OSError):  # it has ended meanwhile
-        if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::"):
-            os.kill(pid, signal.SIGKILL)
+def answers(calls: Mapping[Any, Any]) -> dict[Any, Any]:
+    """What the calls gave that idle actors answered in time, by the same key."""
+    options = {"num_returns": len(calls), "timeout": ANSWER_TIMEOUT}
+    ready = set(ray.wait(list(calls.values()), **options)[0]) if calls else set()
+    values = {}
+    for key, ref in calls.items():
+        if ref in ready:
+            with contextlib.suppress(RayError):  # it died while it was idle, so no work is lost
+                values[key] = ray.get(ref)
+    return values
 
 
 class ActorPool:
@@ -300,18 +206,16 @@ class ActorPool:
         self.idle: set[int] = set()
         self.starting: dict[Any, int] = {}
         self.incidents: list[Incident] = []
-        self.head = session.head
+        self.kinds: set[devices.Kind] = set()
+        """The kinds of device seen so far."""
         self._session = session
         self._max_retries = max_retries
         self._allow_mixed = allow_mixed
         self._handles: dict[int, Any] = {}
-        self._locations: dict[int, Location] = {}
-        self._devices: set[devices.Kind] = set()
-        self._nodes: set[str] = set()
+        self._machines: dict[int, str] = {}
+        self._seen: set[str] = set()
         self._failures: Counter[int] = Counter()
         self._last_failure = ""
-        self._reached: dict[int, Any] = {}
-        self._settled = False
         self._alive = time.monotonic()
 
     @property
@@ -324,47 +228,32 @@ class ActorPool:
         """The slots whose actor is at work."""
         return self.slots - self.idle - set(self.starting.values())
 
-    @property
-    def kinds(self) -> set[devices.Kind]:
-        """The kinds of device seen so far."""
-        return self._devices
-
     def findings(self) -> list[devices.Findings]:
         """What showed in the work of the actors that answer."""
-        refs = [self._handles[slot].findings.remote() for slot in sorted(self.idle)]
-        collected = []
-        for ref in ray.wait(refs, num_returns=len(refs), timeout=ANSWER_TIMEOUT)[0] if refs else ():
-            with contextlib.suppress(RayError):  # it died while it was idle
-                collected.append(ray.get(ref))
-        return collected
+        asked = {slot: self._handles[slot].findings.remote() for slot in sorted(self.idle)}
+        return list(answers(asked).values())
 
     @property
     def nodes(self) -> list[str]:
         """The machines on which actors came up."""
-        return sorted(self._nodes)
+        return sorted(self._seen)
 
     def start(self, slots: Iterable[int], spec: Any) -> None:
         """Takes an actor for each slot that has none; one that never came up is given up."""
         for slot in sorted(set(slots) - self.slots):
             if self._failures[slot] <= self._max_retries:
-                handle = self._session.acquire()
-                self._handles[slot] = handle
-                self.starting[handle.build.remote(spec)] = slot
-                self._reached[slot] = handle.progress.remote()  # answered while it builds
+                self._handles[slot] = self._session.acquire()
+                self.starting[self._handles[slot].build.remote(spec)] = slot
 
     def reset_failures(self) -> None:
         """Slots that were given up get another chance: the cluster has changed."""
         self._failures.clear()
 
     def came_up(self, ref: Any) -> bool:
-        """Takes the answer of a starting actor; whether what was sent to it must be sent anew.
-
-        Raises:
-            FedsimError: it can never start.
-        """
+        """Takes the answer of a starting actor; whether what was sent to it must be sent anew."""
         slot = self.starting.pop(ref)
         try:
-            location: Location = ray.get(ref)
+            kind, machine = ray.get(ref)
         except RayError as error:
             fault = fault_of(error)
             self._failures[slot] += 1
@@ -374,18 +263,11 @@ class ActorPool:
                 raise failure("a client actor failed to start", fault) from error
             self.lose(slot)
             return fault.objects
-        self._locations[slot] = location
-        seen = self._devices | {location.device}
-        if len(seen) > 1 and not self._allow_mixed:
-            if not self._settled:
-                refuse_mixed(map(str, seen))
-            self._last_failure = f"its device, {location.device}, is not that of the run"
-            self.incidents.append(Incident(None, 1, location.node, self._last_failure))
-            self._failures[slot] = self._max_retries + 1  # until the cluster changes
-            self.lose(slot)
-            return False
-        self._devices = seen
-        self._nodes.add(location.node)
+        self._machines[slot] = machine
+        self.kinds |= {kind}
+        if len(self.kinds) > 1 and not self._allow_mixed:
+            refuse_mixed(map(str, self.kinds))
+        self._seen.add(machine)
         self._failures[slot] = 0
         self.done(slot)
         return False
@@ -402,54 +284,34 @@ class ActorPool:
 
     def node(self, slot: int) -> str:
         """The machine of a slot's actor, empty where it never came up."""
-        return self._locations[slot].node if slot in self._locations else ""
+        return self._machines.get(slot, "")
 
-    def lose(self, slot: int, hung: bool = False) -> None:
-        """Ends a slot's actor; a process that no longer listens is ended by its node."""
+    def lose(self, slot: int) -> None:
+        """Ends a slot's actor."""
         self._session.end([self._handles.pop(slot)])
-        location = self._locations.pop(slot, None)
-        if hung and location is not None:
-            end_process(location)
+        self._machines.pop(slot, None)
         self.idle.discard(slot)
         self.starting = {ref: s for ref, s in self.starting.items() if s != slot}
-
-    def settle(self) -> None:
-        """The kind of device of the run is fixed: actors elsewhere are given up from now on."""
-        self._settled = True
 
     def reset_clock(self) -> None:
         """Actors that do not come up are waited for from now on: something happened or begins."""
         self._alive = time.monotonic()
 
     def check(self) -> None:
-        """Gives up where work waits, no actor is at work and none has come up for too long.
-
-        Raises:
-            EngineLostError: a machine of the run's placement group was lost.
-            WorkerError: with what actors ask for, or why the last one failed.
-        """
-        self._session.check()
+        """Gives up where work waits, no actor is at work and none has come up for too long, by a
+        WorkerError with what actors ask for, or why the last one failed."""
         if not self.starting:
             raise WorkerError(f"no client actor comes up: {self._last_failure}")
-        waited = time.monotonic() - self._alive
-        if waited <= START_TIMEOUT:
-            return
-        reached = [self._reached[slot] for slot in self.starting.values()]
-        if not ray.wait(reached, timeout=0)[0]:
+        if time.monotonic() - self._alive > START_TIMEOUT:
             free = ray.available_resources()
             raise WorkerError(
                 f"no client actor came up in {START_TIMEOUT:.0f} s; an actor asks for "
                 f"{self._session.share}, "
                 f"free are {free.get('CPU', 0):g} CPU and {free.get('GPU', 0):g} GPU"
             )
-        if waited > BUILD_TIMEOUT:
-            raise WorkerError(
-                f"client actors have loaded data and built the model for {waited:.0f} s "
-                "and are not ready"
-            )
 
     def close(self) -> None:
         """Gives the idle actors back and ends the others."""
-        resting = {slot: self._handles.pop(slot) for slot in sorted(self.idle)}
-        self._session.release(resting.values(), self._handles.values())
-        self._handles, self._locations, self.idle, self.starting = {}, {}, set(), {}
+        resting = [self._handles.pop(slot) for slot in sorted(self.idle)]
+        self._session.release(resting, self._handles.values())
+        self._handles, self._machines, self.idle, self.starting = {}, {}, set(), {}

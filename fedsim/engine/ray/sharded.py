@@ -6,10 +6,10 @@ of the step. Pieces are the driver's own (:func:`fedsim.server.linalg.cut`) and 
 same order, so the bits are those of the driver; what reaches it is one vector, not one per client.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, Literal, cast
+from itertools import count, pairwise
+from typing import Any, Literal
 
 import numpy as np
 import ray
@@ -21,6 +21,7 @@ from fedsim.core.errors import ConfigError, ContractError
 from fedsim.core.types import F64, Array, ClientUpdate
 from fedsim.engine.base import Incident
 from fedsim.engine.blocks import Block
+from fedsim.engine.ray.cluster import alive_nodes
 from fedsim.engine.ray.faults import failure, fault_of
 from fedsim.server.linalg import (
     SHARD,
@@ -52,12 +53,8 @@ def plan_shards(size: int, shards: Literal["auto"] | int, nodes: int) -> tuple[s
 
 
 def allowed_shards(setting: Literal["auto"] | int, whole: str | None) -> Literal["auto"] | int:
-    """The number of ranges to plan for with :func:`plan_shards`: one where the driver needs whole
-    updates, for the setting ``whole``.
-
-    Raises:
-        ConfigError: the setting spreads the updates that are needed whole.
-    """
+    """The number of ranges to plan for: one where the driver needs whole updates, for the setting
+    ``whole``; a ConfigError where they are to be spread all the same."""
     if whole is not None and setting not in ("auto", 1):
         raise ConfigError(
             f"engine.aggregation_shards={setting} leaves the updates on the nodes, but "
@@ -73,13 +70,8 @@ def split(deltas: Array, ranges: Sequence[slice]) -> tuple[Array, ...]:
 
 @dataclass(frozen=True)
 class Held:
-    """Where a client's update is.
-
-    Args:
-        parts: of each range the object with the deltas (k, width) of one call, see :func:`split`.
-        row: the client's among them.
-        block: of tasks, in which it was computed.
-    """
+    """Where a client's update is: of each range an object of :func:`split`, the client's row in it,
+    and the block of tasks in which it was computed."""
 
     parts: tuple[Any, ...]
     row: int
@@ -89,106 +81,43 @@ class Held:
 class Aggregator:
     """Sums up one range of the updates. Keeps nothing, so a lost one can be replaced."""
 
-    def products(
-        self, pieces: Sequence[Piece], vector: Array | None, rows: Sequence[int], *parts: Array
-    ) -> list[F64]:
-        """Partial products (m, m + 1) of its pieces; row ``rows[i]`` of part i is update i."""
-        return partial_products(_rows(rows, parts), pieces, vector)
+    def ask(
+        self, method: str, pieces: Sequence[Piece], payload: Any, rows: Sequence[int], *parts: Array
+    ) -> Any:
+        """What a method of :class:`Sharded` needs of its pieces; ``parts[i][rows[i]]`` is update i.
 
-    def squares(
-        self, pieces: Sequence[Piece], _: None, rows: Sequence[int], *parts: Array
-    ) -> list[F64]:
-        """Partial sums of squares (m,) of its pieces."""
-        return partial_squares(_rows(rows, parts), pieces)
-
-    def combine(
-        self, pieces: Sequence[Piece], weights: Sequence[F64], rows: Sequence[int], *parts: Array
-    ) -> Array:
-        """The weighted sum over its pieces; 0 elsewhere in its range."""
-        updates = _rows(rows, parts)
+        ``combine`` and ``map`` give an array that is 0 outside of the pieces.
+        """
+        updates = [part[row] for row, part in zip(rows, parts, strict=True)]
+        if method == "products":
+            return partial_products(updates, pieces, payload)
+        if method == "squares":
+            return partial_squares(updates, pieces)
         out = np.zeros_like(updates[0])
-        combine_pieces(updates, pieces, weights, out)
+        if method == "combine":
+            combine_pieces(updates, pieces, payload, out)
+        else:
+            map_pieces(updates, pieces, cloudpickle.loads(payload), out)
         return out
-
-    def map(
-        self, pieces: Sequence[Piece], rule: bytes, rows: Sequence[int], *parts: Array
-    ) -> Array:
-        """What a pickled rule makes of the columns of its pieces; 0 elsewhere in its range."""
-        updates = _rows(rows, parts)
-        out = np.zeros_like(updates[0])
-        map_pieces(updates, pieces, cloudpickle.loads(rule), out)
-        return out
-
-    def fetch(self, part: Array) -> None:
-        """Fails where the part is lost."""
-
-
-def _rows(rows: Sequence[int], parts: Sequence[Array]) -> list[Array]:
-    return [part[row] for row, part in zip(rows, parts, strict=True)]
-
-
-def alive_nodes() -> list[str]:
-    """Ray's ids of all nodes of the cluster."""
-    return sorted(node["NodeID"] for node in ray.nodes() if node["Alive"])
 
 
 class Aggregators:
-    """An actor per range, spread over nodes; they hold no CPU.
+    """An actor per range of :func:`plan_shards`, spread over nodes; they hold no CPU."""
 
-    Args:
-        ranges: as of :func:`plan_shards`; no actor for none.
-        homes: gives Ray's ids of the nodes to spread them over.
-    """
-
-    def __init__(
-        self, ranges: Sequence[slice], homes: Callable[[], Sequence[str]] = alive_nodes
-    ) -> None:
+    def __init__(self, ranges: Sequence[slice]) -> None:
         self.ranges = tuple(ranges)
-        self._homes = homes
         self.actors: list[Any] = []
         self.start()
 
     def start(self) -> None:
         """Replaces the actors by new ones, on the nodes that are alive now."""
         self.close()
-        if not self.ranges:
-            return
-        nodes = self._homes()
+        nodes = alive_nodes() if self.ranges else ()
         options = {"num_cpus": 0, "memory": MEMORY, "max_restarts": 0, "max_task_retries": 0}
-        made = ray.remote(**options)(Aggregator)
         for number, _ in enumerate(self.ranges):
             place = NodeAffinitySchedulingStrategy(nodes[number % len(nodes)], soft=True)
-            self.actors.append(made.options(scheduling_strategy=place).remote())
-
-    def ask(self, method: str, args: Sequence[tuple[Any, ...]], held: Sequence[Held]) -> list[Any]:
-        """What the method of each actor gives for its own arguments and its range of the updates.
-
-        Raises:
-            RayError: an actor or an update was lost.
-        """
-        rows = [where.row for where in held]
-        calls = [
-            getattr(actor, method).remote(*first, rows, *(where.parts[number] for where in held))
-            for number, (actor, first) in enumerate(zip(self.actors, args, strict=True))
-        ]
-        return cast(list[Any], ray.get(calls))
-
-    def missing(self, held: Mapping[int, Held]) -> dict[int, str]:
-        """The clients of whose updates a part is lost, and why."""
-        calls = [
-            (client, actor.fetch.remote(part))
-            for client, where in held.items()
-            for actor, part in zip(self.actors, where.parts, strict=True)
-        ]
-        lost = {}
-        for client, ref in calls:
-            try:
-                ray.get(ref)
-            except RayError as error:
-                fault = fault_of(error)
-                if fault.objects:  # else it is the actor, which the next call notices
-                    lost[client] = fault.error
-        return lost
+            made = ray.remote(**options, scheduling_strategy=place)(Aggregator)
+            self.actors.append(made.remote())
 
     def close(self) -> None:
         """Ends the actors."""
@@ -197,24 +126,17 @@ class Aggregators:
         self.actors = []
 
 
-Again = Callable[[Sequence[Incident]], Sequence[ClientUpdate]]
-
-
 @dataclass(kw_only=True)
 class Sharded:
-    """Updates that are spread over nodes; a :class:`~fedsim.server.columns.Columns`.
-
-    Args:
-        aggregators: one per range.
-        held: the updates by client id, in order; replaced where they are lost.
-        again: takes note of what was lost, and trains those clients once more.
-        max_retries: how often that is done in one pass, before a WorkerError.
-    """
+    """Updates that are spread over nodes; a :class:`~fedsim.server.columns.Columns`."""
 
     aggregators: Aggregators
     held: dict[int, Held]
-    again: Again
+    """The updates by client id, in order; replaced where some are lost."""
+    again: Callable[[Incident], Sequence[ClientUpdate]]
+    """Takes note of a loss, and trains all these clients once more."""
     max_retries: int
+    """How often that is done in one pass, before a WorkerError."""
 
     @property
     def dtype(self) -> np.dtype[np.floating]:
@@ -223,11 +145,7 @@ class Sharded:
 
     @property
     def rows(self) -> tuple[Array, ...]:
-        """Never here.
-
-        Raises:
-            ContractError: always.
-        """
+        """Never here: a ContractError."""
         raise ContractError(
             "this rule reads whole updates, which are spread over the nodes: "
             "use --set engine.aggregation_shards=1"
@@ -252,9 +170,7 @@ class Sharded:
 
     def _write(self, method: str, payload: Any, ranges: Sequence[slice], out: Array) -> None:
         """Writes the aggregators' columns of the ranges into ``out``."""
-        cuts = self.aggregators.ranges
-        args = [(_pieces(ranges, span), payload) for span in cuts]
-        for span, columns in zip(cuts, self._ask(method, args), strict=True):
+        for span, columns in self._ask(method, ranges, lambda _: payload):
             for piece in _within(ranges, span):
                 at = slice(piece.start - span.start, piece.stop - span.start)
                 out[piece.start : piece.stop] = columns[at]
@@ -263,34 +179,42 @@ class Sharded:
         self, method: str, ranges: Sequence[slice], vector: Array | None = None
     ) -> list[F64]:
         """The aggregators' results for all pieces, in the order of the columns."""
-        cuts = self.aggregators.ranges
-        args = [(_pieces(ranges, span), None if vector is None else vector[span]) for span in cuts]
+        answers = self._ask(method, ranges, lambda span: None if vector is None else vector[span])
         partials_of = {
             (piece.of, piece.start): partial
-            for span, partials in zip(cuts, self._ask(method, args), strict=True)
+            for span, partials in answers
             for piece, partial in zip(_within(ranges, span), partials, strict=True)
         }
         return [partials_of[piece.of, piece.start] for piece in cut(ranges)]
 
-    def _ask(self, method: str, args: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """The aggregators' answers; what was lost is computed again, and then all calls are."""
-        attempt = 1
-        while True:
+    def _ask(
+        self, method: str, ranges: Sequence[slice], payload: Callable[[slice], Any]
+    ) -> list[tuple[slice, Any]]:
+        """Each aggregator's columns, and its answer; lost actors are replaced, and where updates
+        are lost all are computed again."""
+        spans = self.aggregators.ranges
+        for attempt in count(1):
+            held = list(self.held.values())
+            rows = [where.row for where in held]
+            calls = [
+                actor.ask.remote(
+                    *(method, _pieces(ranges, span), payload(span), rows),
+                    *(where.parts[number] for where in held),
+                )
+                for number, (actor, span) in enumerate(
+                    zip(self.aggregators.actors, spans, strict=True)
+                )
+            ]
             try:
-                return self.aggregators.ask(method, args, list(self.held.values()))
+                return list(zip(spans, ray.get(calls), strict=True))
             except RayError as error:
                 fault = fault_of(error)
                 if not fault.lost or attempt > self.max_retries:
                     raise failure("aggregation over the nodes", fault) from error
-            self._replace_lost(attempt, fault.error)
-            attempt += 1
-
-    def _replace_lost(self, attempt: int, error: str) -> None:
-        """Starts new aggregators, and has the clients trained again whose updates are gone."""
-        self.aggregators.start()
-        lost = self.aggregators.missing(self.held)
-        incidents = [Incident(client, attempt, "", why) for client, why in lost.items()]
-        self.held |= held_of(self.again(incidents or [Incident(None, attempt, "", error)]))
+            self.aggregators.start()
+            if fault.objects:
+                self.held = held_of(self.again(Incident(None, attempt, "", fault.error)))
+        raise AssertionError
 
 
 def _pieces(ranges: Sequence[slice], span: slice) -> list[Piece]:

@@ -1,8 +1,10 @@
-"""Nested designs: partitions as the unit, variances of both levels, and the power of a design."""
+"""Nested designs, the power of a design, and runs that are lost."""
 
 from __future__ import annotations
 
 import math
+import shutil
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -13,16 +15,12 @@ from scipy import stats as scipy_stats
 
 from analysis import stats, units  # fmt: skip
 from analysis.cli import main
-from analysis.figures import clients as client_figures
 from analysis.figures import curves  # fmt: skip
-from analysis.figures import scores as score_figure
-from analysis.figures.grid import Drawing
-from analysis.report.answer import outcome
 from analysis.runs import find, group, summaries
 from analysis.tables import layout  # fmt: skip
 from analysis.tables import scores as tables
 from fedsim.studies import sweep_tables
-from tests.unit.analysis.run_files import rows, run_of, write_run
+from tests.unit.analysis.run_files import run_of
 
 
 def nested(values: dict[int, list[float]]) -> pd.Series:
@@ -57,7 +55,7 @@ def test_variances_of_a_balanced_design_by_hand() -> None:
     got = units.levels(nested({0: [1, 3], 1: [5, 7], 2: [3, 5]}))
     # means 2 6 4; within: 3 partitions with squares 1 + 1, over 6 - 3; MSB = 2 (4 + 4 + 0) / 2 = 8
     assert (got.within, got.between) == (pytest.approx(2), pytest.approx((8 - 2) / 2))
-    assert (got.partitions, got.runs, got.seeds, got.truncated) == (3, 6, "2", False)
+    assert (got.runs, got.seeds, got.truncated) == (6, "2", False)
     assert got.share == pytest.approx(3 / 5)
 
 
@@ -66,28 +64,6 @@ def test_variances_of_an_unbalanced_design_by_hand() -> None:
     # mean 10/3; MSB = 2 (4/3)^2 + (8/3)^2 = 96/9; MSW = 2 / (3 - 2); n0 = 3 - (4 + 1) / 3 = 4/3
     assert (got.within, got.between) == (pytest.approx(2), pytest.approx((96 / 9 - 2) / (4 / 3)))
     assert got.seeds == "1 to 2"
-
-
-@pytest.mark.parametrize("sizes", [[2] * 10, [3, 1, 2, 5], [2, 2, 1]])
-def test_variances_against_expected_mean_squares(sizes: list[int]) -> None:
-    """SciPy's F is MSB / MSW; n0 is the coefficient of the variance in the expectation of MSB.
-
-    With Z the indicators of the partitions, MSB = y' A y for A = (H - 11'/N) / (a - 1), where H
-    projects on the columns of Z; then E[MSB] = trace(A Z Z') between + trace(A) within.
-    """
-    rng = np.random.default_rng(7)
-    values = {p: list(rng.normal(3 * rng.normal(), 1, n)) for p, n in enumerate(sizes)}
-    got = units.levels(nested(values))
-    a, n = len(sizes), sum(sizes)
-    z = np.repeat(np.eye(a), sizes, axis=0)
-    form = (z @ np.diag(1 / np.array(sizes)) @ z.T - np.ones((n, n)) / n) / (a - 1)
-    assert np.trace(form) == pytest.approx(1)
-    f = scipy_stats.f_oneway(*values.values()).statistic if min(sizes) > 1 else None
-    y = np.concatenate(list(values.values()))
-    msb = float(y @ form @ y)
-    if f is not None:
-        assert msb / got.within == pytest.approx(f, rel=1e-10)
-    assert got.between == pytest.approx((msb - got.within) / np.trace(form @ z @ z.T), rel=1e-10)
 
 
 def test_an_estimate_is_over_the_means_of_the_partitions() -> None:
@@ -109,23 +85,6 @@ def test_tests_are_paired_over_partitions(test: stats.Test) -> None:
     want = scipy_stats.ttest_1samp([1.5, 1.5, 0], 0)
     p = want.pvalue if test.kind == "t" else scipy_stats.wilcoxon([1.5, 1.5, 0]).pvalue
     assert got.p == pytest.approx(p)
-
-
-@pytest.mark.parametrize(("partitions", "seeds", "level"), [(10, 2, 0.05), (4, 2, 0.05 / 3)])
-def test_power_against_simulation(partitions: int, seeds: int, level: float) -> None:
-    """The test rejects in 80 % of 20,000 simulated designs with the detectable difference.
-
-    A share of 0.8 in 20,000 has the standard error sqrt(0.16 / 20,000) = 0.0028; the tolerance is
-    four of them.
-    """
-    between, within, count = 0.02, 0.03, 20_000
-    std = math.sqrt(between**2 + within**2 / seeds)
-    true = units.detectable(std, partitions, level)
-    rng = np.random.default_rng(13)
-    of_partition = rng.normal(true, between, (count, partitions, 1))
-    runs = of_partition + rng.normal(0, within, (count, partitions, seeds))
-    p = scipy_stats.ttest_1samp(runs.mean(axis=2), 0, axis=1).pvalue
-    assert (p < level).mean() == pytest.approx(0.8, abs=4 * 0.0028)
 
 
 @pytest.mark.parametrize("n", [2, 3, 5, 10, 60])
@@ -180,29 +139,6 @@ def test_a_table_over_partitions_by_hand(runs: Path) -> None:
     assert "accuracy_final_variance" in text
 
 
-def test_terms_and_groups_of_images_are_over_partitions(runs: Path) -> None:
-    for run in find([runs])[0]:
-        seed, partition = int(run.name[-1]), int(run.name.split("-")[1])
-        loss = partition + seed / 2
-        rows(
-            run, "decomposition",
-            "round,split,scope,local_loss,shift_loss,aggregation_loss,global_loss",
-            f"2,train,cohort,{loss},0,0,{loss}",
-        )  # fmt: skip
-        rows(
-            run, "evaluations", "round,client_id,group,split,num_samples,loss,accuracy",
-            f"2,,aligned,test,9,1,{(partition + seed) / 10}",
-        )  # fmt: skip
-    frame = summaries(find([runs])[0])
-    terms = tables.make("decomposition", frame, unit="partition")[0]
-    # means of the partitions: 0.25 1.25 2.25
-    assert terms.data["mean"].iloc[0] == pytest.approx(1.25)
-    assert (terms.data["n"].iloc[0], terms.data["unit"].iloc[0]) == (3, "partition")
-    assert "95 % t interval over the partitions." in terms.caption
-    images = tables.make("groups", frame, unit="partition")[0]
-    assert images.data["mean"].iloc[0] == pytest.approx((0.05 + 0.15 + 0.25) / 3)
-
-
 def test_curves_are_means_over_partitions(runs: Path) -> None:
     groups = group(summaries(find([runs])[0]), ("algorithm",), "partition")
     found = curves.figure(groups, ["test_accuracy"])
@@ -211,42 +147,6 @@ def test_curves_are_means_over_partitions(runs: Path) -> None:
     )
     lines = {line.get_label(): line.get_ydata()[-1] for line in found.axes[0].lines}
     assert lines == {"FedAvg": pytest.approx(56), "FedLD": pytest.approx(67)}
-
-
-@pytest.fixture(scope="module")
-def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two methods on three partitions with two seeds, with scores of each client."""
-    root = tmp_path_factory.mktemp("many")
-    for method in ("fedavg", "fedld"):
-        for partition in (0, 1, 2):
-            for seed in (0, 1):
-                settings = {"data.seed": partition}
-                write_run(root, method, seed, tables=["evaluations"], rounds=2, **settings)
-    return root
-
-
-@pytest.mark.slow
-def test_figures_say_their_unit(many: Path) -> None:
-    groups = group(summaries(find([many])[0]), ("algorithm",), "partition")
-    found = {"": groups}
-    ours = client_figures.by_client(found)
-    by_group = client_figures.by_group(found)
-    assert isinstance(ours, Drawing)
-    assert isinstance(by_group, Drawing)
-    assert "A dot is a client on one of the partitions (mean over the training seeds)" in (
-        ours.caption
-    )
-    # eight clients on each of three partitions, in two rows
-    dots = [len(part.get_offsets()) for part in ours.figure.axes[0].collections]
-    assert dots == [24, 24]
-    assert "Mean over 3 partitions of the data, bar: 95 % t interval over the partitions." in (
-        by_group.caption
-    )
-    first = score_figure.draw(outcome(found, "accuracy", {}), [])
-    assert first.caption == (
-        "Final test accuracy, on the common test part: mean, 95 % confidence interval over "
-        "partitions, and each partition."
-    )
 
 
 def test_a_sweep_and_a_table_agree(runs: Path) -> None:
@@ -265,3 +165,76 @@ def test_a_sweep_and_a_table_agree(runs: Path) -> None:
         assert row["final_test_accuracy_std"] == pytest.approx(own["std"], rel=1e-12)
         half = own["high"] - own["mean"]
         assert row["final_test_accuracy_ci95"] == pytest.approx(half, rel=1e-12)
+
+
+SETTINGS, LOST_SEEDS = (1.0, 10.0), range(5)
+HARD = "fedld-1.0-0-4"
+"""The run that diverges."""
+FATES = ("missing", "diverged", "no score", "infinite")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All runs, the hard one with an accuracy of 0.1."""
+    root = tmp_path_factory.mktemp("whole")
+    for alpha in SETTINGS:
+        for seed in LOST_SEEDS:
+            noise = 0.002 * (seed * 7 % 5) + alpha / 1000
+            for name, level in (("fedavg", 0.60), ("fedprox", 0.61), ("fedld", 0.66)):
+                value = level + noise + 0.001 * ((seed + len(name)) % 3)
+                if name == "fedld" and (alpha, seed) == (1.0, 4):
+                    value = 0.1
+                run_of(root, name, seed, [value], alpha=alpha, **{"data.seed": 0})
+    return root
+
+
+@pytest.fixture(scope="module", params=FATES)
+def lost(
+    request: pytest.FixtureRequest, whole: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The same, but the hard run has no result, in one of the ways in which this happens."""
+    root = tmp_path_factory.mktemp("lost") / "runs"
+    shutil.copytree(whole, root)
+    run = root / HARD
+    summary = pd.read_csv(run / "summary.csv")
+    if request.param == "missing":
+        shutil.rmtree(run)
+    elif request.param == "diverged":
+        (run / "summary.csv").unlink()
+        (run / "failure.json").write_text('{"error": "loss of client 3 is nan"}')
+    else:
+        value = math.nan if request.param == "no score" else math.inf
+        scores = {c: value for c in summary.columns if c.endswith("test_accuracy")}
+        summary.assign(**scores).to_csv(run / "summary.csv", index=False)
+        rounds = pd.read_csv(run / "rounds.csv").assign(test_accuracy=value)
+        rounds.to_csv(run / "rounds.csv", index=False)
+    return root
+
+
+TESTS = [stats.T, stats.Test("t", 0.01), stats.Test("bayes", 0.01)]
+
+
+@cache
+def made(root: Path, test: stats.Test) -> dict[tuple[str, str], stats.Cell]:
+    frame = summaries(find([root])[0])
+    (table, *_) = tables.make(
+        "accuracy", frame, columns="alpha", baseline="fedavg", test=test, takes=["final"]
+    )
+    return {(cell.column, cell.row): cell for cell in table.cells}
+
+
+@pytest.mark.parametrize("test", TESTS, ids=lambda test: f"{test.kind}-{test.rope}")
+def test_in_tables_it_is_not_bold_and_has_no_verdict(
+    whole: Path, lost: Path, test: stats.Test
+) -> None:
+    with_run, without = made(whole, test), made(lost, test)
+    hard = ("1", "fedld")
+    assert not with_run[hard].leads
+    assert with_run["10", "fedld"].leads, "it would lead"
+    assert not without[hard].leads
+    assert without[hard].missing == 1
+    if test.rope is not None:
+        assert with_run["10", "fedld"].verdict == "higher"
+        assert without[hard].verdict == "incomplete"
+        others = {key: cell.verdict for key, cell in without.items() if key != hard}
+        assert "incomplete" not in others.values()

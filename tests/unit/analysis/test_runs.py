@@ -1,4 +1,4 @@
-"""Runs are found, read and grouped; curves, heat maps and commands made of them."""
+"""Runs are found, read, named and grouped; curves and commands made of them."""
 
 from __future__ import annotations
 
@@ -12,52 +12,28 @@ import numpy as np
 import pandas as pd
 import pytest
 from click.testing import CliRunner, Result
-from matplotlib.figure import Figure
+from fedsim_analysis.labels import with_labels
 
 from analysis import AnalysisError
 from analysis.cli import main
 from analysis.figures import curves, style
 from analysis.files import read_partition, read_table
 from analysis.labels import title_of
-from analysis.runs import (
-    Group,
-    conditions,
-    default_by,
-    differing,
-    find,
-    group,
-    settings,
-    summaries,
-)
+from analysis.runs import conditions, default_by, differing, find, group, settings, summaries
+from analysis.words import listed, say, sentences
 from tests.commands import clean_environment
-from tests.unit.analysis.run_files import Floats, run_of
+from tests.unit.analysis.run_files import Floats, groups_of, run_of
 
 
 def make_run(
     root: Path, algorithm: str, seed: int, accuracies: list[float], **settings: object
 ) -> Path:
-    """A run directory with the files that the analysis reads."""
-    folder = root / f"{algorithm}-{'-'.join(map(str, settings.values()))}-{seed}"
-    folder.mkdir(parents=True)
-    count = len(accuracies)
-    rounds = pd.DataFrame(
-        {
-            "round": range(1, count + 1),
-            "test_loss": [1 / t for t in range(1, count + 1)],
-            "test_accuracy": accuracies,
-            "test_auc": [None] * count,
-        }
+    """A run with a loss, an empty AUC and a setting of the method."""
+    folder = run_of(root, algorithm, seed, accuracies, **{f"{algorithm}.weight": 0.1, **settings})
+    frame = pd.read_csv(folder / "rounds.csv")
+    frame.assign(test_loss=1 / frame["round"], test_auc=None).to_csv(
+        folder / "rounds.csv", index=False
     )
-    rounds.to_csv(folder / "rounds.csv", index=False)
-    known = [a for a in accuracies if not math.isnan(a)]
-    row = {
-        "run_id": folder.name, "algorithm": algorithm, "dataset": "digits", "model": "cnn",
-        "num_clients": 50, "sample_rate": 0.1, "alpha": 0.5, "seed": seed, "rounds": count,
-        "final_test_accuracy": known[-1], "best_test_accuracy": max(known), "best_round": 1,
-        "best_by": "test", "last10_test_accuracy": sum(known[-10:]) / len(known[-10:]),
-        "total_seconds": 1.5, f"{algorithm}.weight": 0.1,
-    }  # fmt: skip
-    pd.DataFrame([row | settings]).to_csv(folder / "summary.csv", index=False)
     return folder
 
 
@@ -72,15 +48,8 @@ def runs(tmp_path: Path) -> Path:
     return root
 
 
-def groups_of(root: Path, *by: str) -> list[Group]:
-    return group(summaries(find([root])[0]), by or ("algorithm",))
-
-
 def invoke(*arguments: object) -> Result:
     return CliRunner().invoke(main, list(map(str, arguments)))
-
-
-# ---- reading and grouping
 
 
 def test_runs_are_found_at_any_depth_and_once(runs: Path) -> None:
@@ -155,9 +124,6 @@ def test_unreadable_files_are_named(tmp_path: Path) -> None:
         read_table(file, ("round", "loss"))
 
 
-# ---- curves
-
-
 def test_series_takes_the_rounds_that_all_seeds_have(tmp_path: Path) -> None:
     nan = math.nan
     make_run(tmp_path, "fedld", 0, [0.1, nan, 0.3, 0.4])
@@ -197,24 +163,9 @@ def test_figure_shows_means_and_bands(runs: Path) -> None:
     assert 0 >= accuracy.get_ylim()[0] >= -1
 
 
-# ---- partition
-
-
-def rows_of(num_clients: int, num_classes: int) -> pd.DataFrame:
-    rng = np.random.default_rng(0)
-    rows = [
-        (client, label, int(count), 0)
-        for label in range(num_classes)
-        for client, count in enumerate(rng.multinomial(400, rng.dirichlet([0.5] * num_clients)))
-        if count
-    ]
-    return pd.DataFrame(rows, columns=["client_id", "label", "train_samples", "test_samples"])
-
-
 def test_partition_is_read_from_file_or_run(tmp_path: Path) -> None:
     file = tmp_path / "partition.csv"
-    frame = rows_of(3, 2)
-    frame.to_csv(file, index=False)
+    file.write_text("client_id,label,train_samples\n0,0,5\n1,1,7\n")
     assert read_partition(file).equals(read_partition(tmp_path))
     file.write_text("client_id,label,train_samples\n")
     with pytest.raises(AnalysisError, match="no rows"):
@@ -279,16 +230,6 @@ def test_titles() -> None:
     assert title_of("fedld, margin=none, alpha=1") == "Principal aggregation only, alpha=1"
     assert title_of("fedld, margin=nonesuch") == "FedLD, margin=nonesuch"
     assert title_of("fedld2, alpha=1") == "fedld2, alpha=1"
-
-
-def test_figures_go_nowhere_else(tmp_path: Path) -> None:
-    with pytest.raises(AnalysisError, match=r"named \.png, \.pdf or \.svg"):
-        style.save(Figure(), tmp_path / "f.jpeg")
-    with pytest.raises(AnalysisError, match="none does not exist"):
-        style.save(Figure(), tmp_path / "none" / "f.png")
-
-
-# ---- command line
 
 
 def test_unfinished_runs_are_left_out_aloud(runs: Path) -> None:
@@ -409,3 +350,50 @@ def test_a_run_that_is_repeated_counts_once(tmp_path: Path) -> None:
     assert shown.stderr == f"left out {first}: a later run is the same\n"
     (last / "summary.csv").write_text((last / "summary.csv").read_text().replace("0.6", "0.7"))
     assert "two runs with seed 0" in invoke("table", tmp_path).stderr
+
+
+NAN = float("nan")
+
+
+def labels_of(**columns: list[object]) -> list[str]:
+    return with_labels(pd.DataFrame(columns, dtype=object))["label"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "server", "label"),
+    [
+        ("fedld", NAN, "fedld"),
+        ("fedprox", "fedgh,fedadam", "fedprox, server=fedgh,fedadam"),
+        ("my_method:build", "fedgh", "my_method, server=fedgh"),
+        ("pack.rules:build", NAN, "rules"),
+        ("rules:Toy", NAN, "Toy"),
+        ("fedavg", "lib/my.py:fedexp,fedadam", "fedavg, server=fedexp,fedadam"),
+        ("C:\\own\\my.py:build", NAN, "my"),
+    ],
+)
+def test_methods_of_the_user_have_the_name_of_their_function(algorithm, server, label) -> None:
+    assert labels_of(algorithm=[algorithm], server=[server]) == [label]
+
+
+def test_functions_of_the_same_name_keep_their_module() -> None:
+    own = ["a:fedexp", "b:fedexp", "c:other", "d:fedavg", "fedavg"]
+    assert labels_of(algorithm=own) == ["a:fedexp", "b:fedexp", "other", "d:fedavg", "fedavg"]
+
+
+def test_a_given_name_wins() -> None:
+    table = pd.DataFrame({"label": ["Mine", NAN], "algorithm": ["fedavg", "fedavg"], "n": [1, 2]})
+    named = with_labels(table)
+    assert list(named) == ["algorithm", "n", "label"]
+    assert named["label"].tolist() == ["Mine", "fedavg"]
+
+
+@pytest.mark.parametrize(("count", "runs"), [(1, "1 run"), (3, "3 runs"), (0, "0 runs")])
+def test_a_count_has_the_plural_of_its_noun(count: int, runs: str) -> None:
+    text = say("caption.left_out", runs={"why": ["{a}"] * count}, most=1)
+    assert text.startswith(f"Left out: {runs} (why): {{a}}" if count else "")
+
+
+def test_lists_and_sentences() -> None:
+    assert sentences("A.", "", "B.") == "A. B."
+    assert listed(["a"]) == "a"
+    assert listed(["a", "b", "c", "d"], 2) == "a, b and 2 more"

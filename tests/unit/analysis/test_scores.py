@@ -12,7 +12,6 @@ from click.testing import CliRunner, Result
 from analysis import paired, scores
 from analysis.cli import main
 from analysis.runs import find, summaries
-from analysis.stats import ranking
 from analysis.tables import scores as tables
 from tests.unit.analysis.run_files import rows, run_of
 
@@ -145,24 +144,6 @@ def test_bold_needs_a_significant_difference_from_every_other(tmp_path: Path) ->
     assert "two-sided Wilcoxon signed-rank test over common seeds" in ranks.caption
 
 
-def test_ranking_corrects_over_the_others() -> None:
-    def series(*values: float) -> pd.Series[float]:
-        return pd.Series(dict(enumerate(values)))
-
-    found = ranking(
-        {"a": series(0.1, 0.2, 0.3), "b": series(0.5, 0.61, 0.7), "c": series(0.2, 0.2, 0.35)}
-    )
-    assert found is not None
-    assert found.leader == "b"
-    # differences 0.4 0.41 0.4: p 0.0000683; 0.3 0.41 0.35: p 0.0080; the smaller one times 2
-    assert found.adjusted == pytest.approx({"a": 2 * 0.0000683, "c": 0.0080}, rel=0.01)
-    assert found.leads
-    assert ranking({"a": series(math.nan)}) is None
-    alone = ranking({"a": series(0.1, 0.2)})
-    assert alone is not None
-    assert not alone.leads
-
-
 def test_of_a_loss_the_lowest_is_best(runs: Path) -> None:
     (got,) = tables.make("loss", summaries(find([runs])[0]), takes=["final"])
     assert got.head[2] == "Loss (nats) ± 95 % CI"
@@ -178,12 +159,6 @@ def test_all_scores_side_by_side(runs: Path) -> None:
     )
     assert "| FedLD | 60.00 ± 0.00 | **61.00** ± 2.48 |" in result.stdout
     assert result.stdout.count("FedAvg (2 of 3)") == 1
-
-
-def test_a_score_that_no_run_has(runs: Path) -> None:
-    result = invoke("table", runs, "--metric", "auc")
-    assert result.exit_code == 2
-    assert result.stderr == "Error: in no run rounds.csv has test_auc\n"
 
 
 @pytest.mark.slow

@@ -6,17 +6,22 @@ import dataclasses
 import io
 import itertools
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from click.testing import CliRunner, Result
 
+from analysis import AnalysisError
 from analysis.cli import main
-from analysis.runs import find, summaries
+from analysis.figures import clients as client_figures
+from analysis.figures.grid import Drawing
+from analysis.runs import Group, find, summaries
 from analysis.scores import OTHERS
 from analysis.stats import cells
-from analysis.tables import layout
+from analysis.tables import layout, pairs, participation
 from analysis.tables import scores as tables
 from analysis.tables.layout import EMPTY
 from tests.unit.analysis.run_files import groups_of, rows, run_of
@@ -91,12 +96,7 @@ def test_methods_by_a_setting(runs: Path) -> None:
     for seed in (0, 1):
         run_of(runs, "fedld", seed, [0.1, 0.2 + seed / 10], alpha=10.0)
     got, differences = tables.make(
-        "accuracy",
-        summaries(find([runs])[0]),
-        ["algorithm"],
-        "alpha",
-        "fedavg",
-        takes=["final"],
+        "accuracy", summaries(find([runs])[0]), ["algorithm"], "alpha", "fedavg", takes=["final"]
     )
     assert got.head == ["Method", "alpha=0.5 (± 95 % CI)", "alpha=10 (± 95 % CI)"]
     assert got.rows == [
@@ -201,6 +201,15 @@ def test_files(runs: Path, tmp_path: Path) -> None:
         (("--metric", "groups"), "in no run evaluations.csv has rows of groups"),
         (("--metric", "epsilon"), "in no run rounds.csv has epsilon"),
         (("--metric", "decomposition"), "evaluation.decompose_every above 0"),
+        (("--metric", "target"), "in no run summary.csv has target_accuracy; evaluation.target_"),
+        (
+            ("--metric", "pairs", "--baseline", "fedavg"),
+            "--baseline fedavg: the table pairs compares each",
+        ),
+        (("--rope", "0.01"), "--rope: verdicts are of comparisons; name what to compare with"),
+        (("--test", "bayes"), "--test bayes: needs --rope R"),
+        (("--rope", "0.01", "--metric", "sites"), "--rope: the table sites has no verdicts"),
+        (("--rope", "0"), "--rope 0: has to be a number above 0"),
     ],
 )
 def test_refusals(runs: Path, arguments: tuple[str, ...], message: str) -> None:
@@ -208,71 +217,6 @@ def test_refusals(runs: Path, arguments: tuple[str, ...], message: str) -> None:
     assert result.exit_code == 2
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
-
-
-def attacked(root: Path, algorithm: str, seed: int, *success: str, **settings: object) -> None:
-    run = run_of(root, algorithm, seed, [0.5] * len(success), **settings)
-    lines = (f"{t},0.5,{rate},{t}.5" for t, rate in enumerate(success, start=1))
-    rows(run, "rounds", "round,test_accuracy,attack_success_rate,epsilon", *lines)
-
-
-@pytest.mark.slow
-def test_success_of_attacks_and_epsilon(tmp_path: Path) -> None:
-    for seed, (ours, theirs) in enumerate((("0.1", "0.7"), ("0.2", "0.9"), ("0.3", "0.8"))):
-        attacked(tmp_path, "krum", seed, "0.5", ours, alpha=1)
-        attacked(tmp_path, "fedavg", seed, "0.5", theirs, alpha=1)
-    given = ("--metric", "attack_success_rate", "--at", "final")
-    shown = invoke("table", tmp_path, *given).stdout
-    # mean 0.2, s = 0.1, half = 4.302653 * 0.1 / sqrt(3) = 0.24841
-    assert "| krum | 3 | **20.00** ± 24.84 |" in shown
-    assert "### Final attack success rate" in shown
-    assert "in per cent, lower is better, after the last round" in shown
-    assert "**20.00** ± 24.84" in invoke("table", tmp_path, *given, "--columns", "alpha").stdout
-    found = invoke("table", tmp_path, "--metric", "epsilon", "--baseline", "fedavg").stdout
-    assert "### Epsilon of the last 10 rounds" in found
-    assert found.count("| 2.50 ± 0.00 |") == 2
-    drawn = tmp_path / "success.png"
-    for metric in ("attack_success_rate", "epsilon"):
-        assert invoke("curves", tmp_path, "--metric", metric, "--out", drawn).exit_code == 0
-
-
-HARD = (0.70, 0.72, 0.69, 0.71, 0.10)
-
-
-@pytest.fixture
-def incomplete(tmp_path: Path) -> Path:
-    """Five partitions of fedavg; fedprox, five points below, lacks the hardest, not finished."""
-    for part, value in enumerate(HARD):
-        run_of(tmp_path, "fedavg", 0, [value], **{"data.seed": part})
-        lower = run_of(tmp_path, "fedprox", 0, [value - 0.05 - part / 1000], **{"data.seed": part})
-    (lower / "summary.csv").unlink()
-    return tmp_path
-
-
-@pytest.mark.slow
-def test_what_is_missing_stands_in_every_format(incomplete: Path, tmp_path: Path) -> None:
-    """The means are 58.4 and 65.35; on the four common partitions fedprox is below."""
-    last = f"{incomplete / 'fedprox-4-0'}"
-    methods = "runs: FedProx (4 of 5)."
-    unfinished = f"Left out: 1 run (no summary.csv, the run has not finished): {last}."
-    shown = invoke("table", incomplete, "--unit", "partition", "--at", "final")
-    assert shown.exit_code == 0, shown.output
-    assert "| FedAvg | 5 | 1 | **58.40**" in shown.stdout
-    assert "| FedProx | 4 | 1 | 65.35" in shown.stdout
-    assert (
-        "Bold: the highest mean among the methods with all runs, where it differs" in shown.stdout
-    )
-    assert methods in shown.stdout
-    assert shown.stdout.count(unfinished) == 2  # of the scores, and of their variances
-    for suffix in (".md", ".tex"):
-        out = tmp_path / f"t{suffix}"
-        invoke("table", incomplete, "--unit", "partition", "--out", out)
-        assert methods in out.read_text()
-        assert unfinished in out.read_text().replace("\\_", "_")
-    invoke("table", incomplete, "--unit", "partition", "--at", "final", "--out", tmp_path / "t.csv")
-    data = pd.read_csv(tmp_path / "t.csv").iloc[:2]
-    assert data["missing"].tolist() == [0, 1]
-    assert data["leads"].tolist() == [True, False]
 
 
 def test_caption_and_label_of_a_paper(runs: Path, tmp_path: Path) -> None:
@@ -350,3 +294,247 @@ def test_without_noise_epsilon_is_infinite(tmp_path: Path) -> None:
     assert table.loc["none", "mean"] == float("inf")
     drawn = invoke("curves", tmp_path, "--metric", "epsilon", "--out", tmp_path / "e.png")
     assert drawn.exit_code == 0, drawn.stderr
+
+
+CI = " (± 95 % CI)"
+FINAL = {
+    ("fedavg", None): (0.60, 0.62, 0.64),
+    ("fedavg", "fedgh"): (0.65, 0.67, 0.71),
+    ("fedprox", None): (0.50, 0.50, 0.50),
+    ("fedprox", "fedgh"): (0.55, 0.55, 0.55),
+}
+
+
+def sweep_of(root: Path, gain: float = 0.0, **settings: object) -> None:
+    """Three seeds of two methods, each under its own server rule and under FedGH's."""
+    for (algorithm, server), accuracies in FINAL.items():
+        for seed, accuracy in enumerate(accuracies):
+            run_of(root, algorithm, seed, [accuracy + gain], **{"server": server} | settings)
+
+
+def table_of(root: Path) -> pd.DataFrame:
+    return summaries(find([root])[0])
+
+
+def test_each_method_is_followed_by_itself_under_the_other_server(tmp_path: Path) -> None:
+    sweep_of(tmp_path)
+    got = pairs.accuracies(table_of(tmp_path))
+    # differences 0.05 0.05 0.07: mean 0.17 / 3, s = 0.011547, t = 8.5, p(2 degrees) = 0.01356; the
+    # two of fedprox do not vary, so that this is the only test
+    assert got.head == ["Method", "Accuracy (%) ± 95 % CI"]
+    # s = 2 and 3.0551, half = 4.302653 s / sqrt(3); against the other three the best mean has p
+    # 0.0136, 0.0099 and 0.0189, and 0.0297, 0.0297 and 0.0297 after correction
+    assert got.rows == [
+        ["FedAvg", "62.00 ± 4.97"],
+        ["+ FedGH", "**67.67** ± 7.59 *"],
+        ["FedProx", "50.00 ± 0.00"],
+        ["+ FedGH", "55.00 ± 0.00"],
+    ]
+    assert "Compared: method minus the same clients under their own server rule" in got.caption
+    assert "the same difference for every seed: FedProx + FedGH." in got.caption
+    assert got.caption.endswith("Seeds: 3 each.")
+    own = got.data.set_index("label").loc["fedavg, server=fedgh"]
+    assert own["difference"] == pytest.approx(0.17 / 3)
+    assert own["p"] == pytest.approx(0.013560, abs=1e-6)
+    assert got.data.set_index("label").loc[["fedavg", "fedprox"], "p"].isna().all()
+
+
+@pytest.mark.slow
+def test_columns_are_the_settings_that_tell_experiments_apart(tmp_path: Path) -> None:
+    sweep_of(tmp_path, 0.0, alpha=0.1, sample_rate=1.0)
+    sweep_of(tmp_path, 0.1, alpha=1.0, sample_rate=0.2)
+    sweep_of(tmp_path, 0.2, alpha=1.0, sample_rate=1.0)
+    sweep_of(tmp_path, 0.3, dataset="mnist", alpha=10.0, sample_rate=1.0)
+    got = pairs.accuracies(table_of(tmp_path))
+    assert got.head == [
+        "Method", f"digits, alpha=0.1, sample_rate=1{CI}", f"digits, alpha=1, sample_rate=0.2{CI}",
+        f"digits, alpha=1, sample_rate=1{CI}", f"mnist, alpha=10, sample_rate=1{CI}",
+    ]  # fmt: skip
+    assert [cell.removesuffix(" *") for cell in got.rows[1][1:]] == [
+        "**67.67** ± 7.59", "**77.67** ± 7.59", "**87.67** ± 7.59", "**97.67** ± 7.59",
+    ]  # fmt: skip
+    by_rate = pairs.experiments(
+        table_of(tmp_path), ["algorithm", "alpha", "dataset"], ["sample_rate"]
+    )
+    assert list(by_rate) == ["sample_rate=0.2", "sample_rate=1"]
+    with pytest.raises(AnalysisError, match=r"--by alpha"):
+        pairs.accuracies(table_of(tmp_path), columns="sample_rate")
+
+
+@pytest.mark.slow
+def test_data_of_users_have_two_accuracies(tmp_path: Path) -> None:
+    sweep_of(tmp_path, dataset="digits", alpha=0.1)
+    sweep_of(tmp_path, dataset="celeba", alpha=None, client_test_accuracy=0.25)
+    got = pairs.accuracies(table_of(tmp_path))
+    assert got.head == ["Method", f"celeba Acc_l{CI}", f"celeba Acc_g{CI}", f"digits{CI}"]
+    assert got.rows[2][1:3] == ["25.00 ± 0.00", "50.00 ± 0.00"]
+    assert "Acc_l: the unweighted mean over the clients" in got.caption
+    alone = pairs.accuracies(table_of(tmp_path).query("dataset == 'celeba'"))
+    assert alone.head == ["Method", f"Acc_l{CI}", f"Acc_g{CI}"]
+
+
+def reaching(root: Path, algorithm: str, seed: int, rounds: float | None, **more: object) -> None:
+    times = {"seconds_to_target": None if rounds is None else 2.5 * rounds}
+    settings = {"target_accuracy": 0.6, "rounds_to_target": rounds} | times | more
+    run_of(root, algorithm, seed, [0.5], **settings)
+
+
+def test_rounds_to_target_say_how_many_seeds_reached_it(tmp_path: Path) -> None:
+    for seed, (first, second) in enumerate(((10, 4), (12, None), (14, 5))):
+        reaching(tmp_path, "fedavg", seed, first)
+        reaching(tmp_path, "fedprox", seed, second)
+        reaching(tmp_path, "fedld", seed, None)
+        reaching(tmp_path, "fedgh", seed, 20 + seed)
+    got = pairs.reached(table_of(tmp_path))
+    assert got.head == ["Method", f"60 %: rounds{CI}", f"60 %: seconds{CI}"]
+    assert got.rows == [
+        ["FedAvg", "**12.0** ± 5.0", "**30.0** ± 12.4"],
+        ["FedProx", "4.5 ± 6.4 (2 of 3)", "11.2 ± 15.9 (2 of 3)"],
+        ["FedGH", "21.0 ± 2.5", "52.5 ± 6.2"],
+        ["FedLD", f"{EMPTY} (0 of 3)", f"{EMPTY} (0 of 3)"],
+    ]
+    data = got.data[got.data["column"] == "60 %: rounds"].set_index("label")
+    assert data.loc[["fedavg", "fedprox", "fedld"], "n"].tolist() == [3, 2, 0]
+    assert data["seeds"].tolist() == [3, 3, 3, 3]
+
+
+def make_clients(root: Path, **options: object) -> list[tables.Table]:
+    return tables.make("clients", summaries(find([root])[0]), **options)  # type: ignore[arg-type]
+
+
+def evaluated(
+    folder: Path, *parts: tuple[str, Mapping[int, Sequence[float]], Sequence[int]]
+) -> None:
+    """Writes evaluations.csv: by split and round the clients' accuracies, and their samples."""
+    lines = [
+        f"{number},{client},,{split},{samples[client]},1.0,{accuracy}"
+        for split, by_round, samples in parts
+        for number, accuracies in by_round.items()
+        for client, accuracy in enumerate(accuracies)
+    ]
+    rows(folder, "evaluations", "round,client_id,group,split,num_samples,loss,accuracy", *lines)
+
+
+def test_mean_worst_decile_worst_client_and_spread_over_seeds(tmp_path: Path) -> None:
+    for seed in (0, 1, 2):
+        for method, mean in (("fedavg", 0.5 + seed / 100), ("local", 0.7 - seed / 100)):
+            run_of(
+                tmp_path, method, seed, [0.3],
+                own_test_accuracy_mean=mean, own_test_accuracy_std=0.1,
+                own_test_accuracy_p10=0.4, own_test_accuracy_worst=0.2,
+            )  # fmt: skip
+    (table,) = make_clients(tmp_path)
+    assert table.title == "Accuracy by client on its own test part, final model"
+    assert [head.partition(" (")[0] for head in table.head[1:]] == [
+        "Mean", "Worst decile", "Worst client", "Std over clients",
+    ]  # fmt: skip
+    by_method = {row[0]: row[1:] for row in table.rows}
+    # means 0.50 0.51 0.52: std 0.01, half-width 4.3027 * 0.01 / sqrt(3) = 0.0248
+    assert by_method["FedAvg"][0].startswith("51.00 ± 2.48")
+    assert by_method["Local"][0].startswith("**69.00** ± 2.48")
+    assert by_method["Local"][3].startswith("10.00"), "the spread is not ranked"
+
+
+def test_the_last_evaluation_has_a_mean_too(tmp_path: Path) -> None:
+    last = [0.1, 0.3, 0.5, 0.9]
+    evaluated(
+        run_of(tmp_path, "fedavg", 0, [0.3]), ("own_test", {1: [0, 0, 0, 0], 2: last}, [5] * 4)
+    )
+    (table,) = make_clients(tmp_path)
+    assert table.title == "Accuracy by client on its own test part, last evaluation"
+    expected = np.mean(last), np.percentile(last, 10), 0.1, np.std(last)
+    assert table.rows == [["FedAvg", *(f"{100 * value:.2f}" for value in expected)]]
+
+
+def test_accuracies_on_unlike_test_parts_are_in_separate_tables(tmp_path: Path) -> None:
+    own, common = [5, 7], [100, 100]
+    for seed in (0, 1):
+        evaluated(run_of(tmp_path, "fedavg", seed, [0.3]), ("own_test", {1: [0.2, 0.4]}, own))
+        evaluated(run_of(tmp_path, "fedbn", seed, [0.3]), ("test", {1: [0.8, 0.9]}, common))
+        evaluated(
+            run_of(tmp_path, "pfedla", seed, [0.3]),
+            ("test", {1: [0.6, 0.7]}, common),
+            ("own_test", {1: [0.3, 0.4]}, own),
+        )
+        run_of(tmp_path, "fedprox", seed, [0.3])
+    own_table, common_table = make_clients(tmp_path, baseline="fedavg")
+    assert own_table.name == "clients_evaluated_own_test"
+    assert [row[0] for row in own_table.rows] == ["FedAvg", "pFedLA"]
+    assert "Compared: method minus FedAvg" in own_table.caption
+    assert "Methods without these accuracies are left out: FedProx; FedBN." in own_table.caption
+    assert common_table.title == "Accuracy by client on the common test part, last evaluation"
+    assert [row[0] for row in common_table.rows] == ["FedBN", "pFedLA"]
+    assert (
+        "Nothing is compared with FedAvg: it does not have these accuracies."
+        in common_table.caption
+    )
+    assert "left out: FedAvg; FedProx." in common_table.caption
+    assert "Compared" not in common_table.caption
+
+
+def partition_of(folder: Path, *test_samples: int) -> None:
+    """Writes partition.csv: by client its training and its own test samples, of two labels."""
+    lines = [
+        f"{client},{label},10,{count}"
+        for client, samples in enumerate(test_samples)
+        for label, count in enumerate((samples // 2, samples - samples // 2))
+    ]
+    rows(folder, "partition", "client_id,label,train_samples,test_samples", *lines)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("own", [[5, 7], [7, 7]], ids=["unequal sites", "equal sites"])
+def test_a_test_part_that_clients_own_is_their_own_part(own: list[int], tmp_path: Path) -> None:
+    """Sites: the rows of split ``test`` are each model on its owner's samples."""
+    runs = {method: run_of(tmp_path, method, 0, [0.3]) for method in ("fedavg", "fedbn", "fedpac")}
+    for run in runs.values():
+        partition_of(run, *own)
+    evaluated(runs["fedavg"], ("own_test", {1: [0.2, 0.4]}, own))
+    evaluated(runs["fedbn"], ("test", {1: [0.8, 0.9]}, own))
+    both = ("test", {1: [0.7, 0.7]}, own), ("own_test", {1: [0.8, 0.9]}, own)
+    evaluated(runs["fedpac"], *both)
+    (table,) = make_clients(tmp_path)
+    assert table.name == "clients_evaluated_own_test"
+    assert {row[0]: row[1] for row in table.rows} == {
+        "FedAvg": "30.00", "FedBN": "85.00", "FedPAC": "85.00",
+    }  # fmt: skip
+    figure = client_figures.by_client({"": groups_of(tmp_path)})
+    assert isinstance(figure, Drawing)
+    assert "Accuracy of each client on its own test part" in figure.caption
+    assert "Without such rows" not in figure.caption
+
+
+def test_runs_without_any_are_refused(tmp_path: Path) -> None:
+    run_of(tmp_path, "fedavg", 0, [0.3])
+    with pytest.raises(
+        AnalysisError, match=r"no run has accuracies by client; evaluation\.clients"
+    ):
+        make_clients(tmp_path)
+
+
+CLIENTS = "round,client_id,status,staleness\n1,0,ok,0\n1,2,ok,1\n2,0,ok,3\n2,3,dropped,\n3,0,ok,2\n"
+
+
+def took_part(
+    folder: Path, label: str = "fedavg", clients: str = CLIENTS, **settings: object
+) -> Group:
+    run = folder / label
+    run.mkdir()
+    (run / "clients.csv").write_text(clients)
+    row = {"seed": 0, "path": str(run), "num_clients": 5, "algorithm": "fedavg", **settings}
+    return Group(label, pd.DataFrame([row]))
+
+
+def test_the_table_by_hand(tmp_path: Path) -> None:
+    """Four of five clients may train: 0 0 1 3 rounds; Gini (3 * 3 + 1 * 1) / (4 * 4) = 10 / 16."""
+    one = took_part(tmp_path, **{"data.heldout_clients": 1.0})
+    assert participation.rounds_by_client([one])["fedavg"]["rounds"].tolist() == [0, 0, 1, 3]
+    made = participation.table([one])
+    (row,) = made.rows
+    assert row[1:] == ["0.00", "1.00", "3.00", "50.00", "0.62"]
+
+
+def test_runs_without_clients_are_an_error(tmp_path: Path) -> None:
+    plain = took_part(tmp_path, clients="round,client_id,status\n")
+    with pytest.raises(participation.AnalysisError, match=r"in no run clients\.csv has rows"):
+        participation.table([plain])

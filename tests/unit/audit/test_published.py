@@ -10,11 +10,16 @@ from types import SimpleNamespace
 
 import pandas as pd
 import pytest
+from click.testing import CliRunner
+from click.testing import Result as Done
 
 from fedsim.audit import published
-from fedsim.audit.published import FULL, SCALED, SEEDS, Metric, Result, Table
+from fedsim.audit.published import FULL, SCALED, SEEDS, Result, Table
+from fedsim.cli import main
+from fedsim.config import presets
 from fedsim.core.errors import ConfigError, StoreError
-from fedsim.studies.sweep import expand
+from fedsim.studies import execute
+from fedsim.studies import sweep as sweeps
 
 NUMBERS = """\
 table,method,setting,seed,value,sd,n,margin
@@ -69,8 +74,8 @@ def test_a_table(table: Table) -> None:
     assert (first.value, first.margin, first.n, math.isnan(first.sd)) == (80.5, 1.0, None, True)
     assert (third.value, third.margin, third.n, third.sd) == (90.0, 2.0, 3, 1.0)
     assert (seeds.values, seeds.value) == ({42: 80.0, 43: 81.0}, 80.5)
-    assert table.metric("Digits") == Metric(column="final_test_accuracy")
-    assert table.metric("Letters").absolute
+    assert table.metric["Digits"] == {"column": "final_test_accuracy"}
+    assert table.metric[""]["absolute"]
     job = table.jobs[FULL]
     assert job.runs == 6  # of the 72 runs of the preset those of two methods and one split
     assert job.labels("FedGH", "Digits") == {
@@ -89,15 +94,15 @@ def test_a_table_of_the_package(name: str) -> None:
     """Every cell of every job has runs, which differ in nothing but seeds."""
     table = published.load(name)
     assert table.provenance
-    assert table.unit in published.UNITS
+    assert table.unit in ("percent", "accuracy", "share", "rounds", "nats")
     assert table.jobs or table.missing
     values = {(n.method, n.setting): n.value for n in table.numbers}
     for claim in table.claims:
-        table.metric(claim.setting)
+        assert {"", claim.setting} & table.metric.keys()
         high = values.get((claim.above, claim.setting), math.inf)
         assert high > values.get((claim.below, claim.setting), -math.inf), claim
     for job in table.jobs.values():
-        runs = [set(run.name.split(",")) for run in expand(job.experiment, {}, build=False)]
+        runs = [set(run.name.split(",")) for run in sweeps.expand(job.experiment, {}, build=False)]
         assert len(runs) == job.runs
         numbers, claims = table.tested(job)
         cells = {(n.method, n.setting) for n in numbers}
@@ -167,7 +172,7 @@ def judged(
             config = SimpleNamespace(seed=seed, data=SimpleNamespace(seed=0))
             runs.append(SimpleNamespace(name=name, config=config))
     results = published.write(table, table.jobs[FULL], runs, out)  # type: ignore[arg-type]
-    return {f"{each.method}, {each.result.setting}": each for each in results}
+    return {f"{each.result.method}, {each.result.setting}": each for each in results}
 
 
 NEAR = [0.805, 0.806, 0.804, 0.805]
@@ -222,18 +227,190 @@ def test_a_part_of_the_data_tests_nothing(table: Table, tmp_path: Path) -> None:
 
 
 def test_the_metric_of_a_run(tmp_path: Path) -> None:
-    metric = Metric(table="decomposition", column="shift_loss", absolute=True)
-    assert math.isnan(published.read(tmp_path, metric))  # not finished
+    shift = {"table": "decomposition", "column": "shift_loss", "absolute": True}
+    assert math.isnan(published.read(tmp_path, **shift))  # not finished
     (tmp_path / "summary.csv").write_text("run_id,rounds_to_target\na,\n")
     (tmp_path / "decomposition.csv").write_text("round,shift_loss\n1,-3\n2,-2.5\n")
     (tmp_path / "evaluations.csv").write_text(
         "round,client_id,split,accuracy\n1,0,own,0.1\n2,0,own,0.25\n2,1,own,0.75\n2,1,test,0.5\n"
     )
-    assert published.read(tmp_path, metric) == 2.5
-    client = Metric(table="evaluations", column="accuracy", where={"client_id": 1, "split": "own"})
-    assert published.read(tmp_path, client) == 0.75
-    assert math.isnan(published.read(tmp_path, Metric(column="rounds_to_target")))
+    assert published.read(tmp_path, **shift) == 2.5
+    where = {"client_id": 1, "split": "own"}
+    assert published.read(tmp_path, "accuracy", "evaluations", where) == 0.75
+    assert math.isnan(published.read(tmp_path, "rounds_to_target"))
     with pytest.raises(StoreError, match=r"evaluations\.csv: 3 rows for accuracy, needed is one"):
-        published.read(tmp_path, Metric(table="evaluations", column="accuracy"))
+        published.read(tmp_path, "accuracy", "evaluations")
     with pytest.raises(StoreError, match=r"summary\.csv: has no column 'x'"):
-        published.read(tmp_path, Metric(column="x"))
+        published.read(tmp_path, "x")
+
+
+# the command
+
+TINY_NUMBERS = """\
+table,method,setting,seed,value,sd,n,margin
+tiny,IID,E = 5,,50,,,
+tiny,IID,E = 1,,50,,,
+later,FedAvg,Survival,,0.7,,,
+"""
+COMMON = """
+    provenance: Planted.
+    metric: final_test_accuracy
+    unit: percent
+    margin: 90"""
+TINY = f"""\
+    title: "Two networks on digits"
+    place: Table 1{COMMON}
+    claims:
+      - {{above: [IID], below: [Shards], settings: [E = 5]}}
+    jobs:
+      full:
+        preset: tiny
+        seeds: [0, 1]
+        data: digits, embedded
+        about: tiny
+        seconds: 61
+        methods:
+          IID: {{data.partition: iid}}
+          Shards: {{data.partition: shards}}
+        settings: {{E = 5: {{train.local_epochs: 1}}}}
+"""
+PAPERS = f"""\
+paper: "Somebody, 2024"
+tables:
+  tiny:
+{TINY}
+  later:
+    title: "A table of tomorrow"
+    place: Table 2{COMMON}
+    missing: survival tasks
+"""
+PRESET = """\
+data: {name: digits, num_clients: 4}
+train: {rounds: 1}
+model: {name: logistic}
+grid: {data.partition: [iid, shards], train.local_epochs: [1, 5]}
+"""
+
+
+def call(*arguments: object) -> Done:
+    return CliRunner().invoke(main, ["reproduce", *map(str, arguments)])
+
+
+@pytest.fixture
+def tables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Two tables in place of those of the package, and an empty folder to be in."""
+    folder, here = tmp_path / "tables", tmp_path / "here"
+    folder.mkdir()
+    here.mkdir()
+    (folder / "paper.yaml").write_text(PAPERS)
+    (folder / "numbers.csv").write_text(TINY_NUMBERS)
+    monkeypatch.setattr(published, "FOLDER", folder)
+    monkeypatch.setattr(presets, "_texts", lambda: {"tiny": PRESET})
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / "cache"))
+
+
+def planted(experiment, overrides, out, parallel, how) -> execute.Outcome:
+    """A sweep that has ended: IID has 50 to 50.3 % on three seeds, Shards 40 points less."""
+    runs = sweeps.expand(experiment, overrides, build=False)
+    for run in runs:
+        accuracy = 0.5 + run.config.seed / 1000 - 0.4 * (run.config.data.partition == "shards")
+        folder = out / run.name
+        folder.mkdir(parents=True)
+        (folder / "summary.csv").write_text(f"final_test_accuracy\n{accuracy}\n")
+        (folder / "partition.csv").write_text("client_id,train_samples\n0,30\n1,40\n")
+    failed = [runs[-1].name] if out.name == "failed" else []
+    return execute.Outcome(runs=runs, table=pd.DataFrame(), failed=failed)
+
+
+@pytest.mark.usefixtures("tables")
+def test_the_verdicts_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(execute, "sweep", planted)
+    done = call("tiny", "--out", "out")
+    assert done.exit_code == 0, done.output
+    lines = [line.split("  ") for line in done.output.splitlines()]
+    assert lines[0] == ["Two networks on digits (Somebody, 2024, Table 1)"]
+    rows = {line[0]: " ".join(line) for line in lines}
+    assert "50 " in rows["IID"]
+    assert "50.05" in rows["IID"]
+    assert rows["IID"].rstrip().endswith("confirmed")
+    assert "the same difference for every seed" in rows["IID > Shards"]
+    assert "not testable here: 1 number (not in the runs of the full job)\n" in done.output
+    assert "1 confirmed; 1 not decidable\nfiles: out/values.csv, out/verdicts.csv\n" in done.output
+    words = pd.read_csv("out/verdicts.csv")["verdict"].tolist()
+    assert words == ["confirmed", "not testable here", "not decidable"]
+    assert pd.read_csv("out/values.csv")["samples"].tolist() == [70] * 4
+    failed = call("tiny", "--out", "failed")
+    assert failed.exit_code == 1
+    assert "1 of 4 runs failed" in failed.stderr
+
+
+@pytest.mark.usefixtures("tables")
+@pytest.mark.slow
+@pytest.mark.integration
+def test_a_job_from_start_to_verdict() -> None:
+    done = call("tiny", "--engine", "serial", "--parallel", 1)
+    assert done.exit_code == 0, done.output
+    assert "Two networks on digits (Somebody, 2024, Table 1)\n" in done.output
+    assert "full job: 4 runs of the preset tiny; data: digits, embedded\n" in done.output
+    folder = Path("runs/reproduce-tiny-full")
+    outcome = pd.read_csv(folder / "verdicts.csv")
+    assert outcome["method"].tolist() == ["IID", "IID", "IID > Shards"]
+    assert outcome["verdict"].tolist()[1] == "not testable here"
+    assert outcome["n"].tolist() == [2, 0, 2]
+    values = pd.read_csv(folder / "values.csv")
+    assert values["method"].tolist() == ["IID"] * 2 + ["Shards"] * 2
+    for _, row in values.iterrows():
+        part = "iid" if row["method"] == "IID" else "shards"
+        run = f"data.partition={part},train.local_epochs=1,seed={row['seed']}"
+        accuracy = pd.read_csv(folder / run / "summary.csv")["final_test_accuracy"].item()
+        assert row["value"] == pytest.approx(100 * accuracy, rel=1e-12)
+        assert row["samples"] == 1438
+    assert "not testable here: 1 number (not in the runs of the full job)" in done.output
+    again = call("tiny", "--engine", "serial", "--parallel", 1)
+    assert again.output.count("finished before") == 4
+    assert pd.read_csv(folder / "verdicts.csv").equals(outcome)
+    listed = call("--list")
+    assert "1 not testable here" in listed.output
+    (folder / "verdicts.csv").unlink()
+    assert "4 of 4 runs" in call("--list").output
+
+
+@pytest.mark.usefixtures("tables")
+def test_the_list() -> None:
+    done = call("--list")
+    assert done.exit_code == 0, done.output
+    rows = {line.split()[0]: line for line in done.output.splitlines()}
+    assert "1 number, 1 claim" in rows["tiny"]
+    assert "61 s" in rows["tiny"]
+    assert "not run" in rows["tiny"]
+    assert "not testable here" in rows["later"]
+    assert "not testable here: survival tasks\n" in call("later").output
+
+
+@pytest.mark.usefixtures("tables")
+def test_a_dry_run_lists_the_runs_and_writes_nothing() -> None:
+    done = call("tiny", "--dry-run", "--no-measure")
+    assert done.exit_code == 0, done.output
+    assert done.output.count("data.partition=shards") == 2
+    assert "4 runs" in done.output
+    assert not [*Path.cwd().iterdir()]
+
+
+REFUSED = {
+    "unknown": (["tinny"], "unknown table 'tinny' (did you mean 'tiny'?)"),
+    "no name": ([], "NAME is missing; 'fedsim reproduce --list' shows the tables"),
+    "job": (["tiny", "--job", "scaled"], "--job scaled: tiny has the job full"),
+    "setting": (["tiny", "--set", "train.lr=1"], "--set train.lr: a table is tested with its own"),
+}
+
+
+@pytest.mark.usefixtures("tables")
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_in_one_line(case: str) -> None:
+    arguments, message = REFUSED[case]
+    done = call(*arguments)
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not [*Path.cwd().iterdir()]

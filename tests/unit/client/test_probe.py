@@ -1,4 +1,4 @@
-"""Users' models that remember more than their tensors: as plain PyTorch has it, or refused."""
+"""Probes before training, and transforms of updates."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import functools
 import itertools
 import random
 import re
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -14,20 +16,26 @@ import torch
 import torch.nn.functional as functional
 from torch import nn
 
-from fedsim.client import LocalRule
+import fedsim
+from fedsim.algorithms.base import Algorithm, Work
+from fedsim.client import Coded, LocalRule, Uplink
 from fedsim.client.criterion import MarginControl
 from fedsim.client.probe import fault
 from fedsim.client.trainer import train_local
-from fedsim.core.errors import ConfigError
+from fedsim.client.transform import own_entries, without_entries
 from fedsim.core.layout import FlatModel
-from fedsim.core.rng import torch_scope
-from fedsim.core.types import ModelSpec, Training
-from fedsim.models.registry import checked
+from fedsim.core.rng import generator, torch_scope
+from fedsim.core.types import NO_DELTA, ClientUpdate, Training
+from fedsim.engine.blocks import Stacking
+from fedsim.engine.worker import Worker, with_deltas
+from fedsim.testing.rounds import config
+from fedsim.training.assemble import prepare
+from tests.algorithms.training import context, train, worker
+from tests.tasks import alone, models, run, tasks
 from tests.unit.client.test_trainer import make_env
 
 CPU = torch.device("cpu")
 WIDTH = 12
-SPEC = ModelSpec(name="my:net", num_classes=3, in_channels=1, image_size=2)
 
 
 class Net(nn.Module):
@@ -302,64 +310,228 @@ def test_other_models_are_left_as_they_were(model):
     assert random.getstate() == drawn[1]
 
 
-class Complex(Normalised):
-    def more(self):
-        self.w = nn.Parameter(torch.ones(WIDTH, dtype=torch.cfloat))
-
-    def hidden(self, h):
-        return (h * self.w).abs()
+STATE_SEEN = []
 
 
-class Integer(Net):
-    def more(self):
-        self.order = nn.Parameter(torch.arange(WIDTH), requires_grad=False)
+@dataclass(frozen=True)
+class Counts(LocalRule):
+    """Counts its rounds, and writes down what it knows of a client."""
 
-    def hidden(self, h):
-        return h[:, self.order]
+    def begin(self, env):
+        STATE_SEEN.append({key: array.tolist() for key, array in env.state.items()})
 
-
-class Chooses(Net):
-    def parameters(self, recurse=True):
-        return self.b.parameters(recurse)
+    def finish(self, env, s):
+        return Uplink(state={"rounds": env.state.get("rounds", np.zeros(1)) + 1})
 
 
-class Double(Net):
-    def __init__(self, *sizes):
-        super().__init__(*sizes)
-        self.double()
+@dataclass(frozen=True)
+class Halved:
+    """Sends half of the update, and keeps the other half for the next time."""
 
-    def forward(self, x):
-        return super().forward(x.double())
+    name: ClassVar[str] = "half"
 
-
-class Shared(Temperature):
-    def more(self):
-        self.t = nn.Parameter(torch.ones(WIDTH))
-        self.v = nn.Parameter(self.t.data)
+    def __call__(self, delta, state, task, layout):
+        whole = delta + state.get("rest", np.zeros_like(delta))
+        return Coded(whole / 2, {"rest": whole / 2}, wire_bytes=7 + task.client)
 
 
-class Aliased(Temperature):
-    def more(self):
-        self.t = nn.Parameter(torch.ones(WIDTH))
-        self.first = self.t.data[:6]
+@dataclass(frozen=True)
+class Noise:
+    """Adds numbers that are drawn for the task, and says nothing of bytes."""
+
+    name: ClassVar[str] = "noise"
+
+    def __call__(self, delta, state, task, layout):
+        drawn = generator(task.ctx.seed, self.name, task.key, task.client).normal(size=len(delta))
+        return Coded(delta + drawn.astype(np.float32))
 
 
-@pytest.mark.parametrize(
-    ("model", "said"),
-    [
-        (Complex, "the parameter w is complex64"),
-        (Chooses, r"parameters\(\) gives others"),
-        (Integer, "the parameter order is int64"),
-        (Double, r"the parameter a\.weight is float64"),
-        (Shared, "t and v share memory without being one tensor"),
-        (Aliased, "(first and t|t and first) share memory"),
-    ],
-)
-def test_tensors_that_cannot_be_trained_are_refused(model, said):
-    with pytest.raises(ConfigError, match=f"model.name=my:net: .*{said}"):
-        checked(model(), SPEC)
+@dataclass(frozen=True)
+class Zeros:
+    """Hides whatever was there."""
+
+    name: ClassVar[str] = "zeros"
+    seen: list = field(default_factory=list)
+
+    def __call__(self, delta, state, task, layout):
+        self.seen.append(task.client)
+        return Coded(np.zeros_like(delta))
 
 
-def test_the_first_pass_changes_nothing_of_a_model():
-    model = checked(EvaluationCounts(), SPEC)
-    assert model.seen == 0
+@dataclass(frozen=True)
+class Breaks:
+    """Makes a NaN of what client 1 sends."""
+
+    name: ClassVar[str] = "break"
+
+    def __call__(self, delta, state, task, layout):
+        return Coded(delta * np.float32(np.nan if task.client == 1 else 1))
+
+
+@dataclass(frozen=True)
+class NaN(LocalRule):
+    """Client 1 diverges."""
+
+    def finish(self, env, s):
+        if env.client_id == 1:
+            env.flat.flat[2] = float("nan")
+        return Uplink()
+
+
+def transformed(*transforms, rule=None, **changes):
+    w = worker("fedavg", "mlp")
+    algorithm = Algorithm(local=rule or LocalRule(), transforms=transforms)
+    return Worker(replace(w.spec, algorithm=algorithm, **changes), w.device)
+
+
+def test_entries_of_a_state_by_transform():
+    a, b, c = np.zeros(1), np.ones(1), np.full(1, 2.0)
+    state = {"half.rest": a, "halfway": b, "rounds": c}
+    assert own_entries(state, "half") == {"rest": a}
+    assert own_entries(state, "noise") == {}
+    assert without_entries(state, [Halved(), Noise()]) == {"halfway": b, "rounds": c}
+    assert without_entries(state, []) is state
+
+
+def test_a_transform_changes_what_is_sent_and_its_state_is_hidden_from_the_rule():
+    plain, w = transformed(rule=Counts()), transformed(Halved(), rule=Counts())
+    start = w.flat.vector()
+    _, (delta,) = train(plain, [1], params=start)
+    STATE_SEEN.clear()
+    (first,), (sent,) = train(w, [1], params=start)
+    assert sent.tobytes() == (delta / 2).tobytes()
+    assert set(first.state) == {"rounds", "half.rest"}
+    assert first.state["half.rest"].tobytes() == sent.tobytes()
+    assert first.wire_bytes == 8
+    (second,), (again,) = train(w, [1], params=start, states={1: first.state})
+    assert again.tobytes() == ((delta + delta / 2) / 2).tobytes()
+    assert [*second.state["rounds"], *first.state["rounds"]] == [2, 1]
+    assert STATE_SEEN == [{}, {"rounds": [1.0]}]
+
+
+def test_transforms_run_in_order_on_what_the_one_before_made():
+    start = transformed().flat.vector()
+    _, (delta,) = train(transformed(), [2], params=start)
+    noise = generator(0, "noise", 0, 2).normal(size=len(delta)).astype(np.float32)
+    (update,), (sent,) = train(transformed(Halved(), Noise()), [2], params=start)
+    assert sent.tobytes() == (delta / 2 + noise).tobytes()
+    assert update.wire_bytes == 9, "of the last that says something"
+    _, (sent,) = train(transformed(Noise(), Halved()), [2], params=start)
+    assert sent.tobytes() == ((delta + noise) / 2).tobytes()
+
+
+def test_random_numbers_are_those_of_the_task():
+    w = transformed(Noise())
+    start = w.flat.vector()
+    _, (one,) = train(w, [1], params=start)
+    _, (streamed,) = run(w, [1], context(), start, stream=9)
+    assert streamed.tobytes() != one.tobytes()
+    _, (ninth,) = train(w, [1], round=9, params=start)
+    assert streamed.tobytes() == ninth.tobytes(), "the stream of round 9, by another name"
+
+
+def test_a_block_and_a_client_alone_are_transformed_alike():
+    """Clients without a step: their training is the same to the last bit, alone and in a block."""
+    stacking = Stacking(clients=3, width=8, batchnorm=False)
+    given = {"training": Training(batch_size=8, local_epochs=1)}
+    one = transformed(Halved(), Noise(), **given)
+    block = transformed(Halved(), Noise(), stacking=stacking, **given)
+    start, ctx = one.flat.vector(), context(lr=0.0)
+    states = {1: {"half.rest": np.full(len(start), 3.0, np.float32)}}
+    work = tasks([0, 1, 2], ctx)
+    assert [len(b) for b in block.spec.blocks(work)] == [3]
+    found = []
+    for w in (one, block):
+        done = with_deltas(*w.run(w.spec.blocks(work), models(ctx, start), states))
+        found.append({update.client_id: update for update in done})
+    for client, update in found[0].items():
+        other = found[1][client]
+        assert np.abs(update.delta).max() > 0
+        assert update.delta.tobytes() == other.delta.tobytes()
+        assert update.wire_bytes == other.wire_bytes == 7 + client
+        assert set(update.state) == set(other.state) == {"half.rest"}
+        assert update.state["half.rest"].tobytes() == other.state["half.rest"].tobytes()
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_who_diverged_is_found_before_a_transform_can_hide_it(stacked):
+    zeros = Zeros()
+    stacking = Stacking(clients=3, width=8, batchnorm=False) if stacked else None
+    w = transformed(zeros, rule=NaN(), stacking=stacking)
+    ctx = context()
+    reports, _ = w.run(w.spec.blocks(tasks(range(3), ctx)), models(ctx, w.flat.vector()), {})
+    assert {r.client_id: r.diverged is not None for r in reports} == {0: False, 1: True, 2: False}
+    assert zeros.seen == [0, 2]
+
+
+def test_a_transform_that_makes_a_nan_is_found_too():
+    reports, _ = train(transformed(Breaks()))
+    assert [r.diverged is not None for r in reports] == [False, True, False]
+
+
+def test_work_that_does_not_train_is_not_transformed():
+    zeros = Zeros()
+    w = transformed(zeros, finetune_epochs=1)
+    for work in ("loss", "finetune"):
+        w.run(alone([0], context(), work=work), models(context(), w.flat.vector()), {})
+    assert zeros.seen == []
+
+
+def test_kinds_of_work():
+    own = Algorithm(local=Counts(), transforms=(Halved(),))
+    training = Training(local_epochs=2)
+    works = own.works(training)
+    assert set(works) == {"train", "loss"}
+    assert works["train"] == Work(
+        rule=Counts(), training=training, trains=True, aggregated=True, transforms=(Halved(),)
+    )
+    assert set(own.works(training, 5)) == {"train", "loss", "finetune"}
+    tuned = own.works(training, 5)["finetune"]
+    assert (tuned.training.local_epochs, tuned.trains, tuned.transforms) == (5, True, ())
+    assert type(tuned.rule) is LocalRule
+
+
+def sending_halves() -> Algorithm:
+    return Algorithm(transforms=(Halved(),))
+
+
+@pytest.mark.integration
+def test_bytes_of_a_coded_update_are_those_of_the_table(tmp_path):
+    settings = config(f"{__name__}:sending_halves", "mlp")
+    store, plain = fedsim.run(settings, tmp_path / "a"), fedsim.run(config("fedavg", "mlp"),
+                                                                    tmp_path / "b")  # fmt: skip
+    rounds, clients = store.read("rounds"), store.read("clients")
+    for t, sent in enumerate(rounds["uplink_bytes"], start=1):
+        cohort = clients["client_id"][clients["round"] == t]
+        assert sent == sum(7 + client for client in cohort)
+    assert rounds["downlink_bytes"].tolist() == plain.read("rounds")["downlink_bytes"].tolist()
+    size = 4 * prepare(settings).layout.size
+    assert plain.read("rounds")["uplink_bytes"].tolist() == [2 * size] * 3
+
+
+def test_an_update_is_sent_as_it_is_by_default():
+    update = ClientUpdate(client_id=0, num_samples=1, num_steps=1, delta=NO_DELTA)
+    assert (update.wire_bytes, update.version) == (None, 0)
+
+
+@dataclass(frozen=True)
+class Remembers:
+    """Sends nothing, and keeps the update as it came."""
+
+    name: ClassVar[str] = "remembers"
+
+    def __call__(self, delta, state, task, layout):
+        with pytest.raises(ValueError, match="read-only"):
+            delta[0] = 1.0
+        return Coded(np.zeros_like(delta), {"last": delta})
+
+
+def test_a_kept_update_is_a_copy_of_what_came():
+    w = worker("fedavg")
+    start = w.flat.vector()
+    _, (plain,) = run(w, [1], context(), start)
+    spec = replace(w.spec, algorithm=Algorithm(transforms=(Remembers(),)))
+    (update,), (sent,) = run(Worker(spec, w.device), [1], context(), start)
+    assert np.array_equal(update.state["remembers.last"], plain)
+    assert plain.any()
+    assert not sent.any()

@@ -1,25 +1,30 @@
-"""Held-out parts: common ones, those of each client, and clients that never train."""
+"""Held-out parts, of samples and of whole patients, and clients that never train."""
 
 from __future__ import annotations
 
+import itertools
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
+from PIL import Image
 
 import fedsim
 from fedsim import data
+from fedsim.cli import main
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.core.types import Dataset, Partition
-from fedsim.data import partitions, splits
+from fedsim.core.types import Dataset, Partition, Pipeline
+from fedsim.data import holdout, partitions, patients, splits
+from fedsim.data.draws import KINDS
 from fedsim.data.holdout import fewest_samples, held_out, hold_out, hold_out_clients, stratified
 from fedsim.metrics.splits import clients_with
 from fedsim.testing.rounds import config
 from fedsim.training import loading
 from fedsim.training.assemble import prepare
-from tests.sites import SHORTCUT
 
 
 def test_every_class_gives_its_share():
@@ -48,15 +53,6 @@ def test_no_patient_is_on_both_sides_and_the_classes_keep_their_share():
         share = np.bincount(y[out]) / np.bincount(y)
         # a patient has four images on average: the share is met to about a patient
         assert np.abs(share - 0.2).max() < 0.05
-
-
-def test_big_patients_are_on_both_sides():
-    # one patient in ten has 10 images, the others 1: the held-out part is not made of one kind
-    group = np.repeat(np.arange(200), np.where(np.arange(200) % 10 == 0, 10, 1))
-    out = held_out(np.zeros(len(group), dtype=np.int64), group, 0.2, 0, "test", "toy")
-    sizes = np.bincount(group[out])
-    assert 1 <= (sizes == 10).sum() <= 10
-    assert (sizes == 1).sum() >= 10
 
 
 @pytest.mark.parametrize("group", [None, np.zeros(4, dtype=np.int64)])
@@ -135,38 +131,6 @@ def test_a_client_that_cannot_give_is_named():
         hold_out(DIGITS, Partition(train=(DIGITS.train[:1],)), **FRACTIONS)
 
 
-@pytest.mark.parametrize(("val", "test"), [(0.6, 0.5), (-0.1, 0.5), (0.5, 0.5)])
-def test_impossible_fractions_are_refused(val, test):
-    with pytest.raises(ConfigError, match=r"^data\.client_(val|test)_fraction: "):
-        RunConfig(data={"client_val_fraction": val, "client_test_fraction": test})
-
-
-def test_a_written_split_holds_the_same_samples_out_again(tmp_path: Path):
-    made = held()
-    positions = np.argsort(np.argsort(DIGITS.train))  # the older form counts in the training part
-    number = dict(zip(DIGITS.train.tolist(), positions.tolist(), strict=True))
-    whole = split()
-    lines = [f"{k},{number[i]}" for k, own in enumerate(whole.train) for i in own.tolist()]
-    (tmp_path / "split.csv").write_text("\n".join(["client,index", *lines]))
-    same, read = splits.read(DIGITS, tmp_path / "split.csv")
-    again = hold_out(same, read, **FRACTIONS)
-    for part in ("train", "val", "test"):
-        assert all(map(np.array_equal, getattr(made, part), getattr(again, part)))
-
-
-@pytest.mark.slow
-def test_clients_of_sites_own_their_images_of_the_common_test_part():
-    shortcut = data.load(SHORTCUT, sites=6, samples_per_site=8, val_fraction=0.9)
-    made = partitions.make(shortcut, "by_site")
-    for common, own in ((shortcut.test, made.test), (shortcut.val, made.val)):
-        assert np.array_equal(np.sort(np.concatenate(own)), common)
-        for client, indices in enumerate(own):
-            assert set(shortcut.site[indices].tolist()) == {client}
-    # a site without a test image: nobody owns test data, and the table has none
-    many = data.load(SHORTCUT, sites=300, samples_per_site=2)
-    assert partitions.make(many, "by_site").test == ()
-
-
 @pytest.mark.parametrize("fractions", [(0, 0), (0.1, 0), (0, 0.2), (0.3, 0.3), (0.49, 0.5)])
 @pytest.mark.parametrize("min_samples", [1, 2, 10])
 def test_the_fewest_samples_of_which_enough_are_left(fractions, min_samples):
@@ -174,14 +138,6 @@ def test_the_fewest_samples_of_which_enough_are_left(fractions, min_samples):
     left = [n - sum(max(1, round(f * n)) for f in fractions if f) for n in range(count + 1)]
     assert left[count] >= min_samples
     assert max(left[:count], default=0) < min_samples
-
-
-def test_a_skewed_draw_is_repeated_until_the_held_out_parts_fit():
-    for seed in range(5):
-        data = {"alpha": 0.1, "seed": seed, "client_test_fraction": 0.2}
-        _, partition, _ = loading.load(RunConfig(data=data))
-        assert min(map(len, partition.train)) >= 2
-        assert min(map(len, partition.test)) >= 1
 
 
 def sites():
@@ -244,12 +200,6 @@ def hold_out_ids(dataset, partition, seed):
     return hold_out_clients(dataset, partition, 1, seed)[1].held_out
 
 
-@pytest.mark.parametrize(("value", "words"), [(1.5, "whole number"), (-1, "0"), (True, "true")])
-def test_values_that_cannot_be_used(value, words):
-    with pytest.raises(ConfigError, match=f"data.heldout_clients: .*{words}|{words}"):
-        config("fedavg", data={"heldout_clients": value})
-
-
 def settings(name="fedavg", **data):
     return config(
         name, "cnn", data={"heldout_clients": 2} | data, train={"sample_rate": 0.5, "rounds": 4}
@@ -280,19 +230,153 @@ def test_they_never_train_and_are_scored_at_the_end(name, tmp_path):
         assert set(scored) == set(range(8)) - out
 
 
-@pytest.mark.slow
-@pytest.mark.integration
-def test_the_others_are_drawn_as_if_there_were_no_more(tmp_path):
-    store = fedsim.run(settings(), tmp_path / "run")
-    out = prepare(settings()).partition.held_out
-    split = store.read("split")
-    split.loc[split["part"].eq("train") & split["client_id"].isin(out), "part"] = "drop"
-    ids = {c: i for i, c in enumerate(sorted(set(range(8)) - set(out)))}
-    split = split[split["part"] != "drop"]
-    split["client_id"] = split["client_id"].map(ids)
-    split.to_csv(tmp_path / "six.csv", index=False, float_format="%.0f")
-    six = {"partition_file": str(tmp_path / "six.csv"), "num_clients": 6, "heldout_clients": 0}
-    other = fedsim.run(settings(**six), tmp_path / "six")
-    a, b = store.read("clients"), other.read("clients")
-    assert a["client_id"].map(ids).tolist() == b["client_id"].tolist(), "the same are drawn"
-    assert a["num_samples"].tolist() == b["num_samples"].tolist()
+DEALT = [kind for kind in partitions.NAMES if kind not in ("by_site", "natural", "files")]
+
+
+def people(count: int, seed: int, *, largest: int = 6, classes: int = 3) -> Dataset:
+    """A data set of ``count`` patients with 1 to ``largest`` samples, at two sites."""
+    draw = np.random.default_rng(seed)
+    sizes = draw.integers(1, largest + 1, count)
+    patient = np.repeat(np.arange(count), sizes)
+    n = len(patient)
+    own = draw.integers(0, classes, count)[patient]
+    y = np.where(draw.random(n) < 0.8, own, draw.integers(0, classes, n))
+    # patient 7 of one site and patient 7 of the other are two people with one name
+    return Dataset(
+        name="people",
+        x=np.zeros((n, 1, 2, 2), dtype=np.uint8),
+        y=y,
+        class_names=tuple("abcdefgh"[:classes]),
+        train=np.arange(n),
+        val=np.arange(0),
+        test=np.arange(0),
+        pipeline=Pipeline(size=2, mean=(0.5,), std=(0.5,)),
+        site=patient % 2,
+        site_names=("east", "west"),
+        patient=patient // 2,
+        patient_names=tuple(map(str, range(count))),
+    )
+
+
+def keys(data: Dataset, own: np.ndarray) -> set[tuple[int, int]]:
+    return set(zip(data.site[own].tolist(), data.patient[own].tolist(), strict=True))
+
+
+def assert_apart(data: Dataset, made: Partition) -> None:
+    """No (site, patient) is in two clients or in two parts."""
+    parts = [*made.train, *made.val, *made.test, data.val, data.test]
+    for one, other in itertools.combinations([keys(data, own) for own in parts], 2):
+        assert one.isdisjoint(other)
+
+
+@pytest.mark.parametrize("kind", DEALT)
+@pytest.mark.parametrize(("val", "test"), [(0.0, 0.0), (0.0, 0.2), (0.15, 0.25)])
+def test_no_patient_is_in_two_clients_or_parts(kind, val, test):
+    for seed, count, k in itertools.product(range(4), (60, 300), (1, 4, 9)):
+        data = people(count, seed)
+        parts = 1 + (val > 0) + (test > 0)
+        made = partitions.make(
+            data, kind, num_clients=k, alpha=5.0, seed=seed, group="patient", min_patients=parts
+        )
+        assert np.array_equal(np.sort(np.concatenate(made.train)), data.train)
+        assert_apart(data, made)
+        whole = [len(own) for own in made.train]
+        made = holdout.hold_out(
+            data, made, val_fraction=val, test_fraction=test, seed=seed, group="patient"
+        )
+        assert_apart(data, made)
+        for name, fraction in (("val", val), ("test", test)):
+            for n, own in zip(whole, getattr(made, name), strict=bool(fraction)):
+                assert len(own) > 0
+                assert abs(len(own) - max(1, round(fraction * n))) <= 6
+
+
+@pytest.mark.parametrize("kind", DEALT)
+def test_patients_of_one_sample_give_the_sizes_of_samples(kind):
+    data = people(240, 3, largest=1)
+    label = data.y
+    one, other = (
+        partitions.make(data, kind, num_clients=6, alpha=2.0, seed=5, group=group)
+        for group in ("none", "patient")
+    )
+    assert [len(own) for own in one.train] == [len(own) for own in other.train]
+    if KINDS[kind].by_label:
+        for a, b in zip(one.train, other.train, strict=True):
+            assert np.array_equal(np.bincount(label[a]), np.bincount(label[b]))
+
+
+def test_classes_are_dealt_by_the_patients_most_frequent_class():
+    labels = np.array([0, 0, 1, 2, 1, 2, 2, 1])
+    member = np.array([0, 0, 0, 1, 1, 1, 2, 2])
+    assert patients.most_frequent(labels, member).tolist() == [0, 2, 1]  # ties: the lowest
+    for seed in range(5):
+        data = people(400, seed, classes=4)
+        of_sample = patients.of(data)
+        label = patients.most_frequent(data.y, of_sample)[of_sample]
+        made = partitions.make(
+            data, "shards", num_clients=8, shards_per_client=1, seed=seed, group="patient"
+        )
+        assert max(len(np.unique(label[own])) for own in made.train) <= 3
+        assert sum(len(np.unique(label[own])) for own in made.train) <= 8 + 3
+
+
+def test_none_gives_the_bytes_that_data_without_patients_have():
+    data = people(100, 0)
+    bare = replace(data, patient=None, patient_names=())
+    for kind in DEALT:
+        one = partitions.make(data, kind, num_clients=5, alpha=5.0)
+        other = partitions.make(bare, kind, num_clients=5, alpha=5.0)
+        assert all(map(np.array_equal, one.train, other.train))
+
+
+def test_what_patients_cannot_give_is_refused():
+    data = people(6, 0)
+    with pytest.raises(DataError, match=r"7 clients with at least 1 .* need 7, .* people has 6"):
+        partitions.make(data, "iid", num_clients=7, min_samples=1, group="patient")
+    with pytest.raises(DataError, match=r"at least 2 patients .* need 8"):
+        partitions.make(data, "iid", num_clients=4, min_samples=1, group="patient", min_patients=2)
+    alone = Partition(train=(np.flatnonzero(patients.of(data) == 0),))
+    with pytest.raises(DataError, match="client 0 has too few patients for a test part of its own"):
+        holdout.hold_out(data, alone, test_fraction=0.2, group="patient")
+    with pytest.raises(
+        ConfigError, match=r"data.group 'patient': digits does not say which patients"
+    ):
+        loading.load(RunConfig(data={"group": "patient"}))
+    with pytest.raises(ConfigError, match=r"data.group: .*'none' or 'patient'"):
+        RunConfig(data={"group": "site"})
+    big = np.zeros(100, dtype=np.int64)
+    big[:3] = [1, 2, 3]
+    one = replace(people(60, 0), patient=None)
+    n = len(one.y)
+    one = replace(one, site=None, site_names=(), patient=np.resize(big, n), patient_names=())
+    with pytest.raises(DataError, match=r"none of 1000 draws gives .* patients .*--group none"):
+        partitions.make(one, "iid", num_clients=4, min_samples=20, group="patient")
+
+
+def write_folder(root: Path, sites: int = 3) -> Path:
+    """Images of two classes with patients and sites; patient names repeat at other sites."""
+    draw, lines = np.random.default_rng(0), ["filename,label,site,patient"]
+    (root / "images").mkdir(parents=True)
+    for i in range(180):
+        Image.fromarray(draw.integers(0, 255, (6, 6, 3), dtype=np.uint8)).save(
+            root / "images" / f"{i}.png"
+        )
+        patient = int(draw.integers(25))
+        lines.append(f"{i}.png,{'ill' if patient % 3 else 'well'},site{i % sites},p{patient}")
+    (root / "labels.csv").write_text("\n".join(lines) + "\n")
+    return root
+
+
+def test_client_lists_that_split_a_patient_are_refused_where_asked(tmp_path):
+    root = write_folder(tmp_path / "eyes")
+    lists = tmp_path / "split.csv"
+    lists.write_text("client,index\n" + "".join(f"{i % 2},{i}\n" for i in range(100)))
+    args = ["-d", "folder", "--data-dir", str(root), "--set", f"data.partition_file={lists}"]
+    args += ["--sample-rate", "1", "--set", "data.image_size=6"]
+    done = CliRunner().invoke(main, ["partition", *args])
+    assert done.exit_code == 0, done.output
+    assert "patients are split over clients (data.group=none)" in done.stdout
+    done = CliRunner().invoke(main, ["partition", *args, "--group", "patient"])
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+    assert "the client lists of folder give patient p" in done.stderr
+    assert "with these lists only 'none' is allowed" in done.stderr

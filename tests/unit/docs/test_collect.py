@@ -1,9 +1,11 @@
-"""docs/study/collect.py: the tables of planted blocks, and of a small study that is run."""
+"""docs/study/: the tables that collect.py makes of planted blocks and of a small study that is run,
+and those of docs/FEDERATIONS.md."""
 
 from __future__ import annotations
 
 import csv
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,10 @@ from typing import Any
 import pandas as pd
 import pytest
 from click.testing import CliRunner
+from scipy import stats
 
 from fedsim.cli import main
+from fedsim.config import experiments
 from fedsim.storage import trials
 from fedsim.storage.trials import Trial
 from fedsim.studies import execute
@@ -175,20 +179,6 @@ def test_a_run_is_a_row(studies: Path) -> None:
     assert table["collapsed"].to_list() == [0, 0, 0, 0, 1, 1, 0, 0]
 
 
-def test_heads_are_scored_by_the_last_ten_rounds(studies: Path) -> None:
-    for file in (studies / "small.yaml", studies / "small" / "comparison.yaml"):
-        file.write_text(file.read_text().replace("logistic}", "logistic, trainable: head}"))
-    assert runs_of(studies)["balanced_accuracy"].iloc[2] == 0.6 - 0.05
-    own = trials_of(studies)["balanced_accuracy"]
-    assert own.iloc[3] == pytest.approx((0.5 + 0.6) / 2, rel=1e-12)
-
-
-def test_one_test_part_in_all_partitions_is_not_drawn(studies: Path) -> None:
-    for file in studies.glob("small/runs/*/split.csv"):
-        file.write_text(file.read_text().replace("21,test", "20,test"))
-    assert set(runs_of(studies)["test_drawn"]) == {0}
-
-
 def test_missing_and_diverged_runs_are_rows(studies: Path) -> None:
     runs = studies / "small" / "runs"
     shutil.rmtree(runs / "method=FedAvg+split-20,seed=1")
@@ -203,32 +193,6 @@ def test_missing_and_diverged_runs_are_rows(studies: Path) -> None:
     ]  # fmt: skip
     assert table["accuracy"].isna().to_list() == (table["status"] != "finished").to_list()
     assert table[["classes", "train_samples", "test_samples", "test_drawn"]].notna().all(axis=None)
-
-
-def test_a_method_without_a_choice_has_a_row_for_each_run(studies: Path) -> None:
-    file = studies / "small" / "comparison.yaml"
-    lines = file.read_text().splitlines(keepends=True)
-    file.write_text("".join(line for line in lines if "- FedLD+split-21:" not in line))
-    table = runs_of(studies)
-    assert len(table) == 8
-    assert table[table["status"] == "failed"][KEYS].to_numpy().tolist() == [
-        ["FedLD", 21, 1], ["FedLD", 21, 2],
-    ]  # fmt: skip
-    assert table[["alpha", "classes", "test_samples"]].notna().all(axis=None)
-    assert table["lr"].isna().sum() == 2
-
-
-def test_a_run_that_was_not_planned_is_refused(studies: Path) -> None:
-    file = studies / "small" / "comparison.yaml"
-    file.write_text(file.read_text().replace("data.seed: 21", "data.seed: 22"))
-    with pytest.raises(ValueError, match=r"comparison\.yaml: .*22.* is not in .*small\.yaml"):
-        runs_of(studies)
-
-
-def test_a_run_with_another_rate_than_planned_is_refused(studies: Path) -> None:
-    plant_run(studies / "small" / "runs" / "method=FedLD+split-20,seed=2", 0.6, lr=0.2)
-    with pytest.raises(ValueError, match=r"summary\.csv: train\.lr is 0\.2, planned was 0\.1"):
-        runs_of(studies)
 
 
 def test_candidates_are_those_of_the_searches(studies: Path) -> None:
@@ -251,11 +215,27 @@ def test_of_equal_candidates_the_earlier_is_chosen() -> None:
     assert collect.choice(rows[3:], "x") is None
 
 
-def test_another_choice_than_that_of_the_rule_is_refused(studies: Path) -> None:
-    file = studies / "small" / "chosen.csv"
-    file.write_text(file.read_text().replace("FedLD,split-20,1", "FedLD,split-20,0"))
-    with pytest.raises(ValueError, match=r"chosen\.csv: trial 0 of .*FedLD\+split-20, should be 1"):
-        trials_of(studies)
+@pytest.mark.parametrize(
+    ("name", "before", "after", "message"),
+    [
+        ("comparison.yaml", "data.seed: 21", "data.seed: 22", r".*22.* is not in .*small\.yaml"),
+        (
+            "runs/method=FedLD+split-20,seed=2/summary.csv",
+            "\n0.1,",
+            "\n0.2,",
+            r"train\.lr is 0\.2, planned was 0\.1",
+        ),
+        ("chosen.csv", "FedLD,split-20,1", "FedLD,split-20,0", r"trial 0 of .*, should be 1"),
+    ],
+)
+def test_what_was_not_planned_is_refused(
+    name: str, before: str, after: str, message: str, studies: Path
+) -> None:
+    file = studies / "small" / name
+    assert before in file.read_text()
+    file.write_text(file.read_text().replace(before, after))
+    with pytest.raises(ValueError, match=message):
+        collect.collect(studies, "small")
 
 
 def test_a_search_that_has_not_ended_is_refused(studies: Path) -> None:
@@ -288,18 +268,6 @@ def test_terms_of_a_sweep_are_those_of_its_last_round(studies: Path) -> None:
     ]  # fmt: skip
 
 
-def test_tails_have_the_clients_of_their_own_runs(studies: Path) -> None:
-    shutil.copytree(studies / "small" / "runs", studies / "tails_small")
-    for file in studies.glob("tails_small/*/summary.csv"):
-        more = {"client_accuracy_p10": 0.2, "client_accuracy_worst": 0.1}
-        write(file, [next(csv.DictReader(file.read_text().splitlines())) | more])
-    made = collect.collect(studies, "tails_small")
-    assert list(made) == ["protocol/tails_small.csv", "protocol/tails_small_curves.csv"]
-    row = made["protocol/tails_small.csv"].iloc[0]
-    assert row[[*collect.CLIENTS]].to_list() == [0.45, 0.2, 0.1]
-    assert row["path"] == "tails_small/method=FedAvg+split-20,seed=1"
-
-
 def test_check_reads_what_is_stored(studies: Path, capsys: pytest.CaptureFixture[str]) -> None:
     collect.main(studies, [])
     assert capsys.readouterr().out.splitlines()[:3] == [
@@ -315,11 +283,6 @@ def test_check_reads_what_is_stored(studies: Path, capsys: pytest.CaptureFixture
     assert stored["auc"].to_list() == [1 / 3] * 8
     found = check.values(stored, "balanced_accuracy", "FedLD", 2, 2)
     assert found.to_dict() == {20: 0.6, 21: 0.7}
-
-
-def test_an_unknown_block_is_named(studies: Path) -> None:
-    with pytest.raises(SystemExit, match="smal: is no block; known: small, tails_small, sweep"):
-        collect.main(studies, ["smal"])
 
 
 def test_last10_is_the_mean_over_evaluated_rounds_among_the_last_ten() -> None:
@@ -377,3 +340,70 @@ def test_a_study_that_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         summary = pd.read_csv(tmp_path / row["path"] / "summary.csv").iloc[0]
         assert row["balanced_accuracy"] == summary["final_test_balanced_accuracy"]
         assert row["lr"] == summary["train.lr"]
+
+
+# docs/FEDERATIONS.md: tables from the archive, grids that fedsim can run
+
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+PAGE = (DOCS / "FEDERATIONS.md").read_text()
+federations = module("federations")
+archive = federations.archive
+
+
+@pytest.mark.slow
+def test_every_table_of_the_page_follows_from_the_archive() -> None:
+    assert federations.rendered(PAGE) == PAGE
+    assert {m[1] for m in federations.BLOCK.findall(PAGE)} == federations.GRIDS.keys()
+
+
+@pytest.mark.parametrize("name", federations.GRIDS)
+def test_the_archive_has_every_run_of_a_grid_once(name: str) -> None:
+    runs = archive.table(f"federations/{name}.csv")
+    axes = [*federations.GRIDS[name]["grid"], "data.seed", "seed"]
+    assert not runs[axes].duplicated().any()
+    assert len(runs) == math.prod(runs[axis].nunique() for axis in axes)
+    assert runs["data.seed"].nunique() == 5
+    assert runs["seed"].nunique() == 2
+
+
+def test_the_curves_of_the_figure_are_those_of_the_runs() -> None:
+    """No run has reached 80 % before its time; the end is that of the first run that ends."""
+    runs = archive.table("federations/clocks_digits.csv", dtype={"data.alpha": str})
+    curves = archive.table(federations.CURVES, dtype={"data.alpha": str})
+    ways = list(curves.groupby(["waiting", "data.alpha"]))
+    assert len(ways) == 2 * len(federations.WAITING)
+    for (way, alpha), curve in ways:
+        own = runs[(runs["waiting"] == federations.named(way)) & (runs["data.alpha"] == alpha)]
+        assert len(own) == 10
+        assert len(curve) == federations.POINTS
+        before = curve[curve["second"] < 0.9999 * own["simulated_seconds_to_target"].min()]
+        assert (before["mean"] < 0.8).all()
+        end = curve.iloc[-1]
+        assert end["second"] == pytest.approx(own["simulated_seconds"].min(), rel=1e-4)
+        assert end["mean"] == pytest.approx(own["last10_test_accuracy"].mean(), abs=0.03)
+    assert federations.FIGURE.is_file()
+    assert f"study/{federations.FIGURE.name}" in PAGE
+
+
+@pytest.mark.parametrize("name", federations.GRIDS)
+def test_fedsim_reads_the_grid(name: str, tmp_path: Path) -> None:
+    federations.write_grids(tmp_path)
+    axes = experiments.read(tmp_path / f"{name}.yaml").grid
+    runs = archive.table(f"federations/{name}.csv")
+    assert math.prod(len(axis.values) for axis in axes) == len(runs)
+
+
+def test_a_cell_is_the_mean_over_partitions_with_its_t_interval() -> None:
+    runs = pd.DataFrame(
+        {"rule": "krum", "data.seed": [0, 0, 1, 1], "seed": [0, 1, 0, 1], "score": [1, 3, 5, 7]}
+    )
+    found = federations.over_partitions(federations.of(runs, "rule", "krum", "score"))
+    assert found.mean == 4
+    assert found.half == pytest.approx(stats.t.ppf(0.975, 1) * 2, rel=1e-12)
+
+
+def test_ratios_have_a_geometric_mean_unless_a_run_missed_the_target() -> None:
+    index = pd.MultiIndex.from_product([[0, 1], [0]], names=["data.seed", "seed"])
+    assert federations.factor(pd.Series([2.0, 8.0], index)).startswith("4.0 (")
+    assert federations.factor(pd.Series([2.0, None], index)) == ""
+    assert federations.reached(pd.Series([2.0, None], index), "{:.0f}") == "1 of 2 runs"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedsim import data
-from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.errors import DataError
 from fedsim.core.types import Dataset
 from fedsim.data import partitions
 from fedsim.data.dataset import check
@@ -121,33 +121,8 @@ def test_a_diseased_eye_has_lesions_and_most_healthy_ones_have_none():
 
 
 @pytest.mark.slow
-def test_pixels_do_not_depend_on_how_many_are_drawn_at_once(monkeypatch):
-    whole = load().x
-    monkeypatch.setattr(shortcut, "_PIXELS", 32 * 32 * 7)
-    assert np.array_equal(load().x, whole)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"correlation": 1.5},
-            r"correlation: 1.5 given; must be less than or equal to 1",
-        ),
-        ({"samples_per_site": 1}, r"samples_per_site: 1 given; must be greater than or equal to 2"),
-    ],
-)
-def test_impossible_options_are_refused(options, message):
-    with pytest.raises(ConfigError, match=message):
-        load(**options)
-
-
-@pytest.mark.slow
 def test_groups_outside_the_test_part_are_refused():
     made = load()
     wrong = replace(made, groups={"aligned": made.train[:1]})
     with pytest.raises(DataError, match="groups name samples outside the test part"):
         check(wrong, "toy")
-    empty = replace(made, groups={"aligned": made.test[:1], "nobody": made.test[:0]})
-    with pytest.raises(DataError, match=r"groups without samples: \['nobody'\]$"):
-        check(empty, "toy")

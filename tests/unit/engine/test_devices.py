@@ -1,4 +1,4 @@
-"""What a process of fedsim changes in torch and in its allocator, and that torch gets it back."""
+"""Blocks of tasks: cut by version, named, and updates of pooled samples shared out."""
 
 from __future__ import annotations
 
@@ -7,11 +7,29 @@ import subprocess
 import sys
 import warnings
 from contextlib import nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
+from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 
+import fedsim
+import fedsim.engine
+from fedsim.config.run import RunConfig
 from fedsim.config.sections import EngineConfig
+from fedsim.core.errors import ConfigError
+from fedsim.core.types import GIB, ClientUpdate, RoundContext
+from fedsim.engine import devices, registry
+from fedsim.engine.blocks import (
+    Stacking,
+    clients_of,
+    in_calls,
+    num_calls,
+    shared_out,
+    tasks_per_call,
+)
 from fedsim.engine.devices import (
     Findings,
     Kind,
@@ -19,11 +37,138 @@ from fedsim.engine.devices import (
     collected,
     configure,
     forward_passes,
+    out_of_memory,
     record,
+    tensor_fraction,
     torch_flags,
     trains_on_gpu,
 )
+from fedsim.engine.ray import pool
+from fedsim.testing.rounds import config
+from fedsim.training.assemble import prepare
+from tests import seams
+from tests.algorithms.training import worker
 from tests.commands import clean_environment
+from tests.tasks import models, tasks
+
+OLD = RoundContext(round=1, num_rounds=5, num_clients=8, lr=0.1, seed=0)
+
+NEW = replace(OLD, round=2)
+
+
+def update(client, delta=None):
+    delta = np.full(2, client, np.float32) if delta is None else delta
+    return ClientUpdate(client_id=client, num_samples=99, num_steps=4, delta=delta)
+
+
+def test_the_tasks_with_the_most_steps_come_first_and_then_the_smallest_clients():
+    own = tasks([4, 0, 2, 1, 3], NEW)
+    made = Stacking(2, 10, False).blocks(zip(own, [1, 3, 3, 5, 1], strict=True))
+    assert [clients_of(block) for block in made] == [(1, 0), (2, 3), (4,)]
+    assert sorted(sum(made, ()), key=own.index) == own
+
+
+def test_a_block_has_tasks_of_one_version():
+    spec = prepare(config("fedavg", "mlp", engine={"client_batch": 3})).spec
+    mixed = [*tasks([7, 1, 5, 4], NEW), *tasks([0, 6, 3, 2], OLD)]
+    made = spec.blocks(mixed)
+    assert [{task.version for task in block} for block in made] == [{1}, {1}, {2}, {2}]
+    assert [len(block) for block in made] == [3, 1, 3, 1]
+    assert spec.blocks(mixed[::-1]) == made
+    assert spec.blocks([]) == []
+    older = [block for block in made if block[0].version == 1]
+    assert older == spec.blocks(tasks([0, 2, 3, 6], OLD)), "they are cut as if alone"
+
+
+MB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("tasks", "size", "actors", "calls"),
+    [
+        (50, 6.5, 1, 3),  # 19 tasks of 6.5 MiB make 128 MiB
+        (50, 6.5, 4, 4),
+        (50, 6.5, 2, 4),  # 38 in the first two calls: one more for each actor
+        (5, 6.5, 2, 2),
+        (10, 97.6, 2, 10),  # one alone is most of a call
+        (8, 300, 1, 8),
+        (1000, 0.01, 3, 3),
+        (1, 0.01, 3, 3),
+    ],
+)
+def test_calls_carry_so_many_bytes_and_actors_get_equally_many(tasks, size, actors, calls):
+    found = num_calls(tasks, int(size * MB), actors)
+    assert found == calls
+    assert -(-tasks // found) <= tasks_per_call(int(size * MB))
+
+
+def test_blocks_share_a_call_in_order_and_stay_whole():
+    sizes = [1, 2, 3, 7, 1, 1]
+    blocks = [tuple(tasks(range(n), NEW)) for n in sizes]
+    cut = [[len(block) for block in call] for call in in_calls(blocks, 4)]
+    assert cut == [[1, 2], [3], [7], [1, 1]]
+    assert [[len(b) for b in call] for call in in_calls(blocks, 1)] == [[n] for n in sizes]
+    assert list(in_calls([], 4)) == []
+
+
+def test_the_update_of_pooled_samples_is_that_of_each_owner():
+    work = [*tasks([1], NEW, owners=(1, 5)), *tasks([3, 0], NEW)]
+    found = shared_out([update(1), update(3)], work, range(10, 16))
+    assert [u.client_id for u in found] == [1, 3, 5]
+    assert [u.num_samples for u in found] == [11, 99, 15]
+    assert found[0].delta is found[2].delta
+    assert [u.num_steps for u in found] == [4, 4, 4]
+    assert shared_out([], work, []) == []
+
+
+@pytest.mark.parametrize("clients", [(0, 1), (1, 0)])
+def test_tasks_of_two_versions_start_from_their_own(clients):
+    w = worker("fedavg", "mlp")
+    start = w.flat.vector()
+    sent = models(OLD, start) | models(NEW, start * 2)
+    both = [*tasks(clients[:1], OLD), *tasks(clients[1:], NEW)]
+    reports, deltas = w.run([(task,) for task in both], sent, {})
+    assert [r.version for r in reports] == [1, 2]
+    for task, delta in zip(both, deltas, strict=True):
+        _, (own,) = w.run([(task,)], {task.version: sent[task.version]}, {})
+        assert delta.tobytes() == own.tobytes()
+
+
+@pytest.mark.integration
+def test_an_executor_checks_settings_before_anything_starts(tmp_path, monkeypatch):
+    def check_settings(engine):
+        raise ConfigError(f"engine.max_retries {engine.max_retries}: at most 2 here")
+
+    monkeypatch.setattr(seams, "check_settings", check_settings, raising=False)
+    kind = "tests.seams:make_executor"
+    config = RunConfig(data={"name": "mnist"}, engine={"kind": kind})
+    with pytest.raises(ConfigError, match=r"^engine\.max_retries 3: at most 2 here$"):
+        fedsim.run(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("rayy", "--engine 'rayy': must be one of ray, .*serial, or module:function .*'ray'"),
+        ("worker", "--engine 'worker': must be one of"),
+        ("nowhere:make", "engine.kind: 'nowhere' cannot be imported"),
+        ("fedsim.engine.serial:mak_executor", "has no function 'mak_executor' .*'make_executor'"),
+    ],
+)
+def test_an_unknown_executor_is_refused_before_the_data_are_read(kind, said, tmp_path):
+    config = RunConfig(data={"name": "mnist", "dir": str(tmp_path)}, engine={"kind": kind})
+    with pytest.raises(ConfigError, match=said):
+        fedsim.run(config, tmp_path / "run")
+
+
+@pytest.mark.integration
+def test_the_built_in_executors_are_those_of_the_files():
+    assert {"ray", "serial"} <= set(registry.names())
+    for name in registry.names():
+        assert callable(registry.load(name))
+        registry.check(EngineConfig(kind=name))
 
 
 def test_flags_come_back():
@@ -174,3 +319,119 @@ def test_freed_memory_is_taken_again():
     # 96 MiB are 48 huge pages or 24576 small ones, twenty times
     assert default >= 20 * 48
     assert kept < 48
+
+
+def test_tensors_get_the_share_less_what_the_process_itself_takes():
+    assert tensor_fraction(16 * GIB, 0.25) == 0.25 - 0.5 / 16
+    with pytest.raises(ConfigError, match=r"^--gpus-per-client 0\.03: .*") as error:
+        tensor_fraction(16 * GIB, 0.03)
+    least = float(str(error.value).rpartition(" ")[2])
+    assert tensor_fraction(16 * GIB, least + 1e-4) > 0
+
+
+class Driver:
+    """What torch's Python code asks of its compiled part, on a machine with one GPU of 16 GiB.
+
+    The functions of ``torch.cuda`` themselves are torch's own, with their checks of arguments.
+    """
+
+    def __init__(self, monkeypatch):
+        self.caps = []
+        numbers = {"total_memory": 16 * GIB, "multi_processor_count": 132}
+        properties = SimpleNamespace(name="NVIDIA H200", **numbers)
+        stats = {"reserved_bytes": {"all": {"current": 9 * GIB}}}
+        runtime = SimpleNamespace(cudaMemGetInfo=lambda index: (4 * GIB, 16 * GIB))
+        for module in (torch.cuda, torch.cuda.memory):
+            monkeypatch.setattr(module, "_lazy_init", lambda: None)
+        monkeypatch.setattr(torch.cuda.memory, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+        monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+        replaced = {
+            (torch.cuda, "_get_device_properties"): lambda index: properties,
+            (torch._C, "_cuda_setMemoryFraction"): lambda *cap: self.caps.append(cap),
+            (torch._C, "_cuda_memoryStats"): lambda index: stats,
+        }
+        for (module, name), function in replaced.items():
+            monkeypatch.setattr(module, name, function, raising=False)
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    return Driver(monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "share", "caps"),
+    [
+        (False, 0.5, []),
+        *((True, whole, []) for whole in (1.0, 2.0)),
+        *((True, 1 / n, [(1 / n - 1 / 32, 0)]) for n in (2, 4, 8, 16)),
+    ],
+)
+def test_only_a_shared_gpu_is_capped(driver, gpu, share, caps):
+    devices.limit_memory(devices.client_device(gpu), share)
+    assert driver.caps == caps
+
+
+def test_a_client_actor_starts_on_a_fraction_of_a_gpu(driver, monkeypatch):
+    actor, worker = pool.ClientActor(), mock.Mock()
+    context = SimpleNamespace(get_assigned_resources=lambda: {"GPU": 0.5})
+    monkeypatch.setattr(pool, "Worker", worker)
+    monkeypatch.setattr(pool.ray, "get_gpu_ids", lambda: ["3"])
+    monkeypatch.setattr(pool.ray, "get_runtime_context", lambda: context)
+    monkeypatch.setattr(pool.ray.util, "get_node_ip_address", lambda: "127.0.0.1")
+    monkeypatch.setattr(devices, "keep_freed_memory", lambda: None)
+    assert actor.build("spec") == (devices.Kind("NVIDIA H200", 132), "127.0.0.1")
+    assert driver.caps == [(0.5 - 1 / 32, 0)]
+    worker.assert_called_once_with("spec", torch.device("cuda", 0), 0.5)
+
+
+@pytest.mark.parametrize(
+    ("total", "held", "message", "share", "end"),
+    [
+        (80, 9, "Tried to allocate 3.00 GiB. GPU 0", 0.125, "; --gpus-per-client 0.2 would fit"),
+        (80, 9, "Tried to allocate 1024.0 MiB.", 0.125, "; --gpus-per-client 0.1666 would fit"),
+        (80, 69, "CUDA error: out of memory", 0.5, "; --gpus-per-client 1 would fit"),
+        (16, 15, "Tried to allocate 2.00 GiB.", 1.0, "evaluation.batch_size or model would help"),
+        (80, 8, "Tried to allocate 2.00 GiB.", 2.0, "of which other processes have the rest"),
+    ],
+)
+def test_what_would_help_where_memory_runs_out(total, held, message, share, end):
+    text = out_of_memory(total * GIB, held * GIB, message, share)
+    assert text.startswith(f"out of GPU memory: {held} GiB in use and ")
+    assert text.endswith(end)
+
+
+def test_the_reason_of_a_failure(driver):
+    on_gpu, on_cpu = devices.client_device(True), devices.client_device(False)
+    for error in (
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB."),
+        RuntimeError("CUDA error: out of memory\nCUDA kernel errors might"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"),
+    ):
+        assert "--gpus-per-client" in devices.reason(error, 0.125, on_gpu)
+        assert "--gpus-per-client" not in devices.reason(error, 0.125, on_cpu)
+    for error in (ValueError("on purpose"), RuntimeError("CUDA error: an illegal memory access")):
+        assert devices.reason(error, 0.125, on_gpu) == f"{type(error).__name__}: {error}"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_capped_process_runs_out_at_its_share():
+    device = torch.device("cuda", 0)
+    total = torch.cuda.get_device_properties(device).total_memory
+    share = 4 * GIB / total
+    devices.limit_memory(device, share)
+    held = []
+    try:
+        held += [torch.empty(GIB, dtype=torch.uint8, device=device) for _ in range(3)]
+        with pytest.raises(torch.OutOfMemoryError) as error:
+            torch.empty(GIB, dtype=torch.uint8, device=device)
+        text = devices.reason(error.value, share, device)
+    finally:
+        held.clear()
+        torch.cuda.empty_cache()
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
+    assert "3 GiB in use and 1 GiB more asked for" in text
+    assert "would fit" in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,13 +15,26 @@ from torch.nn import functional
 
 from fedsim.algorithms.base import Algorithm
 from fedsim.client import LocalEnv, LocalRule, Uplink
+from fedsim.client.trainer import mean_loss
 from fedsim.config.sections import EngineConfig
 from fedsim.core.errors import DivergedError, WorkerError
-from fedsim.core.types import ModelSpec, Owned, Partition, Pipeline, Training
+from fedsim.core.types import (
+    GIB,
+    ClientUpdate,
+    Layout,
+    ModelSpec,
+    Owned,
+    Partition,
+    Pipeline,
+    Slot,
+    Training,
+)
 from fedsim.engine.base import OUTPUTS, SCORES
 from fedsim.engine.blocks import Stacking
 from fedsim.engine.devices import client_device, torch_flags
+from fedsim.engine.results import judged, read
 from fedsim.engine.serial import SerialExecutor
+from fedsim.engine.transfer import KEPT, Samples, Staged, Vectors, room, to_host
 from fedsim.engine.worker import Worker, num_batches
 from fedsim.metrics.scores import score
 from tests.algorithms.training import context, dataset, train, worker
@@ -571,3 +585,137 @@ def test_a_failure_names_round_and_client_and_keeps_its_cause(error, kind, messa
     finally:
         done.close()
     assert error in (caught.value, caught.value.__cause__)
+
+
+D = 6
+
+LAYOUT = Layout(
+    (
+        Slot(name="body", shape=(4,), start=0, stop=4),
+        Slot(name="head", shape=(2,), start=4, stop=6),
+    )
+)
+
+
+def update(client, steps, **changes):
+    return ClientUpdate(client_id=client, num_samples=9, num_steps=steps, **changes)
+
+
+def batches(*values):
+    return [torch.tensor(v) for v in values], [7, 2, 5][: len(values)]
+
+
+RESULTS = {
+    "finite": (update(0, 3), batches(0.1, 2.3, 1 / 3), np.linspace(-1, 1, D)),
+    "overflows": (update(1, 1), batches(0.7), np.full(D, 3e38)),
+    "no step": (update(2, 0), ([], []), np.zeros(D)),
+    "a loss": (update(3, 2), batches(1.0, math.inf), np.ones(D)),
+    "a tensor": (update(4, 1), batches(0.5), np.array([1, 1, 1, 1, 1, math.nan])),
+    "both": (update(5, 1), batches(math.nan), np.array([math.inf, 1, 1, 1, 1, -math.inf])),
+    "an upload": (update(6, 1, extras={"c": np.array([math.inf])}), batches(0.5), np.ones(D)),
+}
+
+DIVERGED = {
+    "a loss": "the training loss",
+    "a tensor": "tensor head",
+    "both": "tensor body and the training loss",
+    "an upload": "tensor upload c",
+}
+
+
+@pytest.mark.parametrize("names", [list(RESULTS), ["finite"], ["no step"], ["both", "finite"]])
+def test_at_once_as_one_after_another(names):
+    updates, losses, deltas = zip(*(RESULTS[name] for name in names), strict=True)
+    rows = torch.from_numpy(np.stack(deltas).astype(np.float32))
+    alone = [
+        judged(
+            replace(u, train_loss=mean_loss([float(v) for v in own[0]], own[1])),
+            row.numpy(),
+            LAYOUT,
+        )
+        for u, own, row in zip(updates, losses, rows, strict=True)
+    ]
+    together = read(updates, losses, rows, LAYOUT)
+    assert [u.diverged for u in together] == [DIVERGED.get(name) for name in names]
+    assert [u.diverged for u in alone] == [u.diverged for u in together]
+    np.testing.assert_array_equal(
+        [u.train_loss for u in together], [u.train_loss for u in alone], strict=True
+    )
+
+
+def test_losses_that_were_read_stay():
+    done = [update(0, 1, train_loss=0.25), update(1, 1)]
+    both = read(done, [None, batches(4.0)], torch.zeros(2, D), LAYOUT)
+    assert [u.train_loss for u in both] == [0.25, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("total", "share", "most"),
+    [(80 * GIB, 1.0, 20 * GIB), (80 * GIB, 0.5, 10 * GIB), (80 * GIB, 2.0, 20 * GIB), (7, 1.0, 1)],
+)
+def test_a_quarter_of_the_share_of_a_gpu(total, share, most):
+    assert room(total, share) == most
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.int64])
+@pytest.mark.parametrize("most", [None, 0, 1 << 20])
+def test_samples_are_those_of_the_index_wherever_they_are(dtype, most):
+    x = torch.arange(60).reshape(20, 3).to(dtype)
+    y = torch.arange(20)
+    samples = Samples(x, y, CPU, most)
+    for index in ([3, 0, 3], [19], list(range(20)), [], [7, 6]):
+        picked = torch.tensor(index, dtype=torch.int64)
+        for got in (samples(picked), (samples.inputs(picked), samples.labels(picked))):
+            for mine, whole in zip(got, (x, y), strict=True):
+                assert mine.dtype == whole.dtype
+                assert torch.equal(mine, whole[picked])
+
+
+def test_samples_are_resident_where_they_fit_to_the_byte():
+    x, y = torch.zeros(10, 3, dtype=torch.uint8), torch.zeros(10, dtype=torch.int64)
+    meta = torch.device("meta")  # holds no values, but says where a tensor is
+    assert Samples(x, y, meta, 110).x.device == meta
+    assert Samples(x, y, CPU, 109).x is x
+    assert Samples(x, y, CPU, None).x is x, "on the CPU nothing is copied"
+
+
+def test_a_batch_does_not_change_when_the_buffer_takes_the_next():
+    x = torch.arange(12.0).reshape(6, 2)
+    staged = Staged(x, CPU)
+    first = staged(torch.tensor([5, 4]))
+    staged(torch.tensor([0, 1]))
+    assert torch.equal(first, x[[5, 4]])
+
+
+def test_a_vector_is_copied_once_while_it_is_the_same():
+    vectors = Vectors(CPU, apart=True)
+    one, other = np.arange(3, dtype=np.float32), np.ones(3, np.float32)
+    copy = vectors(one)
+    assert copy.tolist() == [0, 1, 2]
+    assert copy.data_ptr() != one.ctypes.data
+    assert vectors(other).tolist() == [1, 1, 1]
+    assert vectors(one) is copy
+    assert vectors(one.copy()) is not copy, "another array, even of one version"
+    for i in range(KEPT):
+        vectors(np.full(3, i, np.float32))
+    assert vectors(one) is not copy, "the oldest is let go of"
+
+
+def test_shared_memory_is_known_again_only_where_nobody_can_write():
+    vectors = Vectors(CPU, apart=True)
+    memory = np.arange(4, dtype=np.float32)
+    fixed = memory.tobytes()
+
+    def again():
+        return np.frombuffer(fixed, np.float32)  # as Ray does for each call
+
+    assert vectors(again()) is vectors(again())
+    assert vectors(again()[:2]) is not vectors(again())
+    assert vectors(memory[:]) is not vectors(memory[:])
+
+
+def test_without_other_memory_nothing_is_copied():
+    vector = np.arange(3, dtype=np.float32)
+    assert Vectors(CPU, apart=False)(vector).data_ptr() == vector.ctypes.data
+    rows = torch.from_numpy(vector).view(1, 3)
+    assert to_host(rows).ctypes.data == vector.ctypes.data

@@ -20,12 +20,10 @@ import pandas as pd
 import pytest
 import yaml
 from click.testing import CliRunner
-from safetensors.numpy import load_file
 
 import fedsim
 from fedsim.cli import main
 from fedsim.cli.options import flag_names
-from fedsim.config.experiments import Setting
 from fedsim.config.keys import FREE
 from fedsim.config.run import RunConfig
 from fedsim.core import files
@@ -41,12 +39,10 @@ from fedsim.core.errors import (
 from fedsim.engine.base import Incident
 from fedsim.engine.serial import SerialExecutor
 from fedsim.identity import resume
-from fedsim.storage import checkpoint, tensors
-from fedsim.storage.checkpoint import Checkpoints, encode_record
-from fedsim.storage.client_states import Segment
+from fedsim.storage import checkpoint
+from fedsim.storage.checkpoint import encode_record
 from fedsim.storage.run_dir import RunStore, RunWriter
 from fedsim.training import driver
-from fedsim.training.driver import TrainingLoop
 from fedsim.training.early_stopping import EarlyStopping
 from tests.commands import clean_environment
 from tests.sampling import marked_beside
@@ -132,17 +128,6 @@ def test_an_end_leaves_a_checkpoint_of_the_last_complete_round(
     assert contents(driver.resume(run).path) == undisturbed[method]
 
 
-def test_the_seconds_of_all_parts_add_up(tmp_path):
-    run = stopped(tmp_path / "run", 3)
-    record = run / "checkpoints" / records(run)[-1]
-    before = json.loads(record.read_text())["checkpoint"]["seconds"]
-    begun = time.perf_counter()
-    store = driver.resume(run)
-    after = time.perf_counter() - begun
-    (total,) = store.read("summary")["total_seconds"]
-    assert before < total <= before + after
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "every"), [("fedbn", 0), ("fedbn", 1), ("fedpac", 4)])
 def test_client_states_on_disk_give_the_same_bytes(method, every, tmp_path, undisturbed):
@@ -151,48 +136,6 @@ def test_client_states_on_disk_give_the_same_bytes(method, every, tmp_path, undi
     assert contents(store.path) == undisturbed[method]
     run = stopped(tmp_path / "stopped", 5, method, **engine)
     assert contents(driver.resume(run).path) == undisturbed[method]
-
-
-@pytest.mark.slow
-def test_client_states_that_are_being_written_anew(tmp_path, monkeypatch):
-    """With a slow disk and memory for half of them, rounds need states that lie in no file yet."""
-    long = 15
-    wanted = contents(fedsim.run(config("fedbn", long), tmp_path / "wanted").path)
-    file = next((tmp_path / "wanted" / "checkpoints").glob("clients-*"))
-    size = sum(array.nbytes for array in load_file(file).values()) / 3  # of three clients
-    write, read, save, wait = tensors.save, Segment.read, Checkpoints.save, Checkpoints.wait
-    asked, early = threading.Event(), []
-
-    def late(path, arrays):
-        """Writes in the background when a state is read, or when the run waits."""
-        assert not threading.current_thread().name.startswith("checkpoint") or asked.wait(60)
-        return write(path, arrays)
-
-    def watched_read(self, client):
-        if not self.sha256:
-            early.append(client)
-            asked.set()
-        return read(self, client)
-
-    def watched_save(self, position):
-        self.wait()
-        asked.clear()
-        save(self, position)
-
-    def watched_wait(self):
-        if self.busy:
-            asked.set()
-        wait(self)
-
-    monkeypatch.setattr(tensors, "save", late)
-    monkeypatch.setattr(Segment, "read", watched_read)
-    monkeypatch.setattr(Checkpoints, "save", watched_save)
-    monkeypatch.setattr(Checkpoints, "wait", watched_wait)
-    monkeypatch.setattr(checkpoint, "SHARE", 1.0)  # no rest, however long a checkpoint took
-    settings = config("fedbn", long, state_memory=4 * size / 2**30)
-    reader = fedsim.Callback()  # no round begins before the checkpoint of the one before
-    assert contents(fedsim.run(settings, tmp_path / "run", [reader]).path) == wanted
-    assert early
 
 
 # damaged checkpoints
@@ -281,25 +224,6 @@ def test_where_no_checkpoint_is_whole_nothing_is_changed(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("left", [0, 60, 500, None])
-def test_lost_rows_of_the_timings_do_not_matter(left, after_four, tmp_path, undisturbed):
-    run = shutil.copytree(after_four, tmp_path / "run")
-    timings = run / "timings.csv"
-    if left is None:
-        timings.unlink()
-    else:
-        os.truncate(timings, left)
-    kept = timings.read_text().count("\n") - 1 if left else 0
-    driver.resume(run)
-    assert contents(run) == undisturbed["fedbn"]
-    table = RunStore(run).read("timings")
-    new = (table["round"] > 4).sum()
-    assert len(table) == kept + new
-    assert new > 0
-    assert table["seconds"].dtype == float
-
-
-@pytest.mark.slow
 def test_a_table_that_lost_rows_is_not_gone_on_with(after_four, tmp_path, undisturbed, told):
     run = shutil.copytree(after_four, tmp_path / "run")
     os.truncate(run / "clients.csv", (run / "clients.csv").stat().st_size - 1)
@@ -337,19 +261,6 @@ def test_a_changed_row_is_refused(table, line, after_four, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_table_is_compared_again_at_every_resumption(tmp_path, undisturbed):
-    run = stopped(tmp_path / "run", 2, "fedbn")
-    with pytest.raises(Stop):
-        driver.resume(run, callbacks=[Stopper(4)])
-    for line in (2, 5):  # of the first process, and of the second
-        again = shutil.copytree(run, tmp_path / f"line{line}")
-        change(again / "rounds.csv", line)
-        with pytest.raises(DataError, match=r"rounds\.csv: not what fedsim wrote"):
-            fedsim.resume(again)
-    assert contents(fedsim.resume(run).path) == undisturbed["fedbn"]
-
-
-@pytest.mark.slow
 def test_rows_and_files_of_later_rounds_and_of_a_kill_go(after_four, tmp_path, undisturbed):
     run = shutil.copytree(after_four, tmp_path / "run")
     with (run / "rounds.csv").open("a") as file:
@@ -381,7 +292,7 @@ def reseal(record: Path, **changes) -> None:
         ({"layout": "other"}, "the model has other tensors"),
         (
             {"settings": {}},
-            r"the run began without the key algorithm: an earlier development version of fedsim",
+            r"the run began without the key algorithm: another version of fedsim",
         ),
         ({"device": "NVIDIA H200"}, "device cpu instead of NVIDIA H200 as in the rounds before"),
     ],
@@ -400,25 +311,6 @@ def test_another_version_of_fedsim_is_told(after_four, tmp_path, undisturbed, to
     driver.resume(run)
     (line,) = told()
     assert line.endswith(f"written by fedsim 9.9, goes on with {fedsim.__version__}")
-    assert contents(run) == undisturbed["fedbn"]
-
-
-@pytest.mark.slow
-def test_another_version_of_torch_is_told_once(after_four, tmp_path, undisturbed, told):
-    run = shutil.copytree(after_four, tmp_path / "run")
-    known = json.loads((run / "env.json").read_text())
-    now = known["packages"]["torch"]
-    known["packages"]["torch"] = "1.0"
-    (run / "env.json").write_text(json.dumps(known))
-    with pytest.raises(Stop):
-        driver.resume(run, callbacks=[Stopper(5)])
-    (line,) = told()
-    assert line == (
-        f"{run}: the rounds so far were done with torch 1.0, those that follow with torch {now}: "
-        "the last digits may differ from those of a run without interruption"
-    )
-    driver.resume(run)
-    assert told() == [line], "the newest rounds were done with this version"
     assert contents(run) == undisturbed["fedbn"]
 
 
@@ -484,32 +376,6 @@ def test_other_listed_clients_are_refused(tmp_path, monkeypatch):
         driver.resume(tmp_path / "run")
     monkeypatch.chdir(tmp_path)
     assert driver.resume(tmp_path / "run").clients.client_id.tolist() == [0, 1, 2]
-
-
-def test_what_is_no_run_is_refused(tmp_path):
-    for name in ("absent", "."):
-        with pytest.raises(ConfigError, match=r"holds no run \(no config\.yaml\)$"):
-            driver.resume(tmp_path / name)
-    (tmp_path / "seed=0").mkdir()
-    (tmp_path / "seed=0" / "config.yaml").write_text("seed: 0")
-    with pytest.raises(ConfigError, match="a sweep is resumed by"):
-        driver.resume(tmp_path)
-
-
-def test_paths_that_are_given_anew_count(after_four, tmp_path, monkeypatch):
-    run = shutil.copytree(after_four, tmp_path / "run")
-    monkeypatch.chdir(tmp_path)
-    values = yaml.safe_load((run / "config.yaml").read_text())
-    values["engine"]["working_dir"] = "as it was"
-    (run / "config.yaml").write_text(yaml.safe_dump(values))
-    with pytest.raises(
-        ConfigError, match=r"config\.yaml:\d+ \(engine\.working_dir\): 'as it was' is"
-    ):
-        resume.configuration(run)
-    key = "engine.working_dir"
-    assert resume.configuration(run, {key: Setting(".", "--working-dir")}).engine.working_dir == "."
-    with pytest.raises(ConfigError, match=r"--working-dir: 'nowhere' is not here"):
-        resume.configuration(run, {key: Setting("nowhere", "--working-dir")})
 
 
 def test_a_finished_run_is_left_as_it_is(tmp_path):
@@ -775,9 +641,9 @@ def test_signals_to_a_process(number, status, tmp_path):
     assert process.returncode == status, errors
     if number != 9:
         line = rf"interrupted after (\d+) of {long} rounds; resume with: fedsim resume r\n"
-        found = re.fullmatch(line, errors)
-        assert found, errors
-        assert records(tmp_path / "r")[-1] == f"round-{int(found[1]):06d}.json"
+        result = re.fullmatch(line, errors)
+        assert result, errors
+        assert records(tmp_path / "r")[-1] == f"round-{int(result[1]):06d}.json"
     rows = len(pd.read_csv(tmp_path / "r" / "rounds.csv"))
     assert rows < long
     # it can go on: some rounds more, then compare with a run that was never disturbed
@@ -842,19 +708,6 @@ def test_a_damaged_file_is_refused_and_named(name, content, after_four, tmp_path
     (run / name).write_bytes(whole)
     assert CliRunner().invoke(main, ["resume", str(run)]).exit_code == 0
     assert contents(run) == undisturbed["fedbn"]
-
-
-def test_an_error_says_how_to_go_on_where_that_makes_sense(after_four, tmp_path, monkeypatch):
-    run = shutil.copytree(after_four, tmp_path / "run")
-
-    for error, hint in (
-        (WorkerError("round 5: lost"), f"error: round 5: lost; resume with: fedsim resume {run}\n"),
-        (StoreError("x: full"), f"error: x: full; resume with: fedsim resume {run}\n"),
-        (DivergedError("round 5: NaN"), "error: round 5: NaN\n"),
-    ):
-        monkeypatch.setattr(TrainingLoop, "_round", raising(error))
-        done = CliRunner().invoke(main, ["resume", str(run)])
-        assert (done.exit_code, done.stderr) == (1, hint)
 
 
 def test_what_resume_takes_is_what_may_change():

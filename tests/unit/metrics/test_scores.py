@@ -1,15 +1,20 @@
-"""fedsim.metrics.scores: by hand, against scikit-learn, and where values are undefined."""
+"""Scores, the decomposition of the loss and Shapley values: by hand, against oracles, and laws."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
+from fractions import Fraction
+from itertools import permutations
 
 import numpy as np
 import pytest
 from sklearn import metrics
 
+import fedsim
 from fedsim.core.errors import ContractError, DivergedError
+from fedsim.metrics import shapley
+from fedsim.metrics.decomposition import terms
 from fedsim.metrics.scores import (
     ClassScore,
     GroupScore,
@@ -19,11 +24,12 @@ from fedsim.metrics.scores import (
     calibration_error,
     gini,
     group_score,
-    joined,
     mean_scores,
     per_sample,
     score,
 )
+from tests import decomposing
+from tests.decomposing import SPREADS, TERMS
 
 
 def labels_of(*values: int) -> np.ndarray:
@@ -201,14 +207,6 @@ def test_mean_over_models_by_hand() -> None:
     assert mean_scores([a]) == a
 
 
-def test_mean_needs_one_common_test_set() -> None:
-    a = score(logits_of((1, 0), (1, 0)), labels_of(0, 1))
-    with pytest.raises(ContractError, match="2 different sample sets"):
-        mean_scores([a, score(logits_of((1, 0), (1, 0)), labels_of(0, 0))])
-    with pytest.raises(ContractError, match="at least one model"):
-        mean_scores([])
-
-
 def drawn(seed: int, num_samples: int = 50, num_classes: int = 4) -> tuple[np.ndarray, np.ndarray]:
     """Logits and labels at random."""
     rng = np.random.default_rng(seed)
@@ -225,16 +223,6 @@ def test_single_samples_by_hand() -> None:
     )
     assert got.correct.tolist() == [True, True, False]
     assert (got.loss.dtype, got.correct.dtype) == (np.float64, np.bool_)
-
-
-@pytest.mark.parametrize("cuts", [(), (1,), (16, 32, 48), (7, 7, 20)])
-def test_runs_of_samples_are_joined_in_their_order(cuts: tuple[int, ...]) -> None:
-    logits, labels = drawn(3)
-    pieces = zip(np.split(logits, cuts), np.split(labels, cuts), strict=True)
-    got = joined([per_sample(a, b) for a, b in pieces if len(a)])
-    whole = per_sample(logits, labels)
-    np.testing.assert_array_equal(got.loss, whole.loss)
-    np.testing.assert_array_equal(got.correct, whole.correct)
 
 
 def test_the_mean_loss_is_rounded_once() -> None:
@@ -258,19 +246,6 @@ def test_groups_are_scored_as_if_they_were_alone() -> None:
             accuracy=alone.accuracy,
         )
     assert replace(got, groups=()) == score(logits, labels), "nothing else depends on groups"
-
-
-def test_the_mean_over_models_is_that_of_each_group() -> None:
-    (a, labels), (b, _) = drawn(5), drawn(6)
-    groups = {"first": np.arange(10), "rest": np.arange(10, 50)}
-    scores = [score(logits, labels, groups) for logits in (a, b)]
-    mean = mean_scores(scores)
-    for i, (name, where) in enumerate(groups.items()):
-        one, two = (s.groups[i] for s in scores)
-        assert (mean.groups[i].group, mean.groups[i].num_samples) == (name, len(where))
-        assert mean.groups[i].loss == pytest.approx((one.loss + two.loss) / 2, rel=1e-15)
-        assert mean.groups[i].accuracy == pytest.approx((one.accuracy + two.accuracy) / 2)
-    assert mean_scores(scores[:1]) == scores[0]
 
 
 def plain_calibration_error(confidence: list[float], right: list[bool]) -> float:
@@ -302,3 +277,225 @@ def test_gini_by_hand_and_by_its_definition() -> None:
     x = np.random.default_rng(0).random(50)
     expected = np.abs(x[:, None] - x).sum() / (2 * 50**2 * x.mean())
     assert gini(x) == pytest.approx(expected, abs=1e-12)
+
+
+# decomposition
+
+# two clients of 1 and 3 samples: M[i][j] = L_j(w_i), and L_j(w)
+MATRIX = [[0.2, 1.0], [0.9, 0.4]]
+AFTER = [0.5, 0.6]
+COUNTS = [1, 3]
+
+
+def test_two_clients_by_hand():
+    # local 0.2 / 4 + 3 * 0.4 / 4 = 0.35; Lq(w_0) = 0.8, Lq(w_1) = 0.525, so that their mean is
+    # 0.59375 and shift 0.24375; Lq(w) = 0.5 / 4 + 3 * 0.6 / 4 = 0.575
+    result = fedsim.decompose(MATRIX, AFTER, COUNTS)
+    assert result == pytest.approx(
+        {
+            "local_loss": 0.35,
+            "shift_loss": 0.24375,
+            "aggregation_loss": -0.01875,
+            "global_loss": 0.575,
+        },
+        abs=1e-12,
+    )
+    assert tuple(result) == TERMS
+
+
+def test_the_spreads_by_hand():
+    # shift: both differences are positive; aggregation: 0.25 * 0.225 + 0.75 * 0.05
+    p = np.array([0.25, 0.75])
+    got = terms(np.array(MATRIX), np.array([AFTER, AFTER]), p, p, np.arange(2))
+    assert got["shift_spread"] == pytest.approx(0.24375, abs=1e-12)
+    assert got["aggregation_spread"] == pytest.approx(0.09375, abs=1e-12)
+    signed = np.array([[0.2, 0.1], [0.9, 0.4]])  # one of them is negative: they do not cancel
+    got = terms(signed, np.array([AFTER, AFTER]), p, p, np.arange(2))
+    assert got["shift_loss"] == pytest.approx(3 / 16 * (-0.1 + 0.5), abs=1e-12)
+    assert got["shift_spread"] == pytest.approx(3 / 16 * (0.1 + 0.5), abs=1e-12)
+
+
+def losses_of(seed):
+    """Losses, counts with zeros among them, and owners in any order; every third personalised."""
+    rng = np.random.default_rng(seed)
+    m = int(rng.integers(1, 7))
+    k = m + int(rng.integers(0, 5))
+    scale = 10.0 ** rng.integers(-6, 5)
+    local = scale * rng.lognormal(sigma=2, size=(m, k))
+    after = scale * rng.lognormal(sigma=2, size=(m, k) if seed % 3 == 0 else k)
+    samples = rng.integers(0, 50, size=m)
+    samples[rng.integers(m)] += 1
+    owner_samples = rng.integers(0, 50, size=k)
+    owner_samples[rng.integers(k)] += 1
+    owners = rng.permutation(k)[:m] if seed % 2 else rng.integers(k, size=m)
+    return local, after, samples, owner_samples, owners
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_losses_and_weights_agree_with_fractions_and_add_up(seed):
+    arguments = losses_of(seed)
+    got = fedsim.decompose(*arguments)
+    exact = decomposing.terms(*arguments)
+    scale = max(arguments[0].max(), arguments[1].max())
+    for name in TERMS:
+        assert got[name] == pytest.approx(exact[name], rel=1e-13, abs=1e-14 * scale), name
+    total = got["local_loss"] + got["shift_loss"] + got["aggregation_loss"]
+    assert total == pytest.approx(got["global_loss"], rel=1e-9)
+    local, after, samples, owner_samples, owners = arguments
+    p, q = samples / samples.sum(), owner_samples / owner_samples.sum()
+    whole = terms(local, np.broadcast_to(after, local.shape), p, q, owners)
+    for name in SPREADS:
+        assert whole[name] == pytest.approx(exact[name], rel=1e-13), name
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_defaults_are_a_column_per_client_weighted_by_its_samples(seed):
+    rng = np.random.default_rng(seed)
+    local, after = rng.random((4, 4)), rng.random(4)
+    n = rng.integers(1, 9, size=4)
+    got = fedsim.decompose(local, after, n)
+    assert got == fedsim.decompose(local, after, n, owner_samples=n, owners=range(4))
+    order = rng.permutation(4)
+    moved = fedsim.decompose(local[:, order], after[order], n, n[order], np.argsort(order))
+    assert moved == pytest.approx(got, rel=1e-14), "the order of the columns is nothing"
+    columns = np.argsort(order).astype(np.uint64)
+    assert fedsim.decompose(local[:, order], after[order], n, owners=columns) == moved
+    lists = fedsim.decompose(local.tolist(), after.tolist(), n.tolist())
+    assert lists == got
+    assert all(type(value) is float for value in got.values())
+
+
+def test_one_client_has_no_shift_and_its_own_model_no_aggregation_loss():
+    got = fedsim.decompose([[0.7]], [0.7], [5])
+    assert (got["shift_loss"], got["aggregation_loss"]) == (0.0, 0.0)
+    assert got["local_loss"] == got["global_loss"] == 0.7
+    assert fedsim.decompose([[0.7]], [0.9], [5])["shift_loss"] == 0.0
+
+
+def test_equal_data_everywhere_have_no_shift():
+    local = np.repeat([[0.3], [0.8], [1.7]], 4, axis=1)
+    got = fedsim.decompose(local, np.full(4, 0.6), [1, 2, 7], [3, 0, 1, 9])
+    assert got["shift_loss"] == 0.0
+    assert got["aggregation_loss"] == pytest.approx(0.6 - got["local_loss"], abs=1e-15)
+
+
+def test_personalised_models_are_weighted_by_their_clients_samples():
+    # client 0's model has loss 1 everywhere, client 1's loss 3
+    got = fedsim.decompose(MATRIX, [[1.0, 1.0], [3.0, 3.0]], COUNTS)
+    assert got["global_loss"] == pytest.approx(0.25 * 1 + 0.75 * 3, abs=1e-15)
+    same = fedsim.decompose(MATRIX, [AFTER, AFTER], COUNTS)
+    assert same == fedsim.decompose(MATRIX, AFTER, COUNTS)
+
+
+def test_on_a_common_test_part_the_own_columns_carry_no_weight():
+    rng = np.random.default_rng(1)
+    own, common, after = rng.random((3, 3)), rng.random(3), 0.4
+    n = np.array([2, 3, 5])
+    p = n / 10
+    got = fedsim.decompose(
+        np.column_stack([own, common]), [9, 9, 9, after], n, [0, 0, 0, 80], [0, 1, 2]
+    )
+    local = p @ np.diag(own)
+    assert got["local_loss"] == pytest.approx(local, rel=1e-14)
+    assert got["shift_loss"] == pytest.approx(p @ common - local, rel=1e-13)
+    assert got["aggregation_loss"] == pytest.approx(after - p @ common, rel=1e-13)
+    assert got["global_loss"] == after
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"client_losses": [0.2, 1.0]}, r"client_losses \(m, K\).* got \(2,\), \(2,\)"),
+        ({"client_losses": np.zeros((0, 2)), "num_samples": []}, "needed are client"),
+        ({"global_losses": [0.5]}, r"global_losses \(K,\) or \(m, K\).* got \(2, 2\), \(1,\)"),
+        ({"num_samples": [1, 2, 3]}, r"num_samples \(m,\).* got \(2, 2\), \(2,\), \(3,\)"),
+        ({"owner_samples": [1]}, r"owner_samples \(K,\)"),
+        ({"owners": [0]}, r"owners \(m,\)"),
+        ({"owners": [0, 2]}, r"owners must be columns 0\.\.1, got \[0, 2\]"),
+        ({"owners": [0.0, 1.0]}, r"owners must be columns 0\.\.1, got \[0\.0, 1\.0\]"),
+        ({"num_samples": [0, 0]}, "some of num_samples, and of owner_samples, must be above 0"),
+        ({"num_samples": [-1, 2]}, "num_samples and owner_samples counts"),
+        ({"owner_samples": [3, np.inf]}, "num_samples and owner_samples counts"),
+        ({"global_losses": [0.5, np.nan]}, "losses must be finite"),
+    ],
+)
+def test_what_does_not_fit_is_refused(changes, message):
+    values = {"client_losses": MATRIX, "global_losses": AFTER, "num_samples": COUNTS} | changes
+    with pytest.raises(ContractError, match=message):
+        fedsim.decompose(**values)
+
+
+# Shapley values
+
+
+def by_all_orders(values, m):
+    """(m,) the mean gain over all m! orders, in fractions."""
+    total = [Fraction(0)] * m
+    for order in permutations(range(m)):
+        joined = 0
+        for player in order:
+            after = joined | 1 << player
+            total[player] += Fraction(values[after]) - Fraction(values[joined])
+            joined = after
+    return [each / math.factorial(m) for each in total]
+
+
+def game(m, seed=0):
+    """A game: a value for each of the 2^m coalitions, that of nobody not 0."""
+    return np.random.default_rng([seed, m]).standard_normal(1 << m).tolist()
+
+
+def test_the_glove_game_by_hand():
+    # player 0 has a left glove, 1 and 2 a right one each; a pair is worth 1. Player 0 completes a
+    # pair unless it comes first (2/3); 1 does only right after 0 as the second of all (1/6)
+    values = [float(s & 1 and s & 6 != 0) for s in range(8)]
+    np.testing.assert_allclose(shapley.exact(values), [2 / 3, 1 / 6, 1 / 6], rtol=1e-15)
+
+
+@pytest.mark.parametrize("m", [1, 2, 3, 6])
+def test_exact_values_are_the_mean_over_all_orders(m):
+    values = game(m)
+    expected = [float(each) for each in by_all_orders(values, m)]
+    np.testing.assert_allclose(shapley.exact(values), expected, rtol=1e-12, atol=1e-14)
+
+
+def test_who_adds_nothing_gets_nothing_and_equal_ones_get_the_same():
+    size = [bin(s & 0b0111).count("1") for s in range(16)]  # player 3 changes nothing
+    result = shapley.exact([s**2 for s in size])
+    np.testing.assert_allclose(result, [3, 3, 3, 0], atol=1e-14)
+
+
+def test_an_estimate_and_its_error_by_hand():
+    # values 0, 1, 3, 8 of {}, {0}, {1}, {0, 1}: in the order 0, 1 the gains are 1 and 7, in the
+    # order 1, 0 they are 5 and 3. Means 3 and 5; deviations of 2 give a variance of 8 (n - 1 = 1)
+    # and errors of sqrt(8 / 2) = 2
+    estimates, errors = shapley.sampled([[0, 1], [1, 0]], [0.0, 1.0, 3.0, 8.0].__getitem__)
+    np.testing.assert_allclose(estimates, [3, 5])
+    np.testing.assert_allclose(errors, [2, 2])
+
+
+def test_estimates_share_the_whole_whatever_the_orders():
+    values = game(6)
+    rng = np.random.default_rng(1)
+    orders = [rng.permutation(6).tolist() for _ in range(5)]
+    estimates, errors = shapley.sampled(orders, lambda s: values[s])
+    assert estimates.sum() == pytest.approx(values[-1] - values[0], abs=1e-12)
+    assert (errors > 0).all()
+    assert np.isnan(shapley.sampled(orders[:1], lambda s: values[s])[1]).all()
+
+
+def test_the_error_is_that_of_the_estimates():
+    # the estimates of 400 draws of 20 orders spread as their errors say: the ratio of variances is
+    # a chi-square of 399 degrees, far within a factor of 1.5 (7 standard deviations of 0.07)
+    values = game(5, seed=3)
+    rng = np.random.default_rng(2)
+    made = [
+        shapley.sampled([rng.permutation(5).tolist() for _ in range(20)], values.__getitem__)
+        for _ in range(400)
+    ]
+    spread = np.var([estimates for estimates, _ in made], axis=0, ddof=1)
+    stated = np.mean([np.square(errors) for _, errors in made], axis=0)
+    assert (spread < 1.5 * stated).all()
+    assert (stated < 1.5 * spread).all()
+    away = np.mean([estimates for estimates, _ in made], axis=0) - shapley.exact(values)
+    assert (np.abs(away) < 5 * np.sqrt(stated / 400)).all()

@@ -1,10 +1,13 @@
-"""``model.trainable``: what trains, what travels, and what stays as it is to the last bit."""
+"""Frozen weights, adapters, start weights, and what methods make of a model."""
 
 from __future__ import annotations
 
 import copy
 import json
+import math
+from collections import OrderedDict
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -18,7 +21,10 @@ from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.layout import FlatModel, freeze, layout_of
 from fedsim.core.types import ModelSpec
+from fedsim.models import build, weights
+from fedsim.models.chain import chain
 from fedsim.models.frozen import frozen_tensors
+from fedsim.models.probabilistic import ProbabilisticModel
 from fedsim.models.trainable import Lora, parse
 from fedsim.models.vision import SplitModel
 from fedsim.training.assemble import prepare
@@ -160,7 +166,6 @@ def test_norm_is_the_normalisation_layers_their_statistics_and_the_head():
         (replace(CNN, name="mlp", norm="batch"), "norm", r"no normalisation layers"),
         (replace(CNN, name="logistic"), "lora(2)", r"no linear or attention layer beside its head"),
         (replace(CNN, name=f"{__name__}:bare"), "head", r"no module 'head'"),
-        (replace(CNN, name="mlp"), "lora(999999)", r"rank 999999 is larger than .*; the largest"),
     ],
 )
 def test_what_a_model_does_not_have_is_refused_by_name(spec, trainable, message):
@@ -170,12 +175,6 @@ def test_what_a_model_does_not_have_is_refused_by_name(spec, trainable, message)
 
 def bare(num_classes, in_channels, image_size):
     return nn.Sequential(nn.Flatten(), nn.Linear(in_channels * image_size**2, num_classes))
-
-
-def test_a_projection_head_trains_with_the_head():
-    found = names(replace(CNN, projection=4), "head")
-    ends = [f"features.projection.{i}.{kind}" for i in (0, 2) for kind in ("weight", "bias")]
-    assert found == {*HEAD, *ends}
 
 
 def test_frozen_batchnorm_stays_in_evaluation_mode():
@@ -216,15 +215,6 @@ def test_no_forward_pass_and_no_load_writes_to_frozen_statistics(kind):
         flat.model(torch.rand(3, 1, 8, 8))
         flat.load(flat.flat.clone())
     assert all(np.array_equal(given[name], array) for name, array in before.items())
-
-
-def test_frozen_tensors_are_shared_not_copied():
-    spec = replace(CNN, trainable="head")
-    given = FlatModel(models.build(spec, 0), CPU).frozen
-    flat = FlatModel(models.build(spec, 1), CPU, frozen=given)
-    assert flat.frozen.keys() == given.keys()
-    for name, array in given.items():
-        assert np.shares_memory(flat.frozen[name], array), name
 
 
 # Adapters
@@ -278,16 +268,6 @@ def test_adapters_count_in_training_and_in_the_fused_kernels_of_the_evaluation(s
             ours, merged, before = (m.eval()(x) for m in (model, plain, start))
         torch.testing.assert_close(ours, merged, rtol=1e-4, atol=1e-5)
         assert not torch.allclose(ours, before, atol=1e-2)
-
-
-@pytest.mark.parametrize("spec", [VIT, BERT], ids=["vit", "bert"])
-def test_only_adapters_and_head_get_gradients(spec):
-    flat = FlatModel(models.build(replace(spec, trainable="lora(2)"), 0), CPU)
-    x = torch.rand(2, 1, 8, 8) if spec is VIT else torch.randint(0, 9, (2, 6))
-    flat.model(x).sum().backward()
-    found = {name for name, p in flat.model.named_parameters() if p.grad is not None}
-    assert found == {slot.name for slot in flat.layout.slots}
-    assert all(name in HEAD or name.endswith(("lora_A", "lora_B")) for name in found)
 
 
 # Runs
@@ -382,3 +362,308 @@ def test_a_resumed_run_has_the_same_bytes_and_other_frozen_weights_are_refused(t
     fedsim.resume(tmp_path / "half")
     for name in ("rounds.csv", "clients.csv", "model.safetensors"):
         assert (tmp_path / "half" / name).read_bytes() == (whole.path / name).read_bytes(), name
+
+
+def parity(folder):
+    """The same digits in two classes, even and odd."""
+    found = decomposing.digits(folder)
+    return replace(found, y=found.y % 2, class_names=("even", "odd"))
+
+
+def turned(folder):
+    """The same two classes in another order."""
+    found = parity(folder)
+    return replace(found, y=1 - found.y, class_names=("odd", "even"))
+
+
+def headless(num_classes, in_channels, image_size):
+    return nn.Sequential(nn.Flatten(), nn.Linear(in_channels * image_size**2, num_classes))
+
+
+def two_classes(data="parity", model=None, **changes):
+    """Two rounds; ``data`` is a function of this file, or of tests.decomposing."""
+    name = f"tests.decomposing:{data}" if data == "digits" else f"{__name__}:{data}"
+    evaluation = {"decompose_every": 0, "loss_matrix": False}
+    model = {"name": "cnn"} | (model or {})
+    return decomposing.config(data={"name": name}, model=model, evaluation=evaluation, **changes)
+
+
+class Introduction(fedsim.Callback):
+    def on_run_start(self, info):
+        self.notes = info.notes
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+def test_another_number_of_classes_draws_the_head_anew_and_says_so(tmp_path):
+    first = fedsim.run(two_classes("digits"), tmp_path / "first").path
+    settings, seen = two_classes(model={"weights": str(first)}), Introduction()
+    second = fedsim.run(settings, tmp_path / "second", callbacks=[seen])
+    assert seen.notes == (
+        "head.weight and head.bias initialised at random: model.weights has no head of this shape",
+    )
+    assert json.loads((second.path / "env.json").read_text())["head_drawn_anew"] == HEAD
+    given, setup = load_file(first / "model.safetensors"), prepare(settings)
+    alone = prepare(two_classes())
+    for slot in setup.layout.slots:
+        known = alone.initial[slot.where] if slot.head else given[slot.name].numpy().ravel()
+        assert np.array_equal(setup.initial[slot.where], known), slot.name
+
+
+ORDER = "class 0 is 'even' in the weights' data and 'odd' in these"
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+def test_the_same_classes_in_another_order_draw_the_head_anew_and_say_so(tmp_path):
+    """The head of the first run would be wrong on every sample."""
+    logistic = {"name": "logistic"}
+    first = fedsim.run(two_classes(model=logistic), tmp_path / "first").path
+    model, seen = logistic | {"weights": str(first)}, Introduction()
+    second = fedsim.run(two_classes("turned", model), tmp_path / "second", callbacks=[seen])
+    assert seen.notes == (f"head.weight and head.bias initialised at random: {ORDER}",)
+    assert json.loads((second.path / "env.json").read_text())["head_drawn_anew"] == HEAD
+    anew = prepare(two_classes("turned", logistic)).initial
+    assert np.array_equal(prepare(two_classes("turned", model)).initial, anew)
+    taken = prepare(two_classes("parity", model))
+    assert taken.start == weights.Loaded()
+    assert not np.array_equal(taken.initial, anew)
+    torch.save(load_file(first / "model.safetensors"), tmp_path / "w.pt")  # says no classes
+    given = logistic | {"weights": str(tmp_path / "w.pt")}
+    assert np.array_equal(prepare(two_classes("turned", given)).initial, taken.initial)
+
+
+@pytest.mark.integration
+def test_other_classes_without_a_head_to_draw_are_refused(tmp_path):
+    own = {"name": f"{__name__}:headless"}
+    run = fedsim.run(two_classes(model=own), tmp_path / "run").path
+    model = own | {"weights": str(run)}
+    assert prepare(two_classes(model=model)).start == weights.Loaded()
+    with pytest.raises(ConfigError) as refused:
+        prepare(two_classes("turned", model))
+    assert ORDER in str(refused.value)
+    assert "no module 'head' to be initialised anew" in str(refused.value)
+
+
+def test_two_names_of_one_tensor_are_refused(tmp_path):
+    state = prepare(two_classes()).spec.model
+    tensors = models.build(state, 0).state_dict()
+    tensors["1.weight"] = torch.zeros_like(tensors["features.1.weight"])
+    torch.save(tensors, tmp_path / "w.pt")
+    message = r"1\.weight and another name are both tensors for features\.1\.weight"
+    with pytest.raises(ConfigError, match=message):
+        prepare(two_classes(model={"weights": str(tmp_path / "w.pt")}))
+    del tensors["features.1.weight"]
+    torch.save(tensors, tmp_path / "w.pt")
+    assert prepare(two_classes(model={"weights": str(tmp_path / "w.pt")})).start == weights.Loaded()
+
+
+def numbered(classes, channels, size):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(channels * size**2, classes))
+    model.register_buffer("order", torch.arange(3))
+    return model
+
+
+def test_integers_of_a_file_that_are_not_the_models_are_refused(tmp_path):
+    own = {"name": f"{__name__}:numbered"}
+    spec = prepare(two_classes(model=own)).model
+    tensors = models.build(spec, 0).state_dict()
+    torch.save(tensors, tmp_path / "w.pt")
+    weights_of = own | {"weights": str(tmp_path / "w.pt")}
+    assert prepare(two_classes(model=weights_of)).start == weights.Loaded()
+    torch.save(tensors | {"order": torch.tensor([2, 1, 0])}, tmp_path / "w.pt")
+    with pytest.raises(ConfigError, match="only float tensors are loaded: order"):
+        prepare(two_classes(model=weights_of))
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("algorithm", "trainable"), [("local", "all"), ("pfedla", "all"), ("fedbn", "features.1.*")]
+)
+def test_a_run_that_trained_models_of_clients_only_is_refused(algorithm, trainable, tmp_path):
+    model, train = {"trainable": trainable}, {"sample_rate": 1.0}
+    settings = two_classes("digits", model, method=algorithm, train=train)
+    run = fedsim.run(settings, tmp_path / "run").path
+    for path in (run, run / "model.safetensors"):
+        with pytest.raises(ConfigError) as refused:
+            prepare(two_classes("digits", {"weights": str(path)}))
+        assert str(refused.value).startswith(
+            f"model.weights={path}: model.safetensors of this run of {algorithm} holds the "
+            "untrained start, since all tensors that train are the clients' own"
+        )
+    client = fedsim.load_model(run, client=0).state_dict()
+    torch.save(client, tmp_path / "client.pt")
+    setup = prepare(two_classes("digits", {"weights": str(tmp_path / "client.pt")}))
+    found = decomposing.named_tensors(setup.initial, setup.layout)
+    assert all(np.array_equal(found[name], client[name].numpy()) for name in found)
+    assert not np.array_equal(setup.initial, prepare(two_classes("digits")).initial)
+
+
+DIGITS = ModelSpec(name="cnn", num_classes=10, in_channels=1, image_size=8)
+
+
+# ---- the projection head
+
+
+def test_projection_head_lies_between_features_and_head() -> None:
+    model, plain = build(replace(DIGITS, projection=256), 0).eval(), build(DIGITS, 0)
+    x = torch.rand(3, 1, 8, 8)
+    first, relu, second = model.features.projection
+    assert isinstance(relu, nn.ReLU)
+    hidden = torch.relu(first(model.features.backbone(x)))
+    assert torch.equal(model.features(x), second(hidden))
+    assert torch.equal(model(x), model.head(model.features(x)))
+    assert model.features(x).shape == (3, 256)
+    assert model.head.weight.shape == (10, 256)
+    count = sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in plain.parameters())
+    assert count == 64 * 64 + 64 + 64 * 256 + 256 + (256 - 64) * 10
+    backbone, features = model.features.backbone.state_dict(), plain.features.state_dict()
+    assert all(torch.equal(backbone[key], features[key]) for key in features)
+
+
+# ---- the Gaussian representation
+
+
+def gaussian(z_dim: int | None = 6) -> ProbabilisticModel:
+    model = build(DIGITS, 0, lambda made: ProbabilisticModel(made, z_dim))
+    assert isinstance(model, ProbabilisticModel)
+    return model
+
+
+def test_training_draws_and_evaluation_does_not() -> None:
+    model, x = gaussian(), torch.rand(4, 1, 8, 8)
+    assert not torch.equal(model(x), model(x))
+    model.eval()
+    before = torch.random.get_rng_state()
+    logits = model(x)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert torch.equal(model(x), logits)
+    torch.testing.assert_close(model(x[2:]), logits[2:])
+    assert torch.equal(gaussian().noise, model.noise)
+
+
+def test_evaluation_is_the_mean_of_the_predictions() -> None:
+    model, x = gaussian().eval(), torch.rand(3, 1, 8, 8)
+    mu, sigma = model.distribution(x)
+    each = [model.head(mu + sigma * noise).softmax(dim=1) for noise in model.noise]
+    assert len(each) == 20
+    torch.testing.assert_close(model(x).exp(), sum(each) / 20)
+    assert not torch.allclose(model(x).exp(), model.head(mu).softmax(dim=1), atol=1e-4)
+
+
+def test_reference_distribution() -> None:
+    model = gaussian()
+    mean, deviation, scale = model.reference(torch.tensor([3, 0]))
+    assert mean.shape == deviation.shape == (2, 6)
+    assert not mean.any()
+    torch.testing.assert_close(deviation, torch.full((2, 6), math.log1p(math.e)))
+    torch.testing.assert_close(scale, torch.tensor(1.0))
+    own = {name for name, _ in model.named_parameters() if name.startswith("reference.")}
+    assert own == {"reference.r_mu", "reference.r_sigma", "reference.scale"}
+    assert "noise" not in model.state_dict()
+    with torch.no_grad():
+        model.reference.r_mu[3] = 2
+        model.reference.scale.fill_(-30)
+    mean, _, scale = model.reference(torch.tensor([3, 0]))
+    assert mean[:, 0].tolist() == [2, 0]
+    assert scale > 0
+
+
+# ---- chains
+
+
+def tower() -> SplitModel:
+    """Convolutions with and without norm and bias, flattening, nested sequences, dense layers."""
+    convolutions = nn.Sequential(
+        OrderedDict(
+            first=nn.Conv2d(1, 5, 3), norm=nn.BatchNorm2d(5), relu=nn.ReLU(),
+            pool=nn.MaxPool2d(2), second=nn.Conv2d(5, 4, 2, bias=False),
+        )
+    )  # fmt: skip
+    dense = nn.Sequential(nn.Linear(16, 6), nn.BatchNorm1d(6, affine=False), nn.Tanh())
+    return SplitModel(nn.Sequential(convolutions, nn.Flatten(), dense), nn.Linear(6, 3))
+
+
+def test_links_of_a_chain() -> None:
+    first, second, third, head = chain(tower())
+    assert (first.weight, first.bias) == ("features.0.first.weight", "features.0.first.bias")
+    assert first.norm == tuple(
+        f"features.0.norm.{key}" for key in ("weight", "bias", "running_mean", "running_var")
+    )
+    assert first.vectors == (first.bias, *first.norm)
+    assert (first.outputs, first.seen) == (5, 1)
+    assert (second.weight, second.bias, second.vectors) == ("features.0.second.weight", None, ())
+    assert (second.outputs, second.seen) == (4, 4)
+    assert third.norm == ("features.2.1.running_mean", "features.2.1.running_var")
+    assert (third.outputs, third.seen) == (6, 1)
+    assert (head.weight, head.bias, head.outputs, head.seen) == ("head.weight", "head.bias", 3, 1)
+
+
+def permuted(model: nn.Module, forget: str = "") -> nn.Module:
+    """The hidden outputs in another order, by the links alone; ``forget`` names a slot left out."""
+    links, state = chain(model), dict(model.state_dict())
+    generator = torch.Generator().manual_seed(0)
+    for link, after in pairwise(links):
+        order = torch.randperm(link.outputs, generator=generator)
+        for name in {link.weight, *link.vectors} - {forget}:
+            state[name] = state[name][order]
+        inputs = (order[:, None] * link.seen + torch.arange(link.seen)).flatten()
+        state[after.weight] = state[after.weight][:, inputs]
+    model.load_state_dict(state)
+    return model
+
+
+def uneven(model: nn.Module) -> nn.Module:
+    """Other values for every channel of the norms."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                for tensor in (module.weight, module.bias, module.running_mean, module.running_var):
+                    if tensor is not None:
+                        tensor.uniform_(0.5, 1.5, generator=generator)
+    return model.eval()
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "cnn_reddi", "cnn_fedavg", "leaf_celeba", "tower"])
+def test_a_permutation_by_the_links_leaves_the_function(name: str) -> None:
+    if name == "tower":
+        model, x = tower(), torch.rand(3, 1, 8, 8)
+    else:
+        model, x = (
+            build(ModelSpec(name=name, num_classes=3, in_channels=1, image_size=16), 0),
+            torch.rand(3, 1, 16, 16),
+        )
+    with torch.no_grad():
+        before = uneven(model)(x)
+        weight = model.get_parameter(chain(model)[0].weight).clone()
+        after = permuted(model)(x)
+    torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-4)
+    assert not torch.equal(model.get_parameter(chain(model)[0].weight), weight)
+
+
+shared = nn.Linear(4, 4)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (nn.Sequential(nn.Conv2d(4, 4, 3, groups=2)), r"0 is Conv2d: a convolution in 2 groups"),
+        (nn.Sequential(shared, nn.ReLU(), shared), r"2 is Linear: its weight comes twice"),
+        (nn.Sequential(nn.Linear(4, 3), nn.Softmax(1)), r"1 is Softmax: not one of these"),
+        (nn.Sequential(nn.BatchNorm2d(3), nn.Conv2d(3, 4, 3)), r"0 is BatchNorm2d: not the one"),
+        (nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(2)), "1 is Flatten: it keeps several dimen"),
+        (nn.Sequential(nn.Conv2d(1, 4, 3), nn.Linear(4, 3)), "1 is Linear: it acts on pixels that"),
+        (
+            nn.Sequential(nn.Linear(8, 5), nn.Flatten(), nn.Linear(40, 3)),
+            r"2 is Linear: its 40 inputs are not the 5 outputs of 0\.weight",
+        ),
+        (build(replace(DIGITS, name="resnet18"), 0), r"features is ResNet: not one of these"),
+    ],
+    ids=str,
+)
+def test_what_is_no_chain(model: nn.Module, message: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^algorithm x: a chain of .*; {message}") as caught:
+        chain(model, "algorithm x")
+    assert "\n" not in str(caught.value)

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
 
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional
 
 import fedsim
 from fedsim import models
-from fedsim.core.errors import ConfigError, StoreError
+from fedsim.cli import main
+from fedsim.core.errors import ConfigError
 from fedsim.core.types import Slot
 from fedsim.models.vision import SplitModel
 from fedsim.storage import final_models
 from fedsim.training.assemble import prepare
 from tests.commands import clean_environment
 from tests.decomposing import config
+from tests.rounding import rounding
+from tests.unit.predictions.test_predict import on_images, write_images
 
 pytestmark = pytest.mark.integration
 
@@ -69,8 +73,8 @@ def logits_of(model, setup, index):
 def own_tensors(path, client):
     """What belongs to a client, as the documentation reads it."""
     prefix = f"{client}/"
-    found = load_file(path / "clients.safetensors").items()
-    return {name.removeprefix(prefix): t for name, t in found if name.startswith(prefix)}
+    result = load_file(path / "clients.safetensors").items()
+    return {name.removeprefix(prefix): t for name, t in result if name.startswith(prefix)}
 
 
 @pytest.mark.parametrize("name", ["cnn", "mlp", f"{__name__}:odd"])
@@ -93,12 +97,12 @@ def test_the_global_model_loads_strictly_and_is_the_one_that_was_scored(name, tm
 
 def test_counters_have_the_value_that_every_forward_pass_saw(tmp_path):
     _, store = done(tmp_path / "run", "fedavg", model={"name": f"{__name__}:odd"})
-    found = load_file(store.path / "model.safetensors")
-    assert found["features.2.num_batches_tracked"] == 0
-    assert found["count"] == 7
-    assert found["seen"].tolist() == [True, False]
-    assert torch.equal(found["also_head.weight"], found["head.weight"])
-    assert "scratch" not in found
+    result = load_file(store.path / "model.safetensors")
+    assert result["features.2.num_batches_tracked"] == 0
+    assert result["count"] == 7
+    assert result["seen"].tolist() == [True, False]
+    assert torch.equal(result["also_head.weight"], result["head.weight"])
+    assert "scratch" not in result
 
 
 @pytest.mark.slow
@@ -151,9 +155,9 @@ def test_the_bytes_are_the_same_in_every_process(tmp_path):
         )
         written.append((tmp_path / name / "model.safetensors").read_bytes())
     assert written[0] == written[1] == written[2]
-    found = load_file(tmp_path / "one" / "model.safetensors")
-    assert found["w"].tolist() == [[1, 1, 1], [1, 1, 1]]
-    assert found["n"] == 3
+    result = load_file(tmp_path / "one" / "model.safetensors")
+    assert result["w"].tolist() == [[1, 1, 1], [1, 1, 1]]
+    assert result["n"] == 3
 
 
 SLOTS = (
@@ -163,36 +167,17 @@ SLOTS = (
 PARAMS = np.arange(8, dtype=np.float32)
 
 
-class Watched(Mapping):
-    """States that remember in which order they were asked for."""
-
-    def __init__(self, states):
-        self.states, self.asked = states, []
-
-    def __getitem__(self, client):
-        self.asked.append(client)
-        return self.states[client]
-
-    def __iter__(self):
-        return iter(self.states)
-
-    def __len__(self):
-        return len(self.states)
-
-
-def test_client_states_are_read_once_and_one_by_one(tmp_path):
+def test_client_states_as_tensors(tmp_path):
     states = {
         c: {"personal": np.full(5, c, np.float32), "other": np.zeros(3)} for c in (11, 3, 200)
     }
     states[7] = {"other": np.zeros(3)}  # nothing of the model: what the global one has
-    watched = Watched(states)
-    final_models.save_clients(tmp_path, PARAMS, SLOTS, watched, {"scored": "yes"})
-    assert watched.asked == [3, 7, 11, 200]
-    found = load_file(tmp_path / "clients.safetensors")
-    assert found.keys() == {f"{c}/{name}" for c in states for name in "as"}
-    assert found["200/a"].tolist() == [[200, 200], [200, 200]]
-    assert (found["3/s"], found["7/s"]) == (3, 6)
-    assert found["7/a"].tolist() == [[0, 1], [2, 3]]
+    final_models.save_clients(tmp_path, PARAMS, SLOTS, states, {"scored": "yes"})
+    result = load_file(tmp_path / "clients.safetensors")
+    assert result.keys() == {f"{c}/{name}" for c in states for name in "as"}
+    assert result["200/a"].tolist() == [[200, 200], [200, 200]]
+    assert (result["3/s"], result["7/s"]) == (3, 6)
+    assert result["7/a"].tolist() == [[0, 1], [2, 3]]
     back = final_models.ClientTensors(tmp_path, SLOTS)
     assert list(back) == [3, 7, 11, 200]
     assert back[11]["personal"].tolist() == [11] * 5
@@ -225,18 +210,87 @@ def test_the_noise_of_a_probabilistic_model_is_that_of_the_run(tmp_path):
     assert accuracy == store.rounds["test_accuracy"].iloc[-1]
 
 
+# exported files
+
+
+def invoke(*args):
+    return CliRunner().invoke(main, list(map(str, args)))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A run on colour images with BatchNorm of each hospital's own, and one on grey images."""
+    folder = tmp_path_factory.mktemp("runs")
+    fedsim.run(on_images(write_images(folder / "scans"), "fedbn"), folder / "colour")
+    fedsim.run(config(evaluation={"decompose_every": 0, "loss_matrix": False}), folder / "grey")
+    return folder
+
+
+LOADED = """
+import sys
+import numpy as np
+sys.modules["fedsim"] = None
+x = np.load("x.npy")
+if sys.argv[1] == "torch":
+    import torch
+    with torch.no_grad():
+        logits = torch.export.load("model/model.pt2").module()(torch.from_numpy(x)).numpy()
+else:
+    import onnxruntime
+    logits = onnxruntime.InferenceSession("model/model.onnx").run(None, {"images": x})[0]
+np.save("logits.npy", logits)
+"""
+
+
 @pytest.mark.slow
-def test_files_that_do_not_fit_are_refused(tmp_path):
-    _, store = done(tmp_path / "run", "fedbn")
-    file = store.path / "clients.safetensors"
-    good = file.read_bytes()
-    slots = [Slot(name="features.0.weight", shape=(16,), start=0, stop=16)]
-    client = int(store.clients["client_id"].iloc[0])
-    with pytest.raises(StoreError, match=f"has no tensor {client}/features.0.weight"):
-        final_models.ClientTensors(store.path, slots)[client]
-    file.write_bytes(good[:-5])
-    with pytest.raises(StoreError, match=r"clients\.safetensors: cannot be read"):
-        final_models.ClientTensors(store.path, slots)
-    save_file({"x/y": torch.ones(2)}, file)
-    with pytest.raises(StoreError, match="holds tensors that are no client's"):
-        final_models.ClientTensors(store.path, slots)
+@pytest.mark.parametrize("form", ["torch", "onnx"])
+@pytest.mark.parametrize(("run", "client"), [("colour", 2), ("grey", None)])
+def test_its_network_says_what_the_model_says(run, client, form, runs, tmp_path):
+    if form == "onnx":
+        for package in ("onnx", "onnxscript", "onnxruntime"):
+            pytest.importorskip(package, reason="the extra 'export' is not installed")
+    out = tmp_path / "model"
+    arguments = () if client is None else ("--client", client)
+    done = invoke("export", runs / run, *arguments, "--to", form, "--out", out)
+    assert done.exit_code == 0, done.output
+    network = {"torch": "model.pt2", "onnx": "model.onnx"}[form]
+    assert sorted(file.name for file in out.iterdir()) == [network, "preprocessing.json"]
+    expected = json.loads((out / "preprocessing.json").read_text())
+    shape = (5, expected["channels"], expected["size"], expected["size"])
+    x = np.random.default_rng(3).standard_normal(shape, np.float32)
+    np.save(tmp_path / "x.npy", x)
+    subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", LOADED, form],
+        cwd=tmp_path,
+        env=clean_environment(),
+        check=True,
+    )
+    with torch.no_grad():
+        wanted = fedsim.load_model(runs / run, client=client)(torch.from_numpy(x)).numpy()
+    assert wanted.shape == (5, len(expected["classes"]))
+    near = rounding(np.float32, 5000) * np.abs(wanted).max()  # sums of less than 5,000 terms
+    np.testing.assert_allclose(np.load(tmp_path / "logits.npy"), wanted, rtol=0, atol=near)
+
+
+def test_what_cannot_be_exported_is_refused(runs, tmp_path, monkeypatch):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").touch()
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if "onnx" in name else find(name)
+    )
+    new = ("--out", tmp_path / "new")
+    for args, message in (
+        ((runs / "grey", "--out", tmp_path / "full"), "exists and is not an empty directory"),
+        ((runs / "grey", "--client", 9, *new), "--client 9: the run has the clients 0 to 5"),
+        ((runs / "colour", *new), "each client has a model of its own; choose one by --client K"),
+        ((tmp_path, *new), "holds no run (no config.yaml)"),
+        (
+            (runs / "grey", "--to", "onnx", *new),
+            "--to onnx needs the packages onnx and onnxscript: pip install 'fedsim-ray[export]'",
+        ),
+    ):
+        done = invoke("export", *args)
+        assert (done.exit_code, done.stdout) == (2, ""), done.output
+        assert message in done.stderr
+    assert not (tmp_path / "new").exists()

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from PIL import Image
 
 import fedsim
 from fedsim.cli import main
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.types import Dataset
+from fedsim.storage.run_dir import RunStore
 from tests.decomposing import config, digits
+from tests.texts import MODELS
+from tests.unit.data.conftest import write_users
 
 pytestmark = pytest.mark.integration
 
@@ -91,10 +98,10 @@ def check_evaluations(store, frame, split):
     """The predictions give the rows of evaluations.csv after the last round, exactly."""
     table = store.read("evaluations")
     table = table[(table["round"] == 2) & (table["split"] == split) & table["group"].isna()]
-    found = scores(frame)
-    assert found.index.tolist() == table["client_id"].tolist()
-    assert found["size"].tolist() == table["num_samples"].tolist()
-    assert found["mean"].tolist() == table["accuracy"].tolist()
+    result = scores(frame)
+    assert result.index.tolist() == table["client_id"].tolist()
+    assert result["size"].tolist() == table["num_samples"].tolist()
+    assert result["mean"].tolist() == table["accuracy"].tolist()
 
 
 @pytest.mark.parametrize("split", ["test", "own_test", "own_train"])
@@ -136,18 +143,18 @@ def test_the_file_is_the_same_every_time_and_reads_back(runs, tmp_path):
     assert {p: p.stat().st_mtime_ns for p in store.path.rglob("*")} == before
     assert files[0].read_bytes() == files[1].read_bytes()
     frame = fedsim.predict(store.path)
-    found = pd.read_csv(files[0], keep_default_na=False, na_values=[""])
+    result = pd.read_csv(files[0], keep_default_na=False, na_values=[""])
     columns = ["sample", "client_id", "label", "prediction"]
     columns += [f"probability_{k}" for k in range(3)]
-    assert found.columns.tolist() == [*columns, "label_name", "prediction_name", "file"]
-    assert (found[columns].to_numpy() == frame[columns].to_numpy(dtype=float)).all()
-    names = [CLASSES[label] for label in found["label"]]
-    assert found["label_name"].tolist() == names
-    assert found["label_name"][found["label"] == 0].tolist()[0] == "=healthy, or so"
-    assert found["file"].tolist() == [f"images/{i}.png" for i in found["sample"]]
+    assert result.columns.tolist() == [*columns, "label_name", "prediction_name", "file"]
+    assert (result[columns].to_numpy() == frame[columns].to_numpy(dtype=float)).all()
+    names = [CLASSES[label] for label in result["label"]]
+    assert result["label_name"].tolist() == names
+    assert result["label_name"][result["label"] == 0].tolist()[0] == "=healthy, or so"
+    assert result["file"].tolist() == [f"images/{i}.png" for i in result["sample"]]
     accuracy = store.rounds["test_accuracy"].iloc[-1]
     assert done.output.splitlines() == [
-        f"{len(frame)} predictions of each client's own model: accuracy {accuracy:.4f}",
+        f"{len(frame)} predictions: accuracy {accuracy:.4f}",
         f"file  {files[1]}",
     ]
 
@@ -190,34 +197,6 @@ def test_data_that_changed_are_not_those_of_the_run(column, runs, images, tmp_pa
     table.to_csv(changed / "labels.csv", index=False)
     with pytest.raises(DataError, match=r"split\.csv: .* are not the data of the run"):
         fedsim.predict(runs["fedbn"].path, split="own_train", data_dir=changed)
-
-
-@pytest.mark.slow
-def test_data_of_another_kind_are_refused(runs, tmp_path):
-    new = write_images(tmp_path / "new", count=4, classes=("a", "b"))
-    with pytest.raises(DataError, match=r"classes are a, b, those of the run =healthy, or so, "):
-        fedsim.predict(runs["fedavg"].path, data_dir=new)
-    settings = on_images(new, "fedavg", data={"name": f"{__name__}:coloured"})
-    store = fedsim.run(settings, tmp_path / "run")
-    file = store.path / "config.yaml"
-    file.write_text(file.read_text().replace(":coloured", ":grey"))
-    with pytest.raises(DataError, match="in_channels 1, the model of the run takes 3"):
-        fedsim.predict(store.path, data_dir=new)
-
-
-def of_channels(folder, channels):
-    data = digits(folder)
-    pipeline = replace(data.pipeline, mean=(0.5,) * channels, std=(0.5,) * channels)
-    x = data.x.repeat(channels, axis=1)
-    return replace(data, x=x, pipeline=pipeline, site=np.arange(300) % 3, site_names=tuple("abc"))
-
-
-def coloured(folder):
-    return of_channels(folder, 3)
-
-
-def grey(folder):
-    return of_channels(folder, 1)
 
 
 def brighter(folder, image_size=None):
@@ -275,3 +254,258 @@ def test_what_is_not_there_is_refused_in_one_line(given, message, runs, tmp_path
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+# new texts, and classes by their names
+
+
+WORDS = ("good", "bad", "fine", "dull", "warm", "cold", "rain")
+
+
+def tweets(folder: Path, users: dict[str, list[str]]) -> Path:
+    """A folder of sent140; positive is what has an even number of letters."""
+    result = {
+        user: ([["", "", "", "", text] for text in texts], [len(text) % 2 for text in texts])
+        for user, texts in users.items()
+    }
+    write_users(folder / "train", "a.json", result)
+    write_users(folder / "test", "a.json", {u: (x[:1], y[:1]) for u, (x, y) in result.items()})
+    return folder
+
+
+def on_texts(folder: Path, data: str = "sent140", **sections: Any) -> RunConfig:
+    return RunConfig(
+        algorithm="fedavg",
+        data={"name": data, "dir": str(folder), "min_samples": 1, "partition": "natural"},
+        model={"name": MODELS["moods"]},
+        train={"rounds": 1, "sample_rate": 1.0, "batch_size": 4, "lr": 0.1},
+        evaluation={"batch_size": 1},  # the last bits of a row depend on the others in its batch
+        engine={"kind": "serial"},
+        **sections,
+    )
+
+
+@pytest.fixture(scope="module")
+def texts() -> dict[str, list[str]]:
+    draw = np.random.default_rng(0)
+    return {f"u{i}": [" ".join(draw.choice(WORDS, 4)) for _ in range(6)] for i in range(3)}
+
+
+@pytest.fixture(scope="module")
+def moods(texts: dict[str, list[str]], tmp_path_factory: pytest.TempPathFactory) -> RunStore:
+    folder = tmp_path_factory.mktemp("texts")
+    return fedsim.run(on_texts(tweets(folder / "data", texts)), folder / "run")
+
+
+def chances(frame: pd.DataFrame) -> list[list[float]]:
+    return frame[["probability_0", "probability_1"]].to_numpy().tolist()
+
+
+def test_new_texts_are_read_with_the_vocabulary_of_the_run(moods, texts, tmp_path):
+    """Though the same words would have other numbers in these."""
+    own = chances(fedsim.predict(moods.path, split="all"))[: 3 * 6]
+    new = tweets(tmp_path / "new", {"u1": [*texts["u1"], *reversed(WORDS)], "u9": ["rain " * 20]})
+    assert chances(fedsim.predict(moods.path, data_dir=new))[:6] == own[6:12]
+
+
+def test_words_that_the_run_does_not_know_are_one(moods, texts, tmp_path):
+    own = chances(fedsim.predict(moods.path, split="all"))[: 3 * 6]
+    more = {"u8": ["snow snow snow snow"], "u9": ["wind wind wind wind"]}
+    new = tweets(tmp_path / "new", {"u1": texts["u1"]} | more)
+    result = chances(fedsim.predict(moods.path, data_dir=new))
+    assert result[:6] == own[6:12]
+    assert result[6] == result[7]
+
+
+def test_a_run_on_the_words_of_another_place_needs_its_own_texts_no_more(texts, tmp_path):
+    store = fedsim.run(on_texts(tweets(tmp_path / "data", texts)), tmp_path / "run")
+    wanted = fedsim.predict(store.path, split="all")
+    moved = (tmp_path / "data").rename(tmp_path / "moved")
+    pd.testing.assert_frame_equal(fedsim.predict(store.path, data_dir=moved), wanted)
+
+
+def test_texts_with_other_words_are_not_the_data_of_the_run(texts, tmp_path):
+    """Though every client has as many samples with the same labels."""
+    store = fedsim.run(on_texts(tweets(tmp_path / "data", texts)), tmp_path / "run")
+    other = {user: [text.replace("rain", "snow") for text in own] for user, own in texts.items()}
+    tweets(tmp_path / "data", other)
+    with pytest.raises(DataError, match=r"vocabulary\.json: the data now give another vocabulary"):
+        fedsim.predict(store.path)
+
+
+@pytest.mark.parametrize("content", ["", '{"a": 1}'])
+def test_a_damaged_vocabulary_is_refused(content, moods, texts, tmp_path):
+    broken = shutil.copytree(moods.path, tmp_path / "run")
+    (broken / "vocabulary.json").write_text(content)
+    new = tweets(tmp_path / "new", {"u1": texts["u1"]})
+    with pytest.raises(ConfigError, match=r"vocabulary\.json: damaged: "):
+        fedsim.predict(broken, data_dir=new)
+
+
+# Classes
+
+
+def features(folder: Path) -> Dataset:
+    """Features whose first number tells the class, with the class names of the folder."""
+    names = tuple(Path(folder, "names").read_text().split())
+    order = [("low", "middle", "high", "other").index(name) for name in names]
+    y = np.arange(60) % len(names)
+    x = np.random.default_rng(4).normal(size=(60, 3))
+    x[:, 0] = np.array(order)[y] * 3
+    return Dataset(
+        name="own", x=x.astype(np.float32), y=y, class_names=names, train=np.arange(40),
+        val=np.arange(0), test=np.arange(40, 60), pipeline=None,
+    )  # fmt: skip
+
+
+def on_features(tmp_path: Path, names: str) -> Path:
+    (tmp_path / "names").write_text(names)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> RunStore:
+    folder = tmp_path_factory.mktemp("features")
+    result = RunConfig(
+        algorithm="fedavg",
+        data={"name": f"{__name__}:features", "dir": str(on_features(folder, "low middle high"))}
+        | {"num_clients": 2, "partition": "iid"},
+        model={"name": "logistic"},
+        train={"rounds": 20, "sample_rate": 1.0, "batch_size": 8, "lr": 0.1},
+        engine={"kind": "serial"},
+    )
+    return fedsim.run(result, folder / "run")
+
+
+def predicted(run: Path, folder: Path, tmp_path: Path) -> Result:
+    file = tmp_path / "p.csv"
+    args = ["predict", str(run), "--data-dir", str(folder), "--out", str(file)]
+    return CliRunner().invoke(main, args)
+
+
+def test_classes_in_another_order_are_found_by_name(measured, tmp_path):
+    done = predicted(measured.path, on_features(tmp_path, "high low middle"), tmp_path)
+    assert done.exit_code == 0, done.output
+    assert "the classes have the numbers of the run, by name: low, middle, high" in done.output
+    frame = pd.read_csv(tmp_path / "p.csv")
+    assert frame["label_name"].tolist() == ["high", "low", "middle"] * 20
+    assert frame["label"].tolist() == [2, 0, 1] * 20
+    assert (frame["label"] == frame["prediction"]).mean() > 0.7
+
+
+def test_a_class_that_the_run_does_not_know_is_refused(measured, tmp_path):
+    done = predicted(measured.path, on_features(tmp_path, "low other high"), tmp_path)
+    assert done.exit_code == 2
+    assert done.stderr.count("\n") == 1
+    assert (
+        "classes are low, other, high, those of the run low, middle, high; unknown" in done.stderr
+    )
+    assert not (tmp_path / "p.csv").exists()
+
+
+# new images without labels
+
+
+@pytest.fixture(scope="module")
+def alone(runs, tmp_path_factory):
+    """Copies of two runs that cannot find their images."""
+    folder = tmp_path_factory.mktemp("alone")
+    for method in ("fedavg", "fedbn"):
+        run = shutil.copytree(runs[method].path, folder / method)
+        config = run / "config.yaml"
+        config.write_text(re.sub(r"\n  dir: .*", "\n  dir: nowhere", config.read_text()))
+    return folder
+
+
+@pytest.fixture
+def scans(tmp_path):
+    """New images: another size and shape, grey, capitals and blanks in names, a folder in it."""
+    folder = tmp_path / "new scans"
+    (folder / "more").mkdir(parents=True)
+    rng = np.random.default_rng(1)
+    for i, name in enumerate(("\u00e4 1.JPG", "b.png", "more/c.tif", "=d.bmp")):
+        pixels = rng.integers(0, 255, (20 + 3 * i, 31, 3)).astype(np.uint8)
+        Image.fromarray(pixels if i != 1 else pixels[..., 0]).save(folder / name)
+    (folder / "notes.txt").write_text("no image")
+    return folder
+
+
+@pytest.mark.parametrize(("method", "client"), [("fedavg", ()), ("fedbn", ("--client", "1"))])
+def test_they_get_what_predict_says_of_the_same_images_with_labels(
+    method, client, alone, runs, scans, tmp_path
+):
+    out = tmp_path / "new.csv"
+    done = command(alone / method, *client, "--images", scans, "--out", out)
+    assert done.exit_code == 0, done.output
+    assert done.stdout.startswith("4 images: ")
+    assert "accuracy" not in done.output
+    with out.open(newline="") as file:
+        rows = list(csv.reader(file))
+    assert rows[0] == ["file", "prediction", *(f"probability_{name}" for name in CLASSES)]
+    names = ["=d.bmp", "b.png", "more/c.tif", "\u00e4 1.JPG"]
+    assert [row[0] for row in rows[1:]] == [str(scans / name) for name in names]
+
+    (scans / "classes.txt").write_text("\n".join(CLASSES))
+    (scans / "labels.csv").write_text("filename,label\n" + "".join(f"{n},0\n" for n in names))
+    split = {} if client else {"split": "all"}
+    reference = fedsim.predict(
+        runs[method].path, data_dir=scans, client=int(client[1]) if client else None, **split
+    )
+    assert reference["prediction_name"].tolist() == [row[1] for row in rows[1:]]
+    expected = reference[[f"probability_{k}" for k in range(3)]].to_numpy()
+    np.testing.assert_allclose([list(map(float, row[2:])) for row in rows[1:]], expected, rtol=1e-5)
+
+
+def test_what_cannot_be_predicted_is_refused(alone, scans, tmp_path):
+    out = ("--out", tmp_path / "o.csv")
+    run = alone / "fedavg"
+    (tmp_path / "empty").mkdir()
+    for args, message in (
+        ((run, "--images", tmp_path / "no", *out), "no: there is no such file or folder"),
+        ((run, "--images", tmp_path / "empty", *out), "empty: no image in this folder (.png, .jpg"),
+        ((run, "--images", scans / "notes.txt", *out), "notes.txt: truncated or not an image"),
+        ((run, "--images", scans, "--split", "test", *out), "--images does not go with --split"),
+        ((run, scans, *out), "files of images stand after --images"),
+        ((run, "--images", scans, "--client", "3", *out), "--client 3: the run has the clients 0"),
+        (
+            (run, "--images", scans, "--client", "hospital bb", *out),
+            "--client hospital bb: the clients of the run, 0 to 2, have other names (did you mean "
+            "'hospital b'?)",
+        ),
+        ((tmp_path, "--images", scans, *out), "holds no run (no config.yaml)"),
+        (
+            (alone / "fedbn", "--images", scans, *out),
+            "fedbn each client has a model of its own; choose one by --client K, 0 to 2",
+        ),
+    ):
+        done = command(*args)
+        assert (done.exit_code in (1, 2), done.stdout) == (True, ""), done.output
+        assert message in done.stderr
+        assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "o.csv").exists()
+
+
+def test_a_network_for_grey_images_takes_the_luma_of_colours(tmp_path):
+    fedsim.run(config(evaluation={"decompose_every": 0, "loss_matrix": False}), tmp_path / "run")
+    pixels = np.random.default_rng(0).integers(0, 255, (8, 8, 3)).astype(np.uint8)
+    luma = np.rint(pixels.astype(np.float64) @ [0.299, 0.587, 0.114]).astype(np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "colour.png")
+    Image.fromarray(luma).save(tmp_path / "grey.png")
+    images = ("--images", tmp_path / "colour.png", tmp_path / "grey.png")
+    done = command(tmp_path / "run", *images, "--out", tmp_path / "o.csv")
+    assert done.exit_code == 0, done.output
+    result = pd.read_csv(tmp_path / "o.csv").iloc[:, 2:].to_numpy()
+    np.testing.assert_array_equal(result[0], result[1])
+
+
+def test_python_predicts_images_too(alone, scans, tmp_path):
+    out = tmp_path / "new.csv"
+    assert command(alone / "fedavg", "--images", scans, "--out", out).exit_code == 0
+    result, written = fedsim.predict(alone / "fedavg", images=scans), pd.read_csv(out)
+    assert list(result) == list(written)
+    assert result["prediction"].tolist() == written["prediction"].tolist()
+    np.testing.assert_allclose(result.iloc[:, 2:], written.iloc[:, 2:], rtol=1e-6)
+    files = sorted(scans.glob("*.png"))
+    assert fedsim.predict(alone / "fedavg", images=files)["file"].tolist() == [*map(str, files)]
+    with pytest.raises(ConfigError, match="images: does not go with split or data_dir"):
+        fedsim.predict(alone / "fedavg", images=scans, split="test")

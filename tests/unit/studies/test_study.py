@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
+import yaml
+from click.testing import CliRunner, Result
 
+import fedsim
+from fedsim.cli import main
 from fedsim.config import experiments
 from fedsim.config.resolve import from_flags
-from fedsim.core.errors import ConfigError
-from fedsim.studies import execute, study, sweep
+from fedsim.core.errors import ConfigError, StoreError
+from fedsim.studies import execute, sweep
 from fedsim.studies import plan as plans
 from fedsim.studies.plan import Plan
 from fedsim.studies.tune import Tuning
@@ -61,7 +68,7 @@ def tuned(out: Path, plan: Plan, drivers: Planted) -> Shown:
     """All searches of a study, or what is left of them, and the files that follow."""
     tunings, shown = searches_in(plan, out), Shown()
     execute.tune(tunings, drivers, shown)
-    study.write_chosen(plan, study.best_trials(plan, tunings), out)
+    plans.write_chosen(plan, plans.best_trials(plan, tunings), out)
     return shown
 
 
@@ -69,6 +76,10 @@ def searches_in(plan: Plan, out: Path) -> list[Tuning]:
     return [
         Tuning(search, at) for (_, search), at in zip(plan.searches, plan.folders(out), strict=True)
     ]
+
+
+def compared(out: Path) -> list[sweep.SweepRun]:
+    return sweep.expand(sweep.load(str(out / "comparison.yaml")), {})
 
 
 def rows(file: Path) -> list[dict[str, str]]:
@@ -114,10 +125,6 @@ def test_a_key_of_a_method_is_searched_for_the_methods_that_use_it() -> None:
         plan_of(SHARED.replace("fedprox.mu", "fednova.weights"))
 
 
-def test_a_baseline_may_be_written_in_another_case() -> None:
-    assert plan_of(FILE + "baseline: MEAN\n").file.baseline == "Mean"
-
-
 def test_the_study_of_the_repository_is_valid() -> None:
     file = Path(__file__).resolve().parents[3] / "launch" / "study_small.yaml"
     plan = plans.make(experiments.read(file), {})
@@ -145,14 +152,14 @@ def test_what_is_chosen_and_compared(tmp_path: Path) -> None:
         key: best[key] for key in ("trial", "train.lr", "value")
     }
     assert (chosen[0]["fedprox.mu"], chosen[2]["value"], chosen[2]["train.lr"]) == ("", "", "")
-    runs = study.comparison_runs(plan, tmp_path)
+    runs = compared(tmp_path)
     assert [run.name for run in runs[:3]] == [f"method=Mean+skewed,seed={s}" for s in (1, 2, 3)]
     assert {run.config.label for run in runs} == {"Mean", "Prox", "Plain"}
     assert runs[0].config.train.lr == float(best["train.lr"])
     assert (runs[0].config.data.alpha, runs[-1].config.data.alpha) == (0.1, 10)
     assert runs[-1].config.train.lr == 0.5
     assert plan.compared_names == [run.name for run in runs]
-    assert study.grouping(tmp_path) == (["label", "alpha"], "seed")
+    assert plans.grouping(tmp_path) == (["label", "alpha"], "seed")
 
 
 def test_the_comparison_is_an_ordinary_file_of_a_sweep(tmp_path: Path) -> None:
@@ -161,9 +168,8 @@ def test_the_comparison_is_an_ordinary_file_of_a_sweep(tmp_path: Path) -> None:
     text = (tmp_path / "comparison.yaml").read_text()
     assert text.startswith("# study.yaml: each method with the settings that were chosen in ")
     assert "train.lr: 0.2\n" in text  # the flag wins over the method's own
-    runs = sweep.expand(sweep.load(str(tmp_path / "comparison.yaml")), {})
-    assert {run.config.train.lr for run in runs} == {0.2}
-    assert [run.name for run in runs] == [run.name for run in study.comparison_runs(plan, tmp_path)]
+    assert {run.config.train.lr for run in compared(tmp_path)} == {0.2}
+    assert plan.compared_names == [run.name for run in compared(tmp_path)]
 
 
 @pytest.mark.slow
@@ -187,8 +193,8 @@ def test_partitions_by_seed_are_the_unit(tmp_path: Path) -> None:
     plan = plan_of(text)
     assert [cell.name for cell in plan.cells][::3] == ["Mean+split-4", "Mean+split-7"]
     tuned(tmp_path, plan, Planted())
-    assert {run.config.data.seed for run in study.comparison_runs(plan, tmp_path)} == {4, 7}
-    assert study.grouping(tmp_path) == (["label"], "partition")
+    assert {run.config.data.seed for run in compared(tmp_path)} == {4, 7}
+    assert plans.grouping(tmp_path) == (["label"], "partition")
 
 
 def test_one_partition_needs_no_name(tmp_path: Path) -> None:
@@ -197,29 +203,19 @@ def test_one_partition_needs_no_name(tmp_path: Path) -> None:
     assert [cell.name for cell in plan.cells] == ["Mean", "Prox", "Plain"]
     assert (plan.tuning_runs, plan.seeds) == (20, [9, 10])
     tuned(tmp_path, plan, Planted())
-    assert study.grouping(tmp_path) == (["label"], "seed")
+    assert plans.grouping(tmp_path) == (["label"], "seed")
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (FILE + "baseline: Maen\n", r"study.yaml:\d+ \(baseline\): 'Maen'.*did you mean 'Mean'"),
-        (FILE + "by: accuracy\n", r"\(by\): 'accuracy' given; must be one of val_accuracy"),
-        (FILE + "sampler: tpee\n", r"\(sampler\): .*did you mean 'tpe'"),
         (FILE + "seeds: [0, 5]\n", r"\(seeds\): 0 is a training seed of the tuning.*such as 1, 2"),
-        (FILE + "seeds: [5, 5]\n", r"\(seeds\): a seed is given twice"),
-        (FILE + "seeds: many\n", r"\(seeds\): 'many' given; must be a whole number from 1"),
-        (FILE.replace("trials: 5", "trials: 0"), r"\(trials\): 0 given; must be a whole number"),
         (FILE.replace("Prox: {alg", "Prox: {seed: 1, alg"), r"study.yaml:6 \(seed\): the training"),
-        (FILE.replace("Prox: {train.lr", "Prox: {trian.lr"), r"unknown key 'trian.lr'"),
         (FILE + "grid: {train.lr: [1, 2]}\n", r"grid.train.lr: of a grid.* the seeds alone"),
-        (FILE + "partition: []\n", r"unknown key 'partition'"),
         (FILE.replace("val_fraction: 0.1", "val_fraction: 0"), "no validation part"),
         (FILE.replace("Prox:", "Mea_n:").replace("Mean:", "Mea n:"), "the same directory"),
-        (FILE.replace("Plain:", "'':"), r"\(methods\): '' given; a name must have a letter"),
-        (FILE.replace("Plain:", "mean:"), "the names 'Mean' and 'mean' are the same but for case"),
         (FILE.replace("Mean: {train.lr: 'loguniform(0.001, 1)'", "Mean: {data.alpha: 'choice(1)'"),
-         r"study.yaml:12 \(data.alpha\): data.alpha is not searched: it decides which data"),
+         r"study.yaml:12 \(data.alpha\): data.alpha is not searched: trials are"),
         (
             FILE.replace("data.alpha: 10}", "algorithm: fedavg}"),
             r"study.yaml:5 \(algorithm\): also given at study.yaml:10 \(algorithm\), for the same "
@@ -233,12 +229,6 @@ def test_one_partition_needs_no_name(tmp_path: Path) -> None:
             FILE.replace("data.alpha: 10}", "train.lr: 1}"),
             r"study.yaml:12 \(train.lr\): also given at study.yaml:10 \(train.lr\)",
         ),
-        (FILE.replace("alpha: 10", "alpha: 0.1"), "Mean on skewed and Mean on mixed have the same"),
-        (FILE.replace("data.alpha: 0.1", "data.seed: 0").replace("data.alpha: 10", ""),
-         "Mean on skewed and Mean on mixed have the same settings"),
-        (FILE.replace("fedsam, train.lr: 0.5", "fedavg, train.momentum: 0.5")
-         .replace("  Mean: {train.lr: 'loguniform(0.001, 1)'}\n", ""),
-         "Mean on skewed and Plain on skewed have the same settings"),
     ],
 )  # fmt: skip
 def test_a_file_that_cannot_be_used_is_refused(text: str, message: str) -> None:
@@ -246,8 +236,160 @@ def test_a_file_that_cannot_be_used_is_refused(text: str, message: str) -> None:
         plan_of(text)
 
 
-def test_other_files_in_the_directory_are_refused(tmp_path: Path) -> None:
-    study.check_out(tmp_path)
-    (tmp_path / "notes.txt").touch()
-    with pytest.raises(ConfigError, match=r"holds notes.txt, which is not of a study"):
-        study.check_out(tmp_path)
+# the command, with real runs, and results in Python
+
+SMALL = """
+data: {num_clients: 4, val_fraction: 0.2}
+model: {name: mlp}
+train: {rounds: 2, sample_rate: 0.5, batch_size: 100}
+engine: {kind: serial, checkpoint_every: 0}
+"""
+STUDY = (
+    SMALL
+    + """
+methods:
+  Mean: {algorithm: fedavg}
+  Local: {algorithm: local}
+partitions:
+  skewed: {data.alpha: 0.1}
+  mixed: {data.alpha: 10}
+search:
+  Mean: {train.lr: 'choice(0.01, 0.3)'}
+sampler: grid
+trials: 2
+seeds: [5, 6]
+baseline: Mean
+"""
+)
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def without_report(patch: pytest.MonkeyPatch) -> None:
+    """Writes no report, whose figures take most of the time of a study this small."""
+    patch.setattr(execute, "report", lambda plan, out: out / "no report")
+
+
+@pytest.fixture(scope="module")
+def studied(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    """A finished study of a tuned and an untuned method on two partitions."""
+    root = tmp_path_factory.mktemp("study")
+    (root / "small.yaml").write_text(STUDY)
+    command = ("study", root / "small.yaml", "--out", root / "out", "--parallel", 1)
+    with pytest.MonkeyPatch.context() as patch:
+        without_report(patch)
+        return root / "out", call(*command)
+
+
+@pytest.fixture
+def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_report(monkeypatch)
+
+
+@pytest.mark.integration
+def test_a_study_from_the_command_line(studied: tuple[Path, Result]) -> None:
+    out, done = studied
+    assert done.exit_code == 0, done.output
+    assert "not tuned, nothing to search: Local\n" in done.output
+    assert "4 runs of trials, then 8 to compare, one at a time in this process" in done.output
+    assert "Mean on skewed: [2/2] trial 1: train.lr=0.3: val_accuracy" in done.output
+    assert "[12/12] method=Local+mixed,seed=6" in done.output
+    assert f"wrote {out}/no report" in done.output
+    head, *rows = done.output.partition("seeds on one partition)\n")[2].splitlines()[:5]
+    assert re.split(" {2,}", head)[:3] == ["method", "partition", "n"]
+    assert [re.split(" {2,}", row)[:3] for row in rows] == [
+        [method, partition, "2"]
+        for partition in ("skewed", "mixed")
+        for method in ("Mean", "Local")
+    ]
+    assert {path.name for path in out.iterdir()} - {".lock", "report"} == {
+        "chosen.csv", "comparison.yaml", "runs", "tuning",
+    }  # fmt: skip
+    summary = pd.read_csv(out / "runs/summary.csv")
+    assert list(summary["label"]) == ["Mean"] * 2 + ["Local"] * 2 + ["Mean"] * 2 + ["Local"] * 2
+    assert set(summary["seed"]) == {5, 6}
+
+
+@pytest.mark.integration
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_report")
+def test_a_finished_study_does_nothing_again(studied: tuple[Path, Result]) -> None:
+    out, _ = studied
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("rounds.csv")}
+    done = call("study", out.parent / "small.yaml", "--out", out, "--parallel", 1)
+    assert done.exit_code == 0, done.output
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("rounds.csv")} == before
+    changed = call("study", out.parent / "small.yaml", "--out", out, "--rounds", 3)
+    assert changed.exit_code == 2
+    assert "was begun with train.rounds 2, not 3" in changed.stderr
+
+
+@pytest.mark.integration
+def test_dry_run_counts_trials_and_runs(studied: tuple[Path, Result], tmp_path: Path) -> None:
+    out, _ = studied
+    done = call("study", out.parent / "small.yaml", "--out", tmp_path / "new", "--dry-run")
+    counts, _, estimate = done.output.partition("\n\n")
+    assert counts == (
+        "not tuned, nothing to search: Local\n"
+        "Mean on skewed: 2 trials over train.lr\n"
+        "Mean on mixed: 2 trials over train.lr\n"
+        "tuning: 4 trials, 4 runs\n"
+        "comparison: 8 runs, 4 rows with training seeds 5, 6"
+    )
+    assert "12 runs" in estimate
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.integration
+@pytest.mark.slow
+def test_results_of_a_study_in_python(studied: tuple[Path, Result]) -> None:
+    out, _ = studied
+    store = fedsim.StudyStore(out)
+    assert repr(store) == f"StudyStore({str(out)!r}: 8 runs, 8 finished, Mean Local)"
+    assert "<td style='text-align:left'>Mean Local</td>" in store._repr_html_()
+    assert store.finished
+    assert [run.summary["label"] for run in store.runs][:3] == ["Mean", "Mean", "Local"]
+    assert list(store.chosen["method"]) == ["Mean", "Local", "Mean", "Local"]
+    table = store.table(baseline="Mean")
+    assert len(table) == 4
+    one = store.summary.query("label == 'Mean' and alpha == 10")["final_test_accuracy"]
+    assert np.isclose(table["mean"], one.mean(), rtol=1e-12).sum() == 1
+    curves = store.curves()
+    assert list(curves) == ["label", "round", "mean", "low", "high", "n"]
+    last = curves[(curves["round"] == 2) & (curves["label"] == "Mean, alpha=10")]
+    assert last["mean"].tolist() == pytest.approx([one.mean()])
+    with pytest.raises(StoreError, match=r"summary\.csv: cannot be read"):
+        _ = fedsim.SweepStore(out / "tuning").summary
+
+
+@pytest.mark.integration
+@pytest.mark.slow
+def test_a_sweep_of_a_dictionary(tmp_path: Path) -> None:
+    content = yaml.safe_load(SMALL) | {"grid": {"algorithm": ["fedavg", "fedprox"]}}
+    store = fedsim.sweep(content, tmp_path, overrides={"train.rounds": 1}, parallel=1)
+    assert [run.summary["rounds"] for run in store.runs] == [1, 1]
+    assert list(store.summary["algorithm"]) == ["fedavg", "fedprox"]
+    assert len(store.table()) == 2
+    again = fedsim.sweep(content, tmp_path, overrides={"train.rounds": 1}, parallel=1)
+    assert repr(again) == f"SweepStore({str(tmp_path)!r}: 2 runs, 2 finished, fedavg fedprox)"
+    with pytest.raises(ConfigError, match="out: a sweep that is no file needs a directory"):
+        fedsim.sweep(content)
+    with pytest.raises(ConfigError, match="values must be texts, numbers, lists or mappings"):
+        fedsim.sweep({"seed": object()}, tmp_path)
+
+
+@pytest.mark.integration
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_report")
+def test_methods_tuned_for_each_seed_of_the_partition_are_compared_over_them(
+    studied: tuple[Path, Result],
+) -> None:
+    out = studied[0].parent / "splits"
+    text = STUDY.replace("\n  skewed: {data.alpha: 0.1}\n  mixed: {data.alpha: 10}", " [0, 1]")
+    (out.parent / "splits.yaml").write_text(text.replace("[5, 6]", "1"))
+    done = call("study", out.parent / "splits.yaml", "--out", out, "--parallel", 1, "--rounds", 1)
+    assert done.exit_code == 0, done.output
+    table = fedsim.StudyStore(out).table(baseline="Mean")
+    assert list(table["n"]) == [2, 2]

@@ -1,8 +1,12 @@
+"""Sweeps: the runs of a grid, what is done again, the tables, and what the command says."""
+
 from __future__ import annotations
 
 import logging
 import math
+import os
 import re
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
@@ -10,7 +14,7 @@ from unittest import mock
 import pandas as pd
 import pytest
 import yaml
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from fedsim.cli import main
 from fedsim.cli.sweep import show_aggregate
@@ -22,8 +26,8 @@ from fedsim.core.errors import ConfigError, DivergedError
 from fedsim.display.board import OneByOne
 from fedsim.identity import resume
 from fedsim.storage.run_dir import check_free
-from fedsim.studies import parallel, sweep
-from fedsim.studies.parallel import Here
+from fedsim.studies import capacity, sweep
+from fedsim.studies.parallel import Drivers, Here
 from fedsim.training import driver
 
 LAUNCH = Path(__file__).resolve().parents[3] / "launch"
@@ -38,6 +42,7 @@ EXPERIMENTS = [
 GRID = "train: {rounds: 2}\ngrid:\n  algorithm: [fedavg, fedprox]\n  seed: [0, 1, 2]\n"
 
 
+MANY = ("seed", "data.seed", "train.rounds")
 Lines = Callable[[], list[str]]
 
 
@@ -106,12 +111,6 @@ def test_a_flag_replaces_the_axis_of_its_key() -> None:
     assert all(r.config.train.rounds == 9 for r in runs_of(GRID, "train.rounds=9"))
 
 
-def test_a_flag_that_contradicts_rows_is_refused() -> None:
-    text = "grid:\n  m:\n  - a: {algorithm: fedavg}\n  - b: {algorithm: fedld}\n"
-    with pytest.raises(ConfigError, match=r"--set algorithm: the grid's axis m sets algorithm"):
-        runs_of(text, "algorithm=fedbn")
-
-
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
@@ -119,18 +118,17 @@ def test_a_flag_that_contradicts_rows_is_refused() -> None:
         ("grid:\n  train.lrr: [1]\n", "grid.yaml:2 (grid.train.lrr): unknown key"),
         ("grid:\n  m:\n  - a: {train.lr: -1}\n", "grid.yaml:3 (train.lr): -1 given"),
         ("grid:\n  m:\n  - a/b: {seed: 1}\n  - a_b: {seed: 2}\n", "the same name m=a_b"),
+        ("grid:\n  m:\n  - a: {seed: 1}\n", "--set seed: the grid's axis m sets seed"),
+        (
+            "grid:\n" + "".join(f"  {k}: {list(range(1, 101))}\n" for k in MANY),
+            "1,000,000 runs; a sweep has at most 10,000",
+        ),
     ],
 )
 def test_every_run_is_checked_before_the_first_starts(text: str, wanted: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        runs_of(text)
-    assert wanted in str(error.value)
-
-
-def test_a_large_grid_is_counted_before_it_is_made() -> None:
-    axes = "".join(f"  {k}: {list(range(1, 101))}\n" for k in ("seed", "data.seed", "train.rounds"))
-    with pytest.raises(ConfigError, match=r"1,000,000 runs; a sweep has at most 10,000"):
-        runs_of(f"grid:\n{axes}")
+    flags = ("seed=7",) if "--set" in wanted else ()
+    with pytest.raises(ConfigError, match=re.escape(wanted)):
+        runs_of(text, *flags)
 
 
 @pytest.mark.parametrize(
@@ -243,9 +241,7 @@ def test_placement_does_not_make_another_run() -> None:
     ("flags", "wanted"),
     [
         ("data.num_clients=12", "data.num_clients (12, wanted 50)"),
-        ("model.name=mlp", "model.name ('mlp', wanted 'cnn')"),
         ("data.partition=iid", "data.partition ('iid', wanted 'dirichlet')"),
-        ("data.shards_per_client=3", "data.shards_per_client (3, wanted 2)"),
         ("engine.gpus_per_client=0.5", "engine.gpus_per_client (0.5, wanted None)"),
     ],
 )
@@ -257,28 +253,22 @@ def test_what_is_no_longer_given_makes_another_run(flags: str, wanted: str) -> N
     assert resume.difference(RunConfig(), found) == wanted
 
 
-def test_what_only_the_files_know_is_taken_from_the_finished_run() -> None:
-    retina = RunConfig(data={"name": "retina"})
-    assert resume.difference(retina, written(5, "files", data={"name": "retina"})) is None
-    found = written(20, "iid", data={"name": "retina", "num_clients": 20})
-    assert resume.difference(retina, found) == "data.partition ('iid', wanted 'files')"
-    explicit = RunConfig(data={"name": "retina", "num_clients": 60})
-    found = written(5, "files", data={"name": "retina"})
-    assert resume.difference(explicit, found) == "data.num_clients (5, wanted 60)"
-    arrays = RunConfig(data={"name": "npz"})
-    assert resume.difference(arrays, written(7, "by_site", data={"name": "npz"})) is None
-    assert resume.difference(arrays, written(50, data={"name": "npz"})) is None
-    found = written(10, data={"name": "npz", "num_clients": 10})  # no files that fix the 10
-    assert resume.difference(arrays, found) == "data.num_clients (10, wanted 50)"
-    lists = {"partition_file": "split.csv"}
-    assert resume.difference(RunConfig(data=lists), written(4, "files", data=lists)) is None
-
-
-@pytest.mark.parametrize("leaf", ["address", "working_dir"])
-def test_one_ray_serves_a_sweep(leaf: str) -> None:
-    with pytest.raises(ConfigError, match=rf"grid: the runs differ in engine\.{leaf}"):
-        runs_of(f"grid:\n  engine.{leaf}: [a, b]\n")
-    assert len(runs_of(f"engine.{leaf}: a\ngrid: {{seed: [0, 1]}}\n")) == 2
+@pytest.mark.parametrize(
+    ("data", "clients", "partition", "wanted"),
+    [
+        ({"name": "retina"}, 5, "files", None),
+        ({"name": "retina"}, 20, "iid", "data.partition ('iid', wanted 'files')"),
+        ({"name": "npz"}, 7, "by_site", None),
+        ({"name": "npz"}, 10, "dirichlet", "data.num_clients (10, wanted 50)"),
+        ({"partition_file": "split.csv"}, 4, "files", None),
+    ],
+)
+def test_what_only_the_files_know_is_taken_from_the_finished_run(
+    data: dict[str, str], clients: int, partition: str, wanted: str | None
+) -> None:
+    counted = {"num_clients": clients} if partition in ("iid", "dirichlet") else {}
+    found = written(clients, partition, data={**data, **counted})
+    assert resume.difference(RunConfig(data=data), found) == wanted  # type: ignore[arg-type]
 
 
 def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path, lines: Lines) -> None:
@@ -327,21 +317,6 @@ def test_a_run_without_a_finished_round_is_not_archived(
     check_free(folder)  # a run can begin there
 
 
-def test_a_live_run_is_not_archived(
-    tmp_path: Path, lines: Lines, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(parallel, "HELD_LIMIT", 0.0)
-    runs = runs_of(GRID, "seed=0")
-    folder = tmp_path / runs[0].name
-    folder.mkdir()
-    with files.lock(folder):
-        _, failed = run_all(runs, tmp_path, fake_run)
-    assert failed == [runs[0].name]
-    assert "failed: " in lines()[1]
-    assert "another live run holds this directory" in lines()[1]
-    assert folder.is_dir()
-
-
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda p: p.stem)
 def test_the_experiment_files_of_the_repository_are_valid(path: Path) -> None:
     loaded = sweep.load(str(path))
@@ -349,83 +324,17 @@ def test_the_experiment_files_of_the_repository_are_valid(path: Path) -> None:
     assert sweep.expand(loaded, {})
 
 
-# directories that are not the sweep's
-
-
-def tree(folder: Path) -> dict[str, tuple[int, bytes]]:
-    """Every file below a folder: when it was changed, and its content."""
-    files_there = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    names = [str(path.relative_to(folder)) for path in files_there]
-    changed = [(path.stat().st_mtime_ns, path.read_bytes()) for path in files_there]
-    return dict(zip(names, changed, strict=True))
-
-
-def finished_run(folder: Path) -> None:
-    fake_run(RunConfig(algorithm="fedavg"), folder)
-    (folder / "env.json").write_text("{}")
-    (folder / "rounds.csv").write_text("round\n1\n")
-
-
-def summary_of_another_project(folder: Path) -> None:
-    folder.mkdir()
-    (folder / "summary.csv").write_text("patient,age\n1,71\n")
-
-
-def a_file(folder: Path) -> None:
-    folder.write_text("notes")
-
-
-FOREIGN = {
-    finished_run: "is a run directory (it holds config.yaml)",
-    summary_of_another_project: "summary.csv: is not of a sweep, and would be overwritten",
-    a_file: "is not a directory",
-}
-
-
-@pytest.mark.parametrize("make", FOREIGN)
-def test_a_directory_of_something_else_is_refused_and_left(
-    make: Callable[[Path], None], tmp_path: Path
-) -> None:
-    out, file = tmp_path / "out", tmp_path / "grid.yaml"
-    make(out)
-    file.write_text("engine: {kind: serial}\n" + GRID)
-    before = tree(tmp_path)
-    done = CliRunner().invoke(main, ["sweep", str(file), "--out", str(out)])
-    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
-    assert FOREIGN[make] in done.stderr
-    assert tree(tmp_path) == before
-
-
-@pytest.mark.slow
-def test_a_sweep_holds_its_directory(tmp_path: Path) -> None:
-    (tmp_path / "grid.yaml").write_text("engine: {kind: serial}\n" + GRID)
-    out = tmp_path / "out"
-    command = ["sweep", str(tmp_path / "grid.yaml"), "--out", str(out), "--parallel", "1"]
-
-    def second(*_: object) -> None:
-        done = CliRunner().invoke(main, command)
-        assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
-        assert f"{out}: another live run" in done.stderr
-        raise DivergedError("the first one gets on")
-
-    with mock.patch.object(driver, "run", mock.Mock(side_effect=second)) as begun:
-        done = CliRunner().invoke(main, command)
-    assert done.exit_code == 1
-    assert begun.call_count == len(runs_of(GRID))
-
-
-@pytest.mark.parametrize("below", ["sweep", "a/b/c"])
-def test_nothing_begins_inside_a_run_directory(below: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("below", ["", "a/b/c"])
+def test_nothing_begins_in_a_run_directory(below: str, tmp_path: Path) -> None:
     run, file = tmp_path / "run", tmp_path / "grid.yaml"
-    finished_run(run)
+    fake_run(RunConfig(algorithm="fedavg"), run)
+    (run / "env.json").write_text("{}")
     file.write_text("engine: {kind: serial}\n" + GRID)
-    before = tree(tmp_path)
-    quick = ["run", "--engine", "serial", "--rounds", "1", "--clients", "5", "--sample-rate", "1"]
-    for command in (["sweep", str(file)], quick):
-        done = CliRunner().invoke(main, [*command, "--out", str(run / below)])
-        assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
-        assert f"lies inside the run directory {run}" in done.stderr
-        assert tree(tmp_path) == before
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    done = CliRunner().invoke(main, ["sweep", str(file), "--out", str(run / below)])
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+    assert f"lies inside the run directory {run}" in done.stderr
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
 @pytest.mark.parametrize("first", ["seed=0", "algorithm=fedavg"])
@@ -452,32 +361,19 @@ def test_the_final_table_says_what_it_shows_and_who_collapsed(
         ["algorithm=fedavg", "3", *(f"{a}.00 +- 2.48" for a in (51, 61, 41)), "3 of 3"],
         ["algorithm=fedprox", "3", *(f"{a}.00 +- 2.48" for a in (61, 71, 51)), "-"],
     ]
-    assert lines[4].startswith(
-        "collapsed: runs whose final balanced accuracy is at most that of chance"
-    )
-    assert not [line for line in lines if line.startswith("best:")]
-    show_aggregate(table.assign(best_test_accuracy_mean=0.5), 100)
-    assert "best: in the round that is best on the validation part" in capsys.readouterr().out
+    assert lines[4].startswith("collapsed: runs whose final balanced accuracy is at most that of")
     again = table.assign(collapsed=0, final_test_balanced_accuracy_mean=[0.25, math.nan])
-    show_aggregate(again, 2)
+    again["best_test_accuracy_mean"] = 0.5
+    show_aggregate(again, 2, {"algorithm=fedavg": {"configuration": "Mine (a/b)"}})
     lines = capsys.readouterr().out.splitlines()
-    assert [re.split(" {2,}", line)[-1] for line in lines[1:]] == ["final balanced %", "25.00", "-"]
+    assert [re.split(" {2,}", line)[-1] for line in lines[1:4]] == [
+        "final balanced %",
+        "25.00",
+        "-",
+    ]
     assert "last2 %" in lines[1]
-
-
-def test_the_final_table_has_the_names_that_the_user_gave(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows = ["Mine (a/b): {algorithm: fedprox}", "FedAvg: {algorithm: fedavg}"]
-    method = "".join(f"  - {row}\n" for row in rows)
-    grid = f"grid:\n  method:\n{method}  data.alpha: [0.1]\n  seed: [0, 1]\n"
-    runs = runs_of(grid)
-    table, _ = run_all(runs, tmp_path, fake_run)
-    capsys.readouterr()
-    show_aggregate(table, 100, {run.group: {"configuration": run.title} for run in runs})
-    lines = capsys.readouterr().out.splitlines()[2:4]
-    titles = [re.split(" {2,}", line)[0] for line in lines]
-    assert titles == ["Mine (a/b), data.alpha=0.1", "FedAvg, data.alpha=0.1"]
+    assert lines[2].startswith("Mine (a/b)  ")
+    assert lines[4].startswith("best: in the round that is best on the validation part")
 
 
 METHODS = (
@@ -516,3 +412,82 @@ def test_a_label_decides_nothing(tmp_path: Path) -> None:
     (run,) = runs_of("algorithm: fedavg\nlabel: Mine\n")
     fake_run(run.config.model_copy(update={"label": None}), tmp_path / "run")
     assert sweep.missing([run], tmp_path) == []
+
+
+# the command
+
+SMALL = """
+algorithm: fedavg
+data: {num_clients: 4, val_fraction: 0.2}
+model: {name: mlp}
+engine: {kind: serial}
+train: {rounds: 1, sample_rate: 0.5, batch_size: 100}
+"""
+SEARCH = SMALL + "search:\n  train.lr: choice(0.01, 0.3)\n"
+SWEEP = SMALL + "grid: {seed: [0, 1]}\n"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("sweep.yaml").write_text(SWEEP)
+    Path("search.yaml").write_text(SEARCH)
+
+
+def fedsim(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments)
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_during_start_up_says_how_to_continue(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(_: str) -> None:
+        os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(sweep, "load", load)
+    before = signal.getsignal(number)
+    done = fedsim("sweep", "sweep.yaml")
+    assert done.stderr == "interrupted; the same command continues\n"
+    assert done.exit_code == 128 + number
+    assert signal.getsignal(number) is before
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("drivers", "count", "wanted"),
+    [
+        (Here(), 1, "6 runs, in this process (serial engine)"),
+        (Here(), 6, "6 runs, one at a time in this process (serial engine)"),
+        (Here(session=object()), 6, "6 runs, one at a time (serial engine)"),
+    ],
+)
+def test_how_many_runs_at_once_is_said(drivers: Drivers, count: int, wanted: str) -> None:
+    configs = [resolve(from_flags({}, ["engine.kind=serial"]))] * count
+    assert capacity.introduction("6 runs", drivers, configs) == wanted
+
+
+@pytest.mark.usefixtures("here")
+def test_the_file_says_what_is_done_whatever_the_name_of_the_command() -> None:
+    study = SMALL + "methods: {A: {algorithm: fedavg}}\nsearch: {train.lr: 'choice(0.1, 1)'}\n"
+    Path("study.yaml").write_text(study)
+    look = ("--dry-run", "--no-measure")
+    assert "tuning: 25 trials, 25 runs\n\n" in fedsim("sweep", "search.yaml", *look).stdout
+    assert "comparison: 3 runs" in fedsim("sweep", "study.yaml", *look).stdout
+    for command, file, wanted in (
+        ("tune", "sweep.yaml", "there is nothing to search: give a section 'search:'"),
+        ("tune", "study.yaml", "is the file of a study, see 'fedsim study --help'"),
+        ("study", "sweep.yaml", "a study needs 'methods:'"),
+    ):
+        done = fedsim(command, file, *look)
+        assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+        assert wanted in done.stderr
+
+
+@pytest.mark.usefixtures("here")
+def test_keys_of_a_search_have_no_effect_without_one() -> None:
+    Path("sweep.yaml").write_text(SWEEP + "trials: 3\n")
+    done = fedsim("sweep", "sweep.yaml", "--dry-run")
+    wanted = "error: sweep.yaml:8 (trials): has no effect without 'search:'\n"
+    assert (done.exit_code, done.stderr) == (2, wanted)

@@ -1,21 +1,33 @@
-"""Searches: which trials are proposed, when they are stopped, and what is written."""
+"""Searches: which trials are proposed, when they are stopped, what is written and confirmed."""
 
 from __future__ import annotations
 
+import importlib
+import math
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
 
 import pandas as pd
 import pytest
+import yaml
+from click.testing import CliRunner, Result
 
+from fedsim.cli import main
+from fedsim.cli.searches import confirmed
 from fedsim.config import experiments, search
-from fedsim.config.resolve import from_flags, load_config
+from fedsim.config.resolve import from_flags, load_config, resolve
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, FedsimError
+from fedsim.core.rows import RoundRow
+from fedsim.core.searches import METRICS
 from fedsim.identity import resume
-from fedsim.storage import trials
-from fedsim.storage.trials import best
-from fedsim.studies import execute, sweep, tune
+from fedsim.storage import status, trials
+from fedsim.storage.trials import Trial, best
+from fedsim.studies import capacity, execute, sweep, tune
 from fedsim.studies import search as searches
 from fedsim.training.events import Event, Failed, Job
 from tests.planted import Killed, Planted, Work, planted
@@ -27,6 +39,7 @@ search:
   train.lr: loguniform(0.0001, 10)
 """
 SEEDS = FILE + "grid: {seed: [3, 4]}\n"
+LAST = "  train.momentum: uniform(0, 0.9)\n"
 
 
 def plan_of(
@@ -188,14 +201,6 @@ def test_the_best_on_fresh_seeds_stays_until_there_are_more_trials(tmp_path: Pat
     assert load_config(file=tmp_path / "best.yaml").train.rounds == 8
 
 
-def test_the_order_of_the_searched_keys_is_part_of_a_search(tmp_path: Path) -> None:
-    keys = "  train.lr: choice(0.1, 0.2)", "  train.momentum: choice(0.0, 0.5)"
-    head = "data: {val_fraction: 0.1}\nsearch:\n"
-    searched(tmp_path, plan_of(head + "\n".join(keys)), Planted(), 1)
-    with pytest.raises(ConfigError, match=r"begun with search .*, not .*train.momentum"):
-        tune.Tuning(plan_of(head + "\n".join(reversed(keys))), tmp_path)
-
-
 def test_values_that_do_not_go_together_are_a_failed_trial(tmp_path: Path) -> None:
     text = """
 data: {val_fraction: 0.1}
@@ -217,15 +222,6 @@ def test_the_combinations_of_a_grid_are_those_of_loops() -> None:
     assert [tuple(point.values()) for point in points] == [
         (lr, epochs) for lr in (0.3, 0.1) for epochs in (2, 3, 4)
     ]
-
-
-def test_a_grid_without_end_is_counted_and_not_made() -> None:
-    text = FILE.replace(
-        "train.lr: loguniform(0.0001, 10)", "train.local_epochs: int(1, 1000000000)"
-    )
-    assert plan_of(text, sampler="grid", trials=3).count == 3
-    with pytest.raises(ConfigError, match=r"trials: 1,000,000,000 trials of 1 run"):
-        plan_of(text, sampler="grid")
 
 
 @pytest.mark.slow
@@ -250,6 +246,7 @@ def test_more_trials_continue_a_search_and_fewer_change_nothing(tmp_path: Path) 
             {},
             r"begun with search {'train.lr': 'loguniform\(0.0001, 10",
         ),
+        (FILE + LAST, [], {}, r"begun with search .*, not .*train.momentum"),
         (SEEDS, [], {}, r"begun with seeds \[0\], not \[3, 4\]"),
     ],
 )
@@ -261,46 +258,24 @@ def test_another_search_in_the_same_directory_is_refused(
         tune.Tuning(plan_of(text, *sets, **given), tmp_path)
 
 
-def test_placement_may_change_when_a_search_goes_on(tmp_path: Path) -> None:
-    searched(tmp_path, plan_of(FILE, "engine.kind=serial"), Planted(), 1)
-    assert len(searched(tmp_path, plan_of(FILE, "engine.actors=2"), Planted(), 2).ended) == 2
-
-
 @pytest.mark.parametrize(
     ("line", "wanted"),
     [
         ("seed: int(0, 3)", "seeds are not searched"),
         ("engine.actors: int(1, 3)", "changes no result"),
-        ("data.seed: int(0, 3)", "decides which data"),
-        ("mine:blobs.classes: int(2, 5)", "decides which data"),
-        ("evaluation.every: int(1, 3)", "decides how models are scored"),
-        ("train.rounds: int(1, 3)", "decides how much privacy"),
+        ("data.seed: int(0, 3)", "data.seed is not searched"),
+        ("mine:blobs.classes: int(2, 5)", "mine:blobs.classes is not searched"),
+        ("evaluation.every: int(1, 3)", "evaluation.every is not searched"),
+        ("train.rounds: int(1, 3)", "train.rounds is not searched"),
+        ("fedprox.mu: uniform(0, 1)", "has no effect: the method used is fedavg"),
     ],
 )
 def test_keys_that_make_no_sense(line: str, wanted: str) -> None:
-    head = "data: {val_fraction: 0.1, name: 'mine:blobs'}\n"
-    head += "dp: {level: user, clip: 1}\n"
-    with pytest.raises(ConfigError, match=rf"search.yaml:4 .*{wanted}"):
+    head = "data: {val_fraction: 0.1, name: 'mine:blobs'}\nalgorithm: fedavg\n"
+    head += "" if "effect" in wanted else "dp: {level: user, clip: 1}\n"
+    head = head.replace(", name: 'mine:blobs'", "") if "effect" in wanted else head
+    with pytest.raises(ConfigError, match=rf"search.yaml:\d .*{wanted}"):
         plan_of(f"{head}search:\n  {line}\n")
-    key, _, form = line.partition(": ")
-    with pytest.raises(ConfigError, match=rf"--search {key}: .*{wanted}"):
-        plan_of(f"{head}search: {{train.lr: 'uniform(0, 1)'}}\n", searched=(f"{key}={form}",))
-
-
-@pytest.mark.parametrize(
-    ("dp", "key"),
-    [
-        ("user", "dp.clip"),
-        ("user", "train.batch_size"),
-        ("example", "dp.clip"),
-        ("", "train.rounds"),
-    ],
-)
-def test_what_says_how_models_are_trained_is_searched(dp: str, key: str) -> None:
-    text = f"data: {{val_fraction: 0.1, augment: none}}\nsearch: {{{key}: 'choice(1, 2)'}}\n"
-    level = (f"dp.level={dp}", "dp.clip=1") if dp else ()
-    settings = {**experiments.parse(text, "s.yaml").settings, **from_flags({}, level)}
-    searches.check_searched(experiments.parse(text, "s.yaml").search, settings)
 
 
 def test_of_a_grid_only_seeds() -> None:
@@ -312,3 +287,257 @@ def test_of_a_grid_only_seeds() -> None:
     assert plan_of(text, "algorithm=fedprox").seeds == (1, 2)
     assert plan_of(text, "algorithm=fedprox", "seed=7").seeds == (7,)
     assert plan_of(FILE, "seed=7").seeds == (7,)
+
+
+# the best trials on fresh seeds: one with a run that failed has no value
+
+BY = "val_accuracy"
+
+
+def trial(number: int, value: float) -> Trial:
+    params = {"train.lr": 0.1 * (number + 1)}
+    return Trial(number=number, params=params, state="complete", value=value)
+
+
+def confirmed_plan(by: str) -> Any:
+    """What confirmation asks of a plan."""
+    return SimpleNamespace(
+        seeds=(0,), proposer=SimpleNamespace(by=by), settings={}, overrides={},
+        config=lambda params, seed: resolve({}),
+    )  # fmt: skip
+
+
+def write(
+    out: Path, leaders: list[Trial], values: dict[int, tuple[float | None, ...]],
+    monkeypatch: pytest.MonkeyPatch, by: str = BY,
+) -> pd.DataFrame:  # fmt: skip
+    """Confirms trials whose runs on the fresh seeds 1, 2 and 3 have these values; None failed."""
+    last, failed, rows = {}, [], []
+    for number, of in values.items():
+        there = [value for value in of if value is not None]
+        for seed, value in enumerate(of, start=1):
+            name = f"trial={number},seed={seed}"
+            if value is None:
+                failed.append(name)
+            else:
+                last[out / tune.FOLDER / name] = value
+        if there:
+            rows.append(
+                {"configuration": f"trial={number}", "algorithm": "fedavg", "n": len(there)}
+                | {"final_test_accuracy_mean": 0.5, "runs": len(there)}
+            )
+    shown = {path: [{by: str(value)}] for path, value in last.items()}
+    monkeypatch.setattr(status, "rounds", shown.__getitem__)
+    table, seeds = pd.DataFrame(rows), [1, 2, 3]
+    return tune.write_confirmed(confirmed_plan(by), out, leaders, seeds, failed, table)
+
+
+def first_line(out: Path) -> str:
+    """The comment of best.yaml, which holds a whole configuration."""
+    text = (out / "best.yaml").read_text()
+    assert yaml.safe_load(text)["algorithm"]
+    return text.splitlines()[0]
+
+
+@pytest.mark.parametrize("bad", [None, math.nan, math.inf])
+def test_one_survivor_of_three_is_not_the_best(
+    bad: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leaders = [trial(4, 0.9), trial(2, 0.8)]
+    values = {4: (bad, 0.99, bad), 2: (0.5, 0.75, 0.625)}
+    found = write(tmp_path, leaders, values, monkeypatch)
+    assert found["trial"].tolist() == [2, 4]
+    assert found["n"].tolist() == [3, 1 if bad is None else 3]
+    assert found["failed"].tolist() == [0, 2]
+    assert first_line(tmp_path) == "# trial 2: val_accuracy 0.625, mean over 3 fresh training seeds"
+    read = pd.read_csv(tmp_path / "confirm.csv")
+    assert list(read)[-1] == "failed"
+    assert read[f"{BY}_mean"].tolist() == [0.625, pytest.approx(math.nan, nan_ok=True)]
+    assert read["final_test_accuracy_mean"].isna().tolist() == [False, True]
+    assert [row["n"] for row in confirmed(tmp_path)] == found["n"].tolist()
+
+
+# the command, with real runs
+
+SMALL = """
+algorithm: fedavg
+data: {num_clients: 4, val_fraction: 0.2}
+model: {name: mlp}
+train: {rounds: 2, sample_rate: 0.5, batch_size: 100}
+"""
+SEARCH = SMALL + "search:\n  train.lr: choice(0.01, 0.3, 1.0e+30)\n  train.momentum: choice(0.5)\n"
+
+
+def fedsim(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    """A finished search in which a learning rate diverges."""
+    root = tmp_path_factory.mktemp("tune")
+    (root / "search.yaml").write_text(SEARCH + "grid: {seed: [3, 4]}\n")
+    done = fedsim(
+        *("tune", root / "search.yaml", "--sampler", "grid", "--parallel", 1, "--engine", "serial"),
+        *("--confirm", 1, "--out", root / "out"),
+    )
+    return root / "out", done
+
+
+@pytest.mark.integration
+def test_a_search_from_the_command_line(finished: tuple[Path, Result]) -> None:
+    out, done = finished
+    assert done.exit_code == 0, done.output
+    read = pd.read_csv(out / "trials.csv")
+    assert list(read) == ["trial", "state", "value", "train.lr", "train.momentum", "run"]
+    assert list(read["state"]) == ["complete", "complete", "failed"]
+    for trial, value in zip(read["run"][:2], read["value"], strict=False):
+        runs = [pd.read_csv(out / trial / f"seed={seed}/rounds.csv") for seed in (3, 4)]
+        assert value == pytest.approx(sum(r["val_accuracy"].iloc[-1] for r in runs) / 2, rel=1e-15)
+    assert "3 trials: 2 complete, 1 failed" in done.output
+    assert "best trial 1: val_accuracy" in done.output
+    assert "test acc" not in done.output.partition("on fresh training seeds")[0]
+    assert "NaN" in done.output or "inf" in done.output or "not finite" in done.output
+
+
+@pytest.mark.integration
+def test_confirmed_on_seeds_that_the_search_has_not_seen(finished: tuple[Path, Result]) -> None:
+    out, done = finished
+    (row,) = pd.read_csv(out / "confirm.csv").to_dict("records")
+    assert (row["trial"], row["n"]) == (1, 3)
+    seeds = (5, 6, 7)
+    last = [pd.read_csv(out / f"confirm/trial=1,seed={seed}/rounds.csv").iloc[-1] for seed in seeds]
+    values = pd.Series([r["val_accuracy"] for r in last])
+    assert row["val_accuracy_mean"] == pytest.approx(values.mean(), rel=1e-12)
+    half = 4.302652729911275 * values.std() / 3**0.5  # t quantile of two degrees of freedom
+    assert row["val_accuracy_ci95"] == pytest.approx(half, rel=1e-9)
+    tested = pd.Series([r["test_accuracy"] for r in last])
+    assert row["final_test_accuracy_mean"] == pytest.approx(tested.mean(), rel=1e-12)
+    assert "best.yaml has trial 1" in done.output
+    first = (out / "best.yaml").read_text().splitlines()[0]
+    assert (
+        first == f"# trial 1: val_accuracy {row['val_accuracy_mean']!r}, mean over 3 fresh "
+        "training seeds"
+    )
+
+
+@pytest.mark.integration
+def test_the_best_configuration_runs(finished: tuple[Path, Result], tmp_path: Path) -> None:
+    out, _ = finished
+    done = fedsim("run", "-c", out / "best.yaml", "--engine", "serial", "--out", tmp_path / "run")
+    assert done.exit_code == 0, done.output
+    for name in ("rounds.csv", "clients.csv"):
+        again = (tmp_path / "run" / name).read_bytes()
+        assert again == (out / "trial-0001/seed=3" / name).read_bytes()
+    done = fedsim("sweep", out / "best.yaml", "--dry-run", "--no-measure")
+    assert done.exit_code == 0, done.output
+    assert done.output.startswith("run\n")
+
+
+@pytest.mark.integration
+def test_the_same_command_does_nothing_more(finished: tuple[Path, Result]) -> None:
+    out, _ = finished
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("rounds.csv")}
+    read = (out / "trials.csv").read_bytes()
+    with mock.patch.object(capacity, "make_drivers", wraps=capacity.make_drivers) as make_drivers:
+        done = fedsim(
+            *("tune", out.parent / "search.yaml", "--sampler", "grid", "--parallel", 1),
+            *("--engine", "serial", "--out", out, "--confirm", 1),
+        )
+    assert done.exit_code == 0, done.output
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("rounds.csv")} == before
+    assert (out / "trials.csv").read_bytes() == read
+    assert make_drivers.call_args.args[0] == []
+
+
+CANARY = """
+from dataclasses import replace
+
+import numpy as np
+
+from fedsim import data
+
+
+def plain(folder, *, val_fraction=0.2):
+    return data.load("digits", val_fraction=val_fraction)
+
+
+def other(folder, *, val_fraction=0.2):
+    found = plain(folder, val_fraction=val_fraction)
+    y = found.y.copy()
+    y[found.test] = (y[found.test] + 1) % 10
+    assert not np.array_equal(y, found.y)
+    return replace(found, y=y)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+def test_other_test_labels_change_no_byte_of_the_trials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "canary_labels.py").write_text(CANARY)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    Path("search.yaml").write_text(SMALL + "search:\n  train.lr: loguniform(0.01, 1)\n")
+    for name in ("plain", "other"):
+        done = fedsim(
+            *("tune", "search.yaml", "-d", f"canary_labels:{name}", "--trials", 3),
+            *("--parallel", 1, "--engine", "serial", "--pruner", "asha", "--out", name),
+        )
+        assert done.exit_code == 0, done.output
+    for file in ("trials.csv", "trials.jsonl"):
+        assert Path("plain", file).read_bytes() == Path("other", file).read_bytes()
+    runs = [pd.read_csv(f"{name}/trial-0000/seed=0/rounds.csv") for name in ("plain", "other")]
+    assert not runs[0]["test_accuracy"].equals(runs[1]["test_accuracy"])
+
+
+def test_without_optuna(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "search.yaml").write_text(SEARCH)
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    done = fedsim("tune", tmp_path / "search.yaml", "--out", tmp_path / "out")
+    assert done.exit_code == 2
+    assert done.output.endswith("pip install 'fedsim-ray[tune]'\n")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "wanted"),
+    [
+        (SMALL, (), "there is nothing to search: give a section 'search:'"),
+        (SEARCH, ("--set", "data.val_fraction=0"), "set data.val_fraction, such as 0.1"),
+        (SEARCH, ("--search", "train.rounds=int(1, 3)"), "a pruner compares trials round by round"),
+        (SEARCH, ("--search", "train.lr=uniform(2, 1)"), "--search train.lr: 'uniform(2, 1)'"),
+        (SEARCH, ("--sampler", "grid", "--search", "train.lr=uniform(1, 2)"), "--sampler grid"),
+        (
+            SMALL + "search:\n  train.rounds: int(1, 1000000000)\n",
+            ("--sampler", "grid", "--pruner", "none", "--set", "data.val_fraction=0.2"),
+            "trials: 1,000,000,000 trials of 1 run; a search has at most 10,000 runs",
+        ),
+    ],
+)
+def test_what_cannot_be_searched(
+    tmp_path: Path, text: str, arguments: tuple[object, ...], wanted: str
+) -> None:
+    (tmp_path / "search.yaml").write_text(text)
+    done = fedsim("tune", tmp_path / "search.yaml", "--out", tmp_path / "out", *arguments)
+    assert done.exit_code == 2, done.output
+    assert wanted in done.output
+    assert done.output.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.integration
+def test_no_trial_is_complete(tmp_path: Path) -> None:
+    (tmp_path / "search.yaml").write_text(SMALL + "search:\n  train.lr: choice(1.0e+30, 1.0e+31)\n")
+    done = fedsim(
+        *("tune", tmp_path / "search.yaml", "--trials", 2, "--out", tmp_path / "out"),
+        *("--parallel", 1, "--engine", "serial"),
+    )
+    assert done.exit_code == 1
+    assert "no trial is complete (2 failed): " in done.output
+
+
+def test_trials_are_judged_by_columns_of_rounds_csv() -> None:
+    assert set(METRICS) < set(RoundRow.columns())
+    assert importlib.import_module("fedsim.cli.sweep").MOST_RUNS == experiments.MOST_RUNS

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedsim.core.rng import generator
-from fedsim.systems.clock import BOUNDS, Clock, LocalSchedule, Participation, Series, wire_bytes
+from fedsim.systems.clock import Clock, LocalSchedule, Participation, Series, wire_bytes
 from fedsim.systems.distributions import Distribution, constant, normalised, parse, parse_within
 
 # distributions
@@ -26,7 +26,7 @@ from fedsim.systems.distributions import Distribution, constant, normalised, par
     ],
 )
 def test_numbers_and_texts_are_laws(text, law):
-    assert parse(text) == law
+    assert parse(text) == parse(str(law)) == law
 
 
 @pytest.mark.parametrize(
@@ -52,21 +52,6 @@ def test_bounds_are_checked_for_every_number_that_can_come():
         parse_within(0, *positive)
     with pytest.raises(ValueError, match=r"must be from 0 to 1, this goes from 8.*e-08 to 120260$"):
         parse_within("lognormal(0.1, 1)", 0, 1, "from 0 to 1")
-
-
-@pytest.mark.parametrize(
-    "text", ["lognormal(1e308, 1e308)", "lognormal(1, 1e308)", "lognormal(1e-308, 1)", "1e308"]
-)
-def test_a_speed_whose_reciprocal_is_no_number_is_refused(text):
-    with pytest.raises(ValueError, match=r"must be above 0 \(1e-100 to 1e100\)"):
-        parse_within(text, *BOUNDS["samples_per_second"])
-
-
-def test_no_draw_is_outside_of_the_bounds():
-    law, rng = parse("lognormal(100, 0.5)"), np.random.default_rng(0)
-    found = [law.draw(lambda: rng) for _ in range(1000)]
-    low, high = law.bounds
-    assert 0 < low < min(found) < max(found) < high < 110_000
 
 
 def test_a_configuration_holds_numbers_as_numbers():
@@ -166,12 +151,6 @@ def test_a_share_of_the_work_is_not_rounded_up_for_a_last_bit():
     assert clock.participation(0, 0, 100).max_steps == 7
 
 
-def test_who_is_late_for_its_share_of_the_work():
-    clock = replace(CLOCK, deadline=8.5)
-    assert clock.participation(0, 0, 10).late
-    assert replace(clock, work=constant(0.5)).participation(0, 0, 10).absent is None
-
-
 # draws
 
 
@@ -217,8 +196,3 @@ def test_bytes_on_the_way():
     assert wire_bytes(arrays) == 4 * (6 + 5 + 7)
     assert wire_bytes([np.zeros(3, np.int64), np.zeros(3, np.int8), np.zeros(3, bool)]) == 30
     assert wire_bytes([]) == 0
-
-
-@pytest.mark.parametrize("text", ["uniform(1, 2)", "lognormal(0.5, 2)", "choice(1, 2, 4)"])
-def test_a_distribution_is_written_as_it_was_read(text):
-    assert str(parse(text)) == text

@@ -1,8 +1,7 @@
-"""The driver: cohorts, schedules, diverged clients, evaluation, and the files of a run."""
+"""The training loop: runs, resumption, checkpoints; preprocessing."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from dataclasses import dataclass, replace
 
@@ -10,34 +9,39 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from click.testing import CliRunner
+from PIL import Image
 from safetensors.numpy import load_file
 
 import fedsim
+from fedsim import models
 from fedsim.algorithms.base import Algorithm
+from fedsim.cli import main
 from fedsim.client import LocalRule, Uplink
-from fedsim.config.resolve import load_config
+from fedsim.config import experiments
+from fedsim.config.resolve import load_config, resolve, with_normalization
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, DivergedError
+from fedsim.core.normalization import Normalization
 from fedsim.core.types import Dataset, Layout, Pipeline, RoundContext
 from fedsim.engine.base import SCORES
 from fedsim.engine.serial import SerialExecutor
 from fedsim.engine.worker import Worker
 from fedsim.metrics.scores import mean_scores
+from fedsim.models import libraries
 from fedsim.models.vision import SplitModel
 from fedsim.schedules.base import draw_cohort, lr_at
 from fedsim.server.base import RuleState, ServerStep
 from fedsim.server.cohort import Cohort
 from fedsim.server.device_columns import DeviceColumns
 from fedsim.storage.checkpoint import ServerState
-from fedsim.training import assemble
+from fedsim.training import assemble, final_models
 from fedsim.training import round as rounds
 from fedsim.training.assemble import prepare
 from fedsim.training.round import _moved, run_round
 from fedsim.training.rows import RoundLog
-from tests.decomposing import named_tensors
+from tests.decomposing import digits, named_tensors
 from tests.tasks import run
-
-pytestmark = pytest.mark.integration
 
 TABLES = ("rounds", "clients", "classes", "confusion", "models", "partition", "split")
 
@@ -100,7 +104,7 @@ def diverging(what: str = "loss", round: int = 1, clients: str = "") -> Algorith
     return Algorithm(local=Diverges(what, round, tuple(map(int, clients.split()))))
 
 
-def config(algorithm="fedavg", **changes):
+def driver_config(algorithm="fedavg", **changes):
     """8 clients of the tiny data set, cohorts of 4, 3 rounds, one process."""
     sections = {
         "data": {"name": f"{__name__}:tiny", "num_clients": 8, "alpha": 1.0},
@@ -117,7 +121,7 @@ def config(algorithm="fedavg", **changes):
 def failing(what, clients, round=1, policy="drop", **changes):
     name = f"{__name__}:diverging"
     options = {"what": what, "round": round, "clients": " ".join(map(str, clients))}
-    return config(name, engine={"on_client_failure": policy}, **changes, **{name: options})
+    return driver_config(name, engine={"on_client_failure": policy}, **changes, **{name: options})
 
 
 def cohort_of(settings, round):
@@ -142,19 +146,7 @@ def context(round=0, rounds=10, clients=20, seed=0, lr=0.1):
     return RoundContext(round=round, num_rounds=rounds, num_clients=clients, lr=lr, seed=seed)
 
 
-# cohorts
-
-
-def test_a_cohort_is_sorted_and_distinct():
-    for t in range(50):
-        drawn = draw_cohort(context(t), 7)
-        assert drawn == sorted(set(drawn))
-        assert len(drawn) == 7
-        assert all(type(c) is int and 0 <= c < 20 for c in drawn)
-    assert draw_cohort(context(), 20) == list(range(20))
-    assert draw_cohort(context(clients=1), 1) == [0]
-
-
+@pytest.mark.integration
 @pytest.mark.slow
 def test_every_method_of_a_seed_has_the_same_cohorts_on_digits(tmp_path):
     cohorts = {}
@@ -174,31 +166,29 @@ def test_every_method_of_a_seed_has_the_same_cohorts_on_digits(tmp_path):
 
 
 # learning rates
-
-
+@pytest.mark.integration
 def test_schedules_by_hand(tmp_path):
     train = {"rounds": 4, "lr": 0.2}
-    constant = config(train=train)
+    constant = driver_config(train=train)
     assert [lr_at(constant, t) for t in range(4)] == [0.2] * 4
     # 0.1 (1 + cos(pi t / 4)): 1, 0.7071, 0, -0.7071
-    cosine = config(train=train | {"lr_schedule": "cosine"})
+    cosine = driver_config(train=train | {"lr_schedule": "cosine"})
     expected = [0.2, 0.1 * (1 + 0.5**0.5), 0.1, 0.1 * (1 - 0.5**0.5)]
     assert [lr_at(cosine, t) for t in range(4)] == pytest.approx(expected)
     # lr min(1, E t / 5)
-    warm = config(train=train | {"lr_schedule": "warmup_round", "rounds": 7})
+    warm = driver_config(train=train | {"lr_schedule": "warmup_round", "rounds": 7})
     assert [lr_at(warm, t) for t in range(7)] == pytest.approx(
         [0.0, 0.04, 0.08, 0.12, 0.16, 0.2, 0.2]
     )
-    three = config(train=train | {"lr_schedule": "warmup_round", "local_epochs": 3})
+    three = driver_config(train=train | {"lr_schedule": "warmup_round", "local_epochs": 3})
     assert [lr_at(three, t) for t in range(4)] == pytest.approx([0.0, 0.12, 0.2, 0.2])
 
 
 # a round
-
-
+@pytest.mark.integration
 @pytest.mark.parametrize("model", ["mlp", "cnn"])
 def test_a_round_of_fedavg_by_hand(model):
-    setup = prepare(config(model={"name": model}))
+    setup = prepare(driver_config(model={"name": model}))
     worker = Worker(setup.spec, torch.device("cpu"))
     ctx = RoundContext(round=0, num_rounds=3, num_clients=8, lr=0.05, seed=0)
     clients = draw_cohort(ctx, 4)
@@ -237,8 +227,9 @@ def test_a_round_of_fedavg_by_hand(model):
     assert "errors" not in log.tables
 
 
+@pytest.mark.integration
 def test_states_belong_to_clients_and_survive_rounds_without_them():
-    setup = prepare(config("fedbn", model={"name": "cnn"}, train={"sample_rate": 0.25}))
+    setup = prepare(driver_config("fedbn", model={"name": "cnn"}, train={"sample_rate": 0.25}))
     executor, state = SerialExecutor(setup.spec), ServerState(params=setup.initial)
     seen, survived = {}, 0
     for t in range(4):
@@ -260,8 +251,9 @@ def test_states_belong_to_clients_and_survive_rounds_without_them():
         np.testing.assert_array_equal(state.params[slot.where], setup.initial[slot.where])
 
 
+@pytest.mark.integration
 def test_norms_leave_out_statistics_and_personal_slots():
-    setup = prepare(config("fedbn", model={"name": "cnn"}))
+    setup = prepare(driver_config("fedbn", model={"name": "cnn"}))
     executor, log = SerialExecutor(setup.spec), RoundLog(1)
     state = ServerState(params=setup.initial)
     after = run_round(
@@ -284,8 +276,7 @@ def test_norms_leave_out_statistics_and_personal_slots():
 
 
 # diverged clients
-
-
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("what", "named"),
     [
@@ -296,7 +287,7 @@ def test_norms_leave_out_statistics_and_personal_slots():
     ],
 )
 def test_divergence_names_round_client_and_tensor(tmp_path, what, named):
-    client = cohort_of(config(), 1)[2]
+    client = cohort_of(driver_config(), 1)[2]
     # one batch, so that the loss is still finite where the update is not
     one_step = failing(what, [client], policy="raise", train={"batch_size": 100})
     with pytest.raises(DivergedError) as error:
@@ -311,9 +302,10 @@ def test_divergence_names_round_client_and_tensor(tmp_path, what, named):
     assert not (tmp_path / "run" / "summary.csv").exists()
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("what", ["loss", "update", "upload", "state"])
 def test_a_dropped_client_leaves_the_round(tmp_path, what):
-    client = cohort_of(config(), 1)[1]
+    client = cohort_of(driver_config(), 1)[1]
     settings = failing(what, [client])
     store = fedsim.run(settings, tmp_path / "run")
     rounds, clients = store.read("rounds"), store.read("clients")
@@ -334,25 +326,7 @@ def test_a_dropped_client_leaves_the_round(tmp_path, what):
     assert clients["client_id"].tolist() == [c for t in range(3) for c in cohort_of(settings, t)]
 
 
-def test_a_dropped_client_keeps_the_state_it_had():
-    first, second = cohort_of(config(), 0), cohort_of(config(), 1)
-    client = next(c for c in second if c in first)
-    setup = prepare(failing("state", [client]))
-    executor, state = SerialExecutor(setup.spec), ServerState(params=setup.initial)
-    for t in range(2):
-        before = state
-        state = run_round(
-            setup,
-            executor,
-            state,
-            RoundContext(round=t, num_rounds=3, num_clients=8, lr=0.05, seed=0),
-            RoundLog(t + 1),
-        )
-    executor.close()
-    assert state.clients[client] is before.clients[client]
-    assert set(state.clients) == {*first, *second}
-
-
+@pytest.mark.integration
 @pytest.mark.parametrize("what", ["loss", "update"])
 def test_if_all_are_dropped_the_model_is_kept(tmp_path, what):
     settings = failing(what, range(8), round=0, train={"rounds": 1})
@@ -372,11 +346,10 @@ def test_if_all_are_dropped_the_model_is_kept(tmp_path, what):
 
 
 # evaluation
-
-
+@pytest.mark.integration
 @pytest.mark.slow
 def test_evaluation_every_so_many_rounds_and_after_the_last(tmp_path):
-    settings = config(train={"rounds": 5}, evaluation={"every": 2})
+    settings = driver_config(train={"rounds": 5}, evaluation={"every": 2})
     store = fedsim.run(settings, tmp_path / "run")
     rounds = store.read("rounds")
     assert rounds["round"].tolist() == [1, 2, 3, 4, 5]
@@ -388,14 +361,17 @@ def test_evaluation_every_so_many_rounds_and_after_the_last(tmp_path):
     assert sorted(set(store.read("classes")["round"])) == tested
     evaluated = store.read("timings").query("phase == 'evaluate'")
     assert evaluated["round"].tolist() == tested
-    every = fedsim.run(config(train={"rounds": 5}), tmp_path / "every").read("rounds")
+    every = fedsim.run(driver_config(train={"rounds": 5}), tmp_path / "every").read("rounds")
     pd.testing.assert_frame_equal(
         every[every["round"].isin(tested)], rounds[rounds["round"].isin(tested)]
     )
 
 
+@pytest.mark.integration
 def test_a_validation_part_fills_its_columns_and_chooses_the_best(tmp_path):
-    store = fedsim.run(config(data={"val_fraction": 0.2}, train={"rounds": 6}), tmp_path / "run")
+    store = fedsim.run(
+        driver_config(data={"val_fraction": 0.2}, train={"rounds": 6}), tmp_path / "run"
+    )
     rounds, summary = store.read("rounds"), store.read("summary").iloc[0]
     assert rounds[["val_loss", "val_accuracy"]].notna().all(axis=None)
     assert summary["best_by"] == "val"
@@ -403,14 +379,15 @@ def test_a_validation_part_fills_its_columns_and_chooses_the_best(tmp_path):
     assert summary["best_round"] == rounds["round"][best]
     assert summary["best_test_accuracy"] == rounds["test_accuracy"][best]
     assert store.read("partition")["train_samples"].sum() == 80
-    setup = prepare(config(data={"val_fraction": 0.2}, train={"rounds": 6}))
+    setup = prepare(driver_config(data={"val_fraction": 0.2}, train={"rounds": 6}))
     np.testing.assert_array_equal(setup.dataset.val, np.arange(20))
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("method", ["fedbn", "fedpac"])
 @pytest.mark.parametrize("mode", ["all_clients", "cohort_before", "cohort_after"])
 def test_whose_models_count_for_personalised_methods(method, mode):
-    settings = config(
+    settings = driver_config(
         method, model={"name": "cnn"}, evaluation={"personal": mode}, data={"val_fraction": 0.2}
     )
     setup = prepare(settings)
@@ -452,12 +429,11 @@ def test_whose_models_count_for_personalised_methods(method, mode):
 
 
 # the run directory
-
-
+@pytest.mark.integration
 @pytest.mark.parametrize("method", ["fedavg", "fedbn", "fedpac", "fedld", "fedgh_released"])
 def test_a_run_and_its_config_file_repeat_it_byte_for_byte(tmp_path, method):
     model = "cnn" if method in ("fedbn", "fedpac") else "mlp"
-    settings = config(method, model={"name": model}, seed=3)
+    settings = driver_config(method, model={"name": model}, seed=3)
     first = fedsim.run(settings, tmp_path / "first")
     assert contents(fedsim.run(settings, tmp_path / "second")) == contents(first)
     written = load_config(file=first.path / "config.yaml")
@@ -470,8 +446,9 @@ def test_a_run_and_its_config_file_repeat_it_byte_for_byte(tmp_path, method):
     )
 
 
+@pytest.mark.integration
 def test_files_of_a_run(tmp_path):
-    store = fedsim.run(config(), tmp_path / "run")
+    store = fedsim.run(driver_config(), tmp_path / "run")
     assert {p.name for p in store.path.iterdir()} == {
         *("config.yaml", "env.json", "model.safetensors"),
         *("summary.csv", "timings.csv"),
@@ -494,7 +471,7 @@ def test_files_of_a_run(tmp_path):
         seconds = dict(zip(rows["phase"], rows["seconds"], strict=True))
         assert seconds["total"] >= sum(seconds[p] for p in phases[:-1])
     assert (timings["seconds"] >= 0).all()
-    size = prepare(config()).initial.nbytes
+    size = prepare(driver_config()).initial.nbytes
     assert timings.query("phase == 'broadcast'")["bytes"].tolist() == [size] * 3
     assert timings.query("phase == 'train'")["bytes"].tolist() == [4 * size] * 3
     checkpoints = timings[timings["phase"] == "checkpoint"]
@@ -507,21 +484,7 @@ def test_files_of_a_run(tmp_path):
     assert (partition["test_samples"] == 0).all()
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedbn", "fedpac", "fedld"])
-def test_the_contract_of_the_run_directory(tmp_path, shared_data, method):
-    path = shared_data.parent / "tools" / "check_contract.py"
-    if not path.is_file():
-        pytest.skip(f"needs {path}, which is not here")
-    spec = importlib.util.spec_from_file_location("check_contract", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    store = fedsim.run(config(method, model={"name": "cnn"}), tmp_path / "plain")
-    assert module.check(store.path, 3, 8, 4, False)[0] == []
-    dropping = failing("loss", cohort_of(config(), 1)[:2], evaluation={"every": 2})
-    store = fedsim.run(dropping, tmp_path / "dropping")
-    assert module.check(store.path, 3, 8, 4, False)[0] == []
-
-
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -532,7 +495,7 @@ def test_the_contract_of_the_run_directory(tmp_path, shared_data, method):
 )
 def test_what_cannot_start_writes_nothing(tmp_path, changes, message):
     with pytest.raises(ConfigError, match=message):
-        fedsim.run(config(**changes), tmp_path / "out")
+        fedsim.run(driver_config(**changes), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -544,15 +507,17 @@ def frozen_backbone(num_classes, in_channels, image_size):
     return SplitModel(features.requires_grad_(False), torch.nn.Linear(5, num_classes))
 
 
+@pytest.mark.integration
 @pytest.mark.slow
 def test_what_a_model_freezes_stays_frozen(tmp_path):
-    settings = config(model={"name": f"{__name__}:frozen_backbone"})
+    settings = driver_config(model={"name": f"{__name__}:frozen_backbone"})
     initial = named_tensors(prepare(settings).initial, prepare(settings).layout)
     final = load_file(fedsim.run(settings, tmp_path / "run").path / "model.safetensors")
     same = {name for name in initial if np.array_equal(initial[name], final[name])}
     assert same == {"features.1.weight", "features.1.bias"}
 
 
+@pytest.mark.integration
 def test_a_step_that_a_rule_keeps_is_not_overwritten():
     params, step = np.array([1.0, 2.0], np.float32), np.array([0.5, 0.5], np.float32)
     nobody = Cohort.empty(Layout(()), params)
@@ -579,6 +544,7 @@ def run_on(out, server, monkeypatch, device=None):
     return load_file(store.path / "model.safetensors"), store.read("clients")
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("server", ["fedavg", "fedld", "fedgh", "nnm,krum", "trimmed_mean"])
 def test_a_server_on_a_device_is_the_same_up_to_rounding(server, tmp_path, monkeypatch):
     made = []
@@ -594,32 +560,81 @@ def test_a_server_on_a_device_is_the_same_up_to_rounding(server, tmp_path, monke
     np.testing.assert_allclose(others["update_norm"], clients["update_norm"], rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("name", "folder", "model"),
-    [
-        ("synthetic", "leaf-synthetic/synthetic_1_1", "leaf_synthetic"),
-        pytest.param("shakespeare", "leaf-shakespeare", "leaf_sent140", marks=pytest.mark.slow),
-    ],
-)
-def test_a_round_over_real_users(name, folder, model, shared_data, tmp_path):
-    config = RunConfig(
-        algorithm="fedgh",
-        data={"name": name, "dir": str(shared_data / folder)},
-        model={"name": model},
-        train={"rounds": 1, "sample_rate": 0.1, "batch_size": 64, "lr": 0.3},
+NAME = "torchvision:mobilenet_v3_small"
+IMAGENET = "0.485,0.456,0.406/0.229,0.224,0.225"
+
+
+def preprocessing_config(data=None, **model):
+    return RunConfig(
+        algorithm="fedavg",
+        data={"name": "digits"} | (data or {}),
+        model={"name": NAME, "pretrained": True} | model,
+        train={"rounds": 1, "sample_rate": 1, "batch_size": 32},
         engine={"kind": "serial"},
     )
-    store = fedsim.run(config, tmp_path / "run")
-    (row,) = store.read("rounds").to_dict("records")
-    assert np.isfinite([row["train_loss"], row["test_loss"]]).all()
-    assert 0 < row["test_accuracy"] <= 1
-    assert 0 < row["client_test_accuracy"] <= 1
-    owned = store.read("partition").groupby("name", sort=False)[["train_samples", "test_samples"]]
-    samples = owned.sum()
-    assert list(samples.index) == sorted(samples.index)
-    files = sorted((shared_data / folder).rglob("*.json"))
-    users = [u for f in files for u in json.loads(f.read_text())["user_data"].items()]
-    labels = {user: 0 for user, _ in users}
-    for user, content in users:
-        labels[user] += len(content["y"])
-    assert samples.sum(axis=1).to_dict() == {u: labels[u] for u in samples.index}
+
+
+@pytest.mark.parametrize("text", ["0.5/0.25", IMAGENET, f"{IMAGENET}/224"])
+def test_the_text_says_what_it_is(text):
+    known = Normalization.parse(text)
+    assert str(known) == text
+    assert RunConfig(data={"normalization": text}).data.normalization == text
+
+
+@pytest.mark.slow
+def test_grey_images_get_the_means_over_the_channels():
+    grey = digits(None)
+    given = Normalization.parse("0.1,0.2,0.6/0.2,0.2,0.5/16").applied(grey).pipeline
+    assert (given.mean, given.std, given.size) == (pytest.approx((0.3,)), pytest.approx((0.3,)), 16)
+    colour = replace(grey, x=np.repeat(grey.x, 3, 1))
+    assert Normalization.parse("0.5/0.25").applied(colour).pipeline.std == (0.25,) * 3
+    with pytest.raises(ValueError, match="2 channels, and the images have 3"):
+        Normalization.parse("1,2/1,1").applied(colour)
+
+
+@pytest.mark.parametrize(
+    ("data", "model", "wanted"),
+    [
+        ({}, {}, f"{IMAGENET}/224"),
+        ({"image_size": 32}, {}, IMAGENET),
+        ({"normalization": "dataset"}, {}, "dataset"),
+        ({"normalization": "0.5/0.5"}, {}, "0.5/0.5"),
+        ({}, {"pretrained": False}, "dataset"),
+        ({}, {"weights": "file.pt"}, "dataset"),
+        ({}, {"name": "resnet18"}, "dataset"),
+    ],
+)
+def test_it_is_that_of_the_pretraining_unless_something_else_is_said(data, model, wanted):
+    resolved = with_normalization(preprocessing_config(data, **model))
+    assert resolved.data.normalization == wanted
+    assert with_normalization(resolved) == resolved
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+def test_a_run_says_it_and_its_models_take_images_so(tmp_path, monkeypatch):
+    def published(spec):
+        return models.build(spec.without_weights, 1).features.state_dict()
+
+    monkeypatch.setattr(libraries, "pretrained", published)
+    monkeypatch.chdir(tmp_path)
+    sets = {"data.image_size": 32, "model.pretrained": "true", "data.num_clients": 3}
+    sets |= {"data.test_fraction": 0.95, "train.batch_size": 32}
+    args = ["run", "-a", "fedavg", "--model", NAME, "--rounds", "1", "--engine", "serial"]
+    args += [f"--set={key}={value}" for key, value in sets.items()]
+    done = CliRunner().invoke(main, [*args, "--out", "r"])
+    assert done.exit_code == 0, done.output
+    line = "images of 32 x 32 pixels, mean 0.449, standard deviation 0.226 (data.normalization; "
+    assert line in done.output
+    written = resolve(experiments.read(tmp_path / "r" / "config.yaml").settings)
+    assert written.data.normalization == IMAGENET
+    known = final_models.Description.read(tmp_path / "r")
+    assert (known.mean, known.std) == (pytest.approx((0.449,)), pytest.approx((0.226,)))
+    Image.fromarray(np.zeros((32, 32), np.uint8)).save("black.png")
+    done = CliRunner().invoke(main, ["predict", "r", "--images", "black.png", "--out", "p.csv"])
+    assert done.exit_code == 0, done.output
+    with torch.no_grad():
+        logits = fedsim.load_model("r")(torch.full((1, 1, 32, 32), -0.449 / 0.226))
+    wanted = logits.softmax(1).numpy()[0]
+    np.testing.assert_allclose(pd.read_csv("p.csv").iloc[0, 2:].astype(float), wanted, atol=1e-5)
+    assert CliRunner().invoke(main, ["predict", "r", "--out", "own.csv"]).exit_code == 0

@@ -2,32 +2,47 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import ray
+from ray import exceptions
 from ray.exceptions import ActorDiedError
 
 from fedsim.config.sections import EngineConfig
-from fedsim.core.errors import ConfigError, WorkerError
-from fedsim.core.types import RoundContext
-from fedsim.engine.base import SCORES
+from fedsim.core.errors import ConfigError, ContractError, DivergedError, WorkerError
+from fedsim.core.types import Owned, RoundContext
+from fedsim.engine.base import SAMPLES, SCORES
+from fedsim.engine.blocks import clients_of
 from fedsim.engine.devices import Kind
 from fedsim.engine.ray import dispatch, pool
 from fedsim.engine.ray import executor as ray_executor
-from fedsim.engine.ray.calls import Evaluation, EvaluationCall, TaskCall
+from fedsim.engine.ray.calls import Evaluation, EvaluationCall, TaskCall, balanced, deal
 from fedsim.engine.ray.dispatch import INLINE, Dispatcher, ObjectCache, Work
 from fedsim.engine.ray.executor import RayExecutor
-from fedsim.engine.ray.faults import Fault
-from fedsim.engine.ray.head import Head
+from fedsim.engine.ray.faults import Fault, failure, fault_of, one_line
 from fedsim.engine.ray.placement import Node, Share
-from fedsim.engine.ray.pool import ActorPool, Location
-from fedsim.engine.ray.sharded import Aggregators
+from fedsim.engine.ray.pool import ActorPool
+from fedsim.engine.ray.sharded import (
+    MIN_COLUMNS,
+    Aggregator,
+    Aggregators,
+    Sharded,
+    allowed_shards,
+    plan_shards,
+)
+from fedsim.server.columns import LocalColumns
+from fedsim.server.linalg import SHARD, Piece
 from tests.tasks import tasks
 
 CTX = RoundContext(round=0, num_rounds=5, num_clients=8, lr=0.1, seed=0)
+
 LOST = Fault(error="its process died", lost=True)
+
 BROKEN = Fault(error="ValueError: on purpose", lost=False, alive=True)
 
 
@@ -65,8 +80,6 @@ def fake(monkeypatch):
     for module in (dispatch, pool):
         monkeypatch.setattr(module, "ray", stand_in)
         monkeypatch.setattr(module, "time", stand_in)
-    monkeypatch.setattr(ray_executor, "time", stand_in)
-    monkeypatch.setattr(pool, "end_process", lambda location: stand_in.killed.append(location.pid))
     return stand_in
 
 
@@ -95,7 +108,6 @@ class Actors:
 
     def __init__(self):
         self.made, self.ended = [], []
-        self.head = Head({})
         self.share = Share(1.0, 0.5)
 
     def acquire(self):
@@ -115,9 +127,7 @@ def a_pool(fake, slots=2, up=True, max_retries=1):
     made.start(range(slots), "spec")
     if up:
         for ref, slot in list(made.starting.items()):
-            fake.values[ref] = Location(
-                device=Kind("cpu"), node=f"node{slot}", node_id="id", pid=100 + slot
-            )
+            fake.values[ref] = Kind("cpu"), f"node{slot}"
             made.came_up(ref)
     return made, actors
 
@@ -137,13 +147,13 @@ def train(*clients, attempt=1):
         blocks=tuple(tuple(tasks((c,) if isinstance(c, int) else c, CTX)) for c in clients),
         models={},
         states={},
-        sizes=dict.fromkeys(range(8), 10),
+        sizes=[10] * 8,
         attempt=attempt,
     )
 
 
 def evaluation(attempt=1):
-    task = Evaluation(model=(None, {}), part="test", measure=SCORES, batches=(0, 4))
+    task = Evaluation((None, {}), "test", SCORES, (0, 4))
     return EvaluationCall(position=0, tasks=(task,), attempt=attempt)
 
 
@@ -169,12 +179,6 @@ def test_lost_work_is_done_again_and_its_actor_is_replaced(fake):
     assert (actors.ended, made.slots) == (["a0"], {1})
 
 
-def test_an_actor_that_hangs_is_ended_by_its_node(fake):
-    ours, made, actors = dispatcher(fake)
-    ours._failed(working(made, train(3)), Fault(error="silent", lost=True, hung=True), "round 1")
-    assert (actors.ended, fake.killed) == (["a0"], [100])
-
-
 def test_a_lost_call_of_several_clients_is_cut_up_and_each_has_used_an_attempt(fake):
     ours, made, _ = dispatcher(fake, max_retries=0)
     again = ours._failed(working(made, train(1, 4)), LOST, "round 1")
@@ -194,19 +198,13 @@ def test_a_block_is_retried_and_dropped_as_a_whole(fake):
     assert [row[:2] for row in rows(made)[3:]] == [(5, 2), (1, 2)]
 
 
-def test_a_lost_block_that_ends_the_run_is_named(fake):
-    ours, made, _ = dispatcher(fake, max_retries=0)
-    with pytest.raises(WorkerError, match=r"^round 1, clients 5, 1 lost 1 times, the last time:"):
-        ours._failed(working(made, train((5, 1))), LOST, "round 1")
-
-
 def test_after_the_last_retry_the_run_ends_with_client_and_cause(fake):
     ours, made, _ = dispatcher(fake, max_retries=2)
-    assert ours._failed(working(made, train(3, attempt=2)), LOST, "round 1")
+    assert ours._failed(working(made, train((5, 1), attempt=2)), LOST, "round 1")
     with pytest.raises(WorkerError) as error:
-        ours._failed(working(made, train(3, attempt=3), 1), LOST, "round 1")
-    assert str(error.value) == ("round 1, client 3 lost 3 times, the last time: its process died")
-    assert rows(made)[-1][:2] == (3, 3)
+        ours._failed(working(made, train((5, 1), attempt=3), 1), LOST, "round 1")
+    assert str(error.value) == "round 1, clients 5, 1 lost 3 times, the last time: its process died"
+    assert rows(made)[-1][:2] == (1, 3)
 
 
 @pytest.mark.parametrize("fault", [LOST, BROKEN], ids=["lost", "broken"])
@@ -327,18 +325,7 @@ def test_what_fails_early_is_forgotten_and_done_again_in_its_round(fake, error, 
 
 def overdue(ours, fake, work, at):
     fake.now, ours._running = at, {"w": work}
-    return [(late.slot, fault.error, fault.hung) for late, fault in ours._overdue()]
-
-
-def test_an_actor_is_asked_after_a_while_and_once(fake):
-    ours, made, actors = dispatcher(fake)
-    work = working(made, train(3))
-    before = actors.made[0].progress.calls
-    assert overdue(ours, fake, work, 1000 + dispatch.PROGRESS_INTERVAL - 0.1) == []
-    assert actors.made[0].progress.calls == before
-    for later in (0.0, 1.0, 2.0):
-        assert overdue(ours, fake, work, 1000 + dispatch.PROGRESS_INTERVAL + later) == []
-    assert actors.made[0].progress.calls == before + 1
+    return [(late.slot, fault.error) for late, fault in ours._overdue()]
 
 
 def test_an_actor_that_does_not_answer_is_given_up(fake):
@@ -347,7 +334,7 @@ def test_an_actor_that_does_not_answer_is_given_up(fake):
     assert overdue(ours, fake, work, 1010) == []
     assert overdue(ours, fake, work, 1040) == [], "30 s after the question is the limit"
     said = "its process has not answered for 31 s"
-    assert overdue(ours, fake, work, 1041) == [(0, said, True)]
+    assert overdue(ours, fake, work, 1041) == [(0, said)]
 
 
 def test_an_actor_that_answers_has_as_long_as_a_client_may_take(fake):
@@ -361,7 +348,7 @@ def test_an_actor_that_answers_has_as_long_as_a_client_may_take(fake):
     assert overdue(ours, fake, work, 1090) == []
     fake.values[work.question] = (train(4).blocks[0], 30.5)
     said = "no result after 30 s, which is beyond the client timeout"
-    assert overdue(ours, fake, work, 1090) == [(0, said, True)]
+    assert overdue(ours, fake, work, 1090) == [(0, said)]
 
 
 def test_an_actor_at_rest_or_gone_is_not_late(fake):
@@ -382,7 +369,21 @@ def test_before_anything_is_known_training_may_take_any_time_but_not_silence(fak
     assert overdue(ours, fake, work, 1010) == []
     assert overdue(ours, fake, work, 1020) == []
     assert overdue(ours, fake, work, 1080) == []
-    assert overdue(ours, fake, work, 1081) == [(0, "its process has not answered for 61 s", True)]
+    assert overdue(ours, fake, work, 1081) == [(0, "its process has not answered for 61 s")]
+
+
+def test_work_may_take_ten_times_the_slowest_of_its_size_so_far(fake):
+    ours, made, _ = dispatcher(fake)
+    assert ours._limit(train(3)) == math.inf
+    for clients, began in (((3,), 998.0), ((1, 4), 960.0), ((5,), 999.0)):
+        work = working(made, train(*clients), at=began)
+        ours._learn(work)
+        made.done(0)
+    assert ours._limit(train(1, 2, 3, 4)) == 10 * 40 * 2.0, "samples, and seconds for one of them"
+    assert ours._limit(train(*range(8)), train(3).blocks[0]) == 200.0
+    assert ours._limit(evaluation()) == math.inf
+    ours._paces["train"] = 0.1
+    assert ours._limit(train(3)) == 60.0, "never below a minute"
 
 
 # Actors that do not come up
@@ -396,19 +397,9 @@ def test_a_pool_waits_for_actors_that_have_no_place_and_then_says_what_they_ask_
     with pytest.raises(WorkerError) as error:
         made.check()
     assert str(error.value) == (
-        "no client actor came up in 120 s; an actor asks for 1 CPU and 0.5 GPU, "
+        "no client actor came up in 600 s; an actor asks for 1 CPU and 0.5 GPU, "
         "free are 2 CPU and 0 GPU"
     )
-
-
-def test_a_pool_waits_longer_for_an_actor_that_builds(fake):
-    made, _ = a_pool(fake, up=False)
-    fake.values["a1.progress.1"] = None
-    fake.now += pool.BUILD_TIMEOUT
-    made.check()
-    fake.now += 1
-    with pytest.raises(WorkerError, match=r"built the model for 1801 s and are not ready$"):
-        made.check()
 
 
 def test_a_slot_whose_actor_dies_again_and_again_is_given_up(fake):
@@ -440,9 +431,6 @@ class Session(Actors):
     def machines(self):
         return list(self.now.nodes)
 
-    def homes(self):
-        return [str(i) for i in range(len(self.now.nodes))]
-
     def prepare(self, share):
         self.share = share
 
@@ -455,6 +443,7 @@ def executor(fake, monkeypatch):
     """A function of the machines and settings that gives an executor, and changes its machines."""
     now = SimpleNamespace(nodes=[])
     monkeypatch.setattr(Aggregators, "close", lambda self: None)
+    monkeypatch.setattr(ray_executor, "alive_nodes", lambda: ["0"])
 
     def made(*nodes, clients=8, **engine):
         now.nodes = nodes
@@ -511,3 +500,188 @@ def test_slots_that_were_given_up_get_another_chance_where_the_machines_changed(
     assert ours._pool._failures[0] == 4
     executor.replan(ours, Node(2), Node(2))
     assert ours._pool._failures[0] == 0
+
+
+def dealt(sizes, most):
+    """The groups of blocks of those clients; of each block the clients."""
+    ctx = RoundContext(round=0, num_rounds=5, num_clients=8, lr=0.1, seed=0)
+    groups = balanced({tuple(tasks(block, ctx)): size for block, size in sizes.items()}, most)
+    return [tuple(map(clients_of, group)) for group in groups]
+
+
+def test_groups_are_balanced_and_name_every_client_once():
+    sizes = {(0,): 10, (1, 7): 9, (2,): 1, (3,): 8, (4,): 2}
+    found = dealt(sizes, 2)
+    assert sorted(sum(found, ())) == sorted(sizes)
+    assert {sum(sizes[block] for block in group) for group in found} == {13, 17}
+    assert dealt({(3,): 1}, 5) == [((3,),)]
+    longest_first = dealt({(0,): 1, (1,): 5, (2,): 5}, 3)
+    assert longest_first == [((1,),), ((2,),), ((0,),)], "alone, the longest first"
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_every_batch_of_every_job_is_done_once_and_in_order(seed):
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(1, 12, size=int(rng.integers(1, 9))).tolist()
+    parts = int(rng.integers(1, 20))
+    dealt = deal(sizes, parts)
+    assert 1 <= len(dealt) <= parts
+    done = [
+        (job, batch) for own in dealt for job, (start, stop) in own for batch in range(start, stop)
+    ]
+    assert done == [(job, batch) for job, size in enumerate(sizes) for batch in range(size)]
+    assert all(start < stop for own in dealt for _, (start, stop) in own)
+    loads = [sum(stop - start for _, (start, stop) in own) for own in dealt]
+    assert max(loads) - min(loads) <= 1
+
+
+def test_shares_by_hand():
+    assert deal([4], 1) == [[(0, (0, 4))]]
+    assert deal([3, 3], 2) == [[(0, (0, 3))], [(1, (0, 3))]]
+    # 7 batches: the first worker has 3, the second 4
+    assert deal([5, 2], 2) == [[(0, (0, 3))], [(0, (3, 5)), (1, (0, 2))]]
+    assert deal([1, 1], 5) == [[(0, (0, 1))], [(1, (0, 1))]], "nobody gets nothing to do"
+
+
+class Recorder:
+    """Takes down what it is told."""
+
+    def __init__(self):
+        self.evaluate, self.told = self, []
+
+    def remote(self, tasks, *params):
+        self.told.append((tasks, params))
+        return "answer"
+
+
+def test_a_call_sends_each_vector_once():
+    vectors = [np.zeros(2), np.ones(2)]
+    own = {"personal": np.full(1, 7.0)}
+    part = Owned("train", (0, 1))
+    jobs = (
+        ((vectors[0], {}), part, (0, 2)),
+        ((vectors[1], {}), part, (0, 2)),
+        ((vectors[0], own), "test", (1, 3)),
+    )
+    asked = tuple(Evaluation(m, p, SAMPLES, b) for m, p, b in jobs)
+    sent, actor = [], Recorder()
+
+    def send(value):
+        sent.append(value)
+        return f"object {len(sent)}"
+
+    call = EvaluationCall(position=0, tasks=asked)
+    assert call.begin(actor, send) == ["answer"]
+    assert [id(value) for value in sent] == [id(v) for v in vectors]
+    ((tasks, params),) = actor.told
+    assert params == ("object 1", "object 2")
+    assert tasks == [
+        (0, {}, part, SAMPLES, (0, 2)),
+        (1, {}, part, SAMPLES, (0, 2)),
+        (0, own, "test", SAMPLES, (1, 3)),
+    ]
+    assert call.size() == 6.0
+    assert str(call) == "evaluation on the clients' own train and the test part"
+
+
+def test_the_number_of_ranges():
+    assert len(plan_shards(25_000_000, 3, 1)) == 3
+    assert plan_shards(25_000_000, 1, 8) == ()
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3, 7])
+def test_ranges_are_whole_shards_and_cover_everything(nodes):
+    for size in (
+        1,
+        MIN_COLUMNS,
+        2 * MIN_COLUMNS - 1,
+        2 * MIN_COLUMNS,
+        3_300_000,
+        9 * MIN_COLUMNS + 1,
+    ):
+        ranges = plan_shards(size, "auto", nodes)
+        assert len(ranges) == (
+            min(nodes, size // MIN_COLUMNS) if min(nodes, size // MIN_COLUMNS) > 1 else 0
+        )
+        if ranges:
+            assert (ranges[0].start, ranges[-1].stop) == (0, size)
+            assert all(a.stop == b.start for a, b in pairwise(ranges))
+            assert all(r.start % SHARD == 0 and r.stop > r.start for r in ranges)
+
+
+def test_an_aggregator_in_this_process_takes_its_rows_from_shared_parts():
+    rows = np.random.default_rng(0).standard_normal((3, 1000), dtype=np.float32)
+    one, two = rows[:2], rows[2:]
+    (expected,) = LocalColumns(tuple(rows)).products([slice(0, 1000)])
+    got = Aggregator().ask("products", [Piece(0, 0, 1000)], None, [0, 1, 0], one, one, two)
+    np.testing.assert_array_equal(got[0], expected)
+
+
+def test_whole_updates_are_not_to_be_had():
+    with pytest.raises(ContractError, match=r"engine\.aggregation_shards=1"):
+        Sharded(aggregators=Aggregators(()), held={}, again=list, max_retries=0).rows  # noqa: B018
+
+
+def test_updates_that_are_needed_whole_stay_with_the_driver():
+    assert allowed_shards("auto", whole="a") == allowed_shards(1, whole="a") == 1
+    assert allowed_shards(4, whole=None) == 4
+    assert allowed_shards("auto", whole=None) == "auto"
+    with pytest.raises(ConfigError) as refused:
+        RayExecutor(
+            None, EngineConfig(aggregation_shards=2), 0, whole="evaluation.personal=cohort_after"
+        )
+    assert "engine.aggregation_shards=2" in str(refused.value)
+    assert "evaluation.personal=cohort_after" in str(refused.value)
+    assert not ray.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("error", "lost", "words"),
+    [
+        (exceptions.ActorDiedError(), True, "its process died"),
+        (exceptions.WorkerCrashedError("gone"), True, "its process died"),
+        (exceptions.OutOfMemoryError("gone"), True, "its work was lost (OutOfMemoryError: "),
+        (exceptions.RaySystemError("client", "what"), True, "its work was lost"),
+        (exceptions.ObjectLostError("ab" * 14, None, ""), True, "its work was lost (ObjectLost"),
+        (exceptions.RuntimeEnvSetupError("gone"), False, "RuntimeEnvSetupError: "),
+        (exceptions.AuthenticationError("gone"), False, "AuthenticationError: "),
+        (
+            exceptions.ActorDiedError(
+                exceptions.RayTaskError("__init__", "trace", ImportError("no"), actor_id="ab")
+            ),
+            False,
+            "a client actor cannot be created",
+        ),
+    ],
+)
+def test_what_is_done_again_and_what_ends_the_run(error, lost, words):
+    fault = fault_of(error)
+    assert (fault.lost, fault.final, fault.alive, fault.raised) == (lost, not lost, False, None)
+    assert fault.error.startswith(words)
+
+
+def test_an_exception_in_a_client_is_final_and_keeps_its_words():
+    fault = fault_of(exceptions.RayTaskError("train", "traceback", ValueError("bad")))
+    assert (fault.error, fault.lost, fault.alive) == ("ValueError: bad", False, True)
+    error = failure("round 2, client 3", fault)
+    assert isinstance(error, WorkerError)
+    assert str(error) == "round 2, client 3: ValueError: bad"
+
+
+def test_what_fedsim_raised_in_a_client_passes_as_it_is():
+    raised = DivergedError("round 1, client 2: ...")
+    fault = fault_of(exceptions.RayTaskError("train", "traceback", raised))
+    assert failure("round 1, client 2", fault) is raised
+
+
+def test_a_lost_argument_is_sent_anew_to_the_same_actor():
+    cause = exceptions.ObjectLostError("ab" * 14, None, "")
+    fault = fault_of(exceptions.RayTaskError("train", "traceback", cause))
+    assert (fault.lost, fault.alive, fault.objects) == (True, True, True)
+
+
+def test_long_texts_become_one_short_line():
+    text = one_line(ValueError("a\n" * 1000))
+    assert "\n" not in text
+    assert len(text) < 450
+    assert text.endswith("...")

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import math
 import os
+import subprocess
+import sys
 from collections import Counter
 from fractions import Fraction
 
 import numpy as np
 import pytest
+import ray
+from ray.exceptions import RuntimeEnvSetupError
 
+import fedsim
+from fedsim.config.run import RunConfig
 from fedsim.config.sections import EngineConfig
-from fedsim.core.errors import ConfigError
+from fedsim.core.errors import ConfigError, FedsimError, Interrupted, one_line
 from fedsim.core.machine import available_memory
 from fedsim.core.types import GIB
-from fedsim.engine.ray.cluster import local_node, node_of, plan_for
+from fedsim.engine.ray import cluster as clusters
+from fedsim.engine.ray.cluster import connect, local_node, node_of, plan_for
 from fedsim.engine.ray.placement import Node, Share, plan_placement
+from tests.commands import clean_environment
 
 GPU2 = [Node(64, 2)]
 
@@ -25,23 +33,15 @@ def plan(nodes, num_clients, cpus_per_client=1.0, gpus_per_client=0.0, actors="a
     return plan_placement(nodes, share, memory, num_clients, actors)
 
 
+FRACTIONS = {0.6: 2, 0.5: 4, 0.4: 4, 0.34: 4, 0.3333: 6, 0.3: 6, 0.1: 20, 0.7: 2, 1: 2, 2: 1}
+
+
 @pytest.mark.parametrize(
     ("nodes", "fraction", "slots"),
     [
-        (GPU2, 0.6, 2),
-        (GPU2, 0.5, 4),
-        (GPU2, 0.4, 4),
-        (GPU2, 0.34, 4),
-        (GPU2, 0.3333, 6),
-        (GPU2, 0.3, 6),
-        (GPU2, 0.1, 20),
-        (GPU2, 0.7, 2),
-        (GPU2, 1, 2),
-        (GPU2, 2, 1),
+        *((GPU2, fraction, slots) for fraction, slots in FRACTIONS.items()),
         ([Node(64, 1)], 0.01, 64),
-        ([Node(64, 5)], 2, 2),
         ([Node(64, 1), Node(64, 3)], 2, 1),
-        ([Node(64, 1), Node(64, 2)], 0.4, 6),
         ([Node(64, 1.9)], 0.5, 2),
     ],
 )
@@ -93,39 +93,17 @@ def test_the_order_of_nodes_does_not_matter():
     assert one.per_node == other.per_node[::-1] == (8, 0, 2)
 
 
-REFUSED = [
-    ([Node(2)], {"cpus_per_client": 3.0}, "auto", "1 actor of 3 CPU does not fit, 0 do (this"),
-    (
-        [Node(64, 2)],
-        {"gpus_per_client": 0.6},
-        3,
-        "--actors 3: 3 actors of 1 CPU and 0.6 GPU do",
-    ),
-    ([Node(64, 2)], {"gpus_per_client": 0.6}, 3, "fit, 2 do (this machine: 64 CPUs, 2 GPUs);"),
-    (
-        [Node(8, 2, "x")],
-        {"gpus_per_client": 0.5},
-        "per-client",
-        "--actors per-client: 50 actors",
-    ),
-    (
-        [Node(8)],
-        {},
-        "per-client",
-        "8 CPUs, 0 GPUs); a smaller --cpus-per-client may",
-    ),
-    ([Node(1, 0, f"n{i}") for i in range(9)], {"cpus_per_client": 2.0}, "auto", ", and 5 more)"),
-    (
-        [Node(99, memory=3 * GIB)],
-        {"memory": GIB},
-        8,
-        "; there is memory for 3 of 1.00 GiB, see",
-    ),
-    ([Node(2, memory=GIB)], {"memory": GIB}, 4, "may; there is memory for 1 of 1.00 GiB, see"),
-]
-
-
-@pytest.mark.parametrize(("nodes", "asked", "actors", "message"), REFUSED)
+@pytest.mark.parametrize(
+    ("nodes", "asked", "actors", "message"),
+    [
+        ([Node(2)], {"cpus_per_client": 3.0}, "auto", "1 actor of 3 CPU does not fit, 0 do (this"),
+        (GPU2, {"gpus_per_client": 0.6}, 3, "--actors 3: 3 actors of 1 CPU and 0.6 GPU do not fit"),
+        (GPU2, {"gpus_per_client": 0.6}, 3, "fit, 2 do (this machine: 64 CPUs, 2 GPUs);"),
+        ([Node(8)], {}, "per-client", "8 CPUs, 0 GPUs); a smaller --cpus-per-client may"),
+        ([Node(1, 0, "n")] * 9, {"cpus_per_client": 2.0}, "auto", ", and 5 more)"),
+        ([Node(99, memory=3 * GIB)], {"memory": GIB}, 8, "needs 1.00 GiB, see engine.memory_per"),
+    ],
+)
 def test_a_refusal_says_what_was_asked_and_what_is_there(nodes, asked, actors, message):
     with pytest.raises(ConfigError) as error:
         plan(nodes, 50, actors=actors, **asked)
@@ -179,7 +157,6 @@ def test_the_plan_names_the_gpus_of_its_actors():
     nodes = [Node(8, 1, accelerator="H200"), Node(8)]
     assert plan(nodes, 4, gpus_per_client=0.5).gpu_types == "H200"
     assert plan(nodes, 4).gpu_types == ""
-    assert plan(GPU2, 4, gpus_per_client=0.5).gpu_types == ""  # Ray does not name them
 
 
 def test_every_actor_that_can_fit_is_placed():
@@ -232,16 +209,6 @@ def test_the_plan_of_a_configuration():
     assert plan_for(EngineConfig(memory_per_client=50), nodes, 6, GIB).actors == 2
 
 
-def test_several_types_of_gpus_are_refused_unless_allowed():
-    nodes = [Node(8, 2, "a", "A100"), Node(8, 2, "b", "H200")]
-    with pytest.raises(
-        ConfigError, match=r"mixes devices \(A100, H200\).*allow_mixed_devices=true"
-    ):
-        plan_for(EngineConfig(), nodes, 4)
-    assert plan_for(EngineConfig(allow_mixed_devices=True), nodes, 4).share == Share(1.0, 1.0)
-    assert plan_for(EngineConfig(gpus_per_client=0), nodes, 4).actors == 4
-
-
 def test_a_machine_as_ray_describes_it():
     resources = {"CPU": 8.0, "GPU": 2.0, "accelerator_type:H200": 1.0, "memory": 5e9, "node:x": 1.0}
     assert node_of(resources, "x") == Node(8.0, 2.0, "x", "H200", 5e9)
@@ -253,3 +220,93 @@ def test_this_machine(monkeypatch):
     monkeypatch.setattr("fedsim.engine.ray.cluster.available_memory", lambda: 10.0 * GIB)
     assert local_node().memory == pytest.approx(7 * GIB), "Ray's object store takes 30 %"
     assert local_node().cpus == len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1"])
+def test_an_address_where_nothing_answers(address):
+    with pytest.raises(ConfigError, match=rf"--address {address}: nothing answers there"):
+        connect(EngineConfig(address=address))
+    assert not ray.is_initialized()
+
+
+def test_a_working_dir_that_is_not_there(tmp_path):
+    with pytest.raises(ConfigError, match=r"--working-dir .*nowhere: there is no such folder"):
+        connect(EngineConfig(working_dir=str(tmp_path / "nowhere")))
+
+
+def test_serial_on_a_gpu_that_is_not_there(tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ConfigError, match=r"--gpus-per-client 1: torch finds no GPU here"):
+        fedsim.run(RunConfig(engine={"kind": "serial", "gpus_per_client": 1}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "made"),
+    [({}, True), ({"RAY_AUTH_MODE": "token"}, True), ({"RAY_AUTH_TOKEN": "a"}, False),
+     ({"RAY_AUTH_TOKEN_PATH": "b"}, False)],
+)  # fmt: skip
+def test_a_secret_is_made_where_the_user_has_none(given, made, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert set(clusters._auth_token()) == ({"RAY_AUTH_TOKEN"} if made else set())
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").touch()
+    assert clusters._auth_token() == {}
+
+
+FORK = """
+import os, sys, fedsim
+from fedsim.config.sections import EngineConfig
+from fedsim.core.errors import ConfigError
+from fedsim.engine.ray.cluster import connect
+
+connect(EngineConfig(actors=1))()
+if child := os.fork():
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+try:
+    fedsim.run(fedsim.RunConfig(engine={"actors": 1}), sys.argv[1])
+except ConfigError as error:
+    print(error)
+    os._exit(7)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+def test_a_forked_process_is_refused(tmp_path):
+    command = [sys.executable, "-c", FORK, str(tmp_path / "run")]
+    done = subprocess.run(
+        command,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 7, done.stderr
+    assert "this process was forked from one that had connected to Ray" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("raised", "error", "message"),
+    [
+        (Exception("The node timed out\nduring startup"), FedsimError, "timed out during startup"),
+        (RuntimeEnvSetupError("Failed to upload working_dir"), ConfigError, "Failed to upload"),
+        (SystemExit(15), Interrupted, "15"),
+    ],
+)
+def test_a_start_that_fails_is_one_line(raised, error, message, monkeypatch):
+    def init(**_):
+        raise raised
+
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "a secret")
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(error, match=message) as caught:
+        connect(EngineConfig())
+    if error is ConfigError:
+        text = f"Ray cannot start ({one_line(raised)}); --engine serial needs no Ray"
+        assert str(caught.value) == text
