@@ -362,11 +362,8 @@ def ended(number: int, seconds: float = 2.0) -> RoundEnded:
     return RoundEnded({"round": number, "test_accuracy": None}, seconds)
 
 
-def board_of(*names: str, width: int = 2, **took: float) -> board.Board:
-    return board.Board(
-        total=len(names) + 1, waiting=list(names), width=width,
-        group_of=lambda name: name[0], took=took,
-    )  # fmt: skip
+def board_of(*names: str) -> board.Board:
+    return board.Board(total=len(names) + 1, ended=1)
 
 
 def tell(shown: board.Board, slot: int, name: str, *events: Event) -> None:
@@ -374,16 +371,13 @@ def tell(shown: board.Board, slot: int, name: str, *events: Event) -> None:
         shown.happened(slot, Job(name, resolve(), Path(name)), event)
 
 
-def test_what_is_left_follows_from_rounds_seen_and_from_runs_of_the_group() -> None:
-    shown = board_of("a1", "a2", "b1", "b2")
+def test_what_is_left_follows_from_the_pace_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = board_of("a1", "a2", "b1")
     assert shown.left() is None
-    tell(shown, 0, "a1", Begun(resumed=False), Started(0, 10), ended(1), ended(2))
-    # a1: 8 rounds of 2 s; a2 and the others are taken for as long: (16 + 3 * 16) / 2
-    assert shown.left() == pytest.approx(32)
-    shown = board_of("a1", "a2", "b1", a=10.0, b=100.0)
-    assert shown.left() == pytest.approx((10 + 10 + 100) / 2)
-    tell(shown, 0, "b1", Begun(resumed=True), Started(90, 100), ended(91, 1.0))
-    assert shown.left() == pytest.approx((9 + 10 + 10) / 2)
+    tell(shown, 0, "a1", Begun(resumed=True), Started(5, 10), ended(6))
+    # 20 seconds for a tenth of a run, 3 - 0.6 runs are left
+    monkeypatch.setattr(board.time, "monotonic", lambda: shown.start + 20)
+    assert shown.left() == pytest.approx(200 * 2.4)
 
 
 def test_a_board_in_a_pipe_is_a_line_for_each_run_that_ends(
@@ -404,7 +398,6 @@ def test_a_board_in_a_pipe_is_a_line_for_each_run_that_ends(
         "[3/4] a1: 0 s, test accuracy 0.5000; about 0 s left",
         "[4/4] b1: finished before",
     ]
-    assert shown.waiting == []
 
 
 # on one Ray
