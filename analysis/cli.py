@@ -167,7 +167,6 @@ def table_command(
       fedsim table runs/sweep-table3_small
       fedsim table runs/ --by label --columns alpha --out table.tex
       fedsim table runs/ --metric auc --at final --baseline fedavg
-      fedsim table runs/ --metric sites
       fedsim table runs/ --baseline fedavg --test corrected --rope 0.01
       fedsim table runs/ --ranks --by label --by alpha --out ranks.png --out ranks.csv
       fedsim table runs/study --budget --out budget.png --out budget.csv

@@ -108,30 +108,47 @@ def write(
     without = {captions.UNFINISHED: unfinished, captions.REPEATED: repeated}
     whom, made = (captions.left_out(tables, without) for tables in (whom, made))
     about = [make(groups, descriptions or {}) for make in (overview.methods, overview.settings)]
-    once, signs = layout.explained_once(made)
-    terms = [table for table in once if table.name.startswith("decomposition")]
-    blocks: dict[str, list[Block]] = {key: [] for key in ("answer", *SECTIONS)}
-    blocks["runs"] += about
-    blocks["scores"] += [*([signs] if signs else []), *(t for t in once if t not in terms)]
-    blocks["clients"] += whom
     files: dict[str, bytes] = {}
-    absent = []
+    figures, absent = list[tuple[str, Drawing]](), list[Absent]()
     for key, drawing in _drawings(groups, settings, main):
         if isinstance(drawing, Absent):
             absent.append(drawing)
         else:
-            blocks[key].append(_picture(drawing, files))
-    blocks["losses"] += terms
-    blocks["caveats"] += _caveats(absent, unfinished, dirs)
+            figures.append((key, _picture(drawing, files)))
     _write_page(
         out, files, [*about, *whom, *made], title=title or overview.heading(groups),
         lead=overview.lead(groups, baseline), plain=answer.summary(main),
-        unknown=answer.unknown(main, unfinished), first=blocks["answer"],
+        unknown=answer.unknown(main, unfinished), first=[figures.pop(0)[1]],
         findings=answer.findings(main, baseline, compared),
-        sections=[(key, title, blocks[key]) for key, title in SECTIONS.items()],
+        sections=_sections(about, whom, made, figures, _caveats(absent, unfinished, dirs)),
         opened="clients" if main.by_site else "",
     )  # fmt: skip
     return Written(out / PAGE, unfinished, absent)
+
+
+def _sections(
+    about: Sequence[layout.Table], whom: Sequence[layout.Table], made: Sequence[layout.Table],
+    figures: Sequence[tuple[str, Drawing]], caveats: Sequence[str],
+) -> list[tuple[str, str, list[Block]]]:  # fmt: skip
+    """Anchor, title and content of each section."""
+    once, signs = layout.explained_once(made)
+    terms = [table for table in once if table.name.startswith("decomposition")]
+    before: dict[str, Sequence[Block]] = {
+        "runs": about, "clients": whom, "caveats": caveats,
+        "scores": [*([signs] if signs else []), *(table for table in once if table not in terms)],
+    }  # fmt: skip
+    return [
+        (
+            section,
+            title,
+            [
+                *before.get(section, ()),
+                *(drawing for key, drawing in figures if key == section),
+                *(terms if section == "losses" else ()),
+            ],
+        )
+        for section, title in SECTIONS.items()
+    ]
 
 
 def _on_everybody(table: layout.Table, main: Outcome, metrics: Sequence[str]) -> layout.Table:
