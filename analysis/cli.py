@@ -17,7 +17,7 @@ from .figures import ranks as rank_figure
 from .labels import LABEL
 from .paired import TESTS, Kind, Test
 from .report import page as report
-from .report.overview import Descriptions
+from .report.page import Descriptions
 from .runs import default_by, find, group, summaries, unit_among, without_repeats
 from .scores import ALL, METRICS, SCORES, TAKES
 from .tables import captions, layout
