@@ -17,7 +17,7 @@ from .figures import ranks as rank_figure
 from .labels import LABEL
 from .paired import TESTS, Kind, Test
 from .report import page as report
-from .report.overview import Descriptions
+from .report.page import Descriptions
 from .runs import default_by, find, group, summaries, unit_among, without_repeats
 from .scores import ALL, METRICS, SCORES, TAKES
 from .tables import captions, layout
@@ -167,7 +167,6 @@ def table_command(
       fedsim table runs/sweep-table3_small
       fedsim table runs/ --by label --columns alpha --out table.tex
       fedsim table runs/ --metric auc --at final --baseline fedavg
-      fedsim table runs/ --metric sites
       fedsim table runs/ --baseline fedavg --test corrected --rope 0.01
       fedsim table runs/ --ranks --by label --by alpha --out ranks.png --out ranks.csv
       fedsim table runs/study --budget --out budget.png --out budget.csv

@@ -87,8 +87,8 @@ def confusion(facets: Facets) -> Drawing | Absent:
         names = class_names(first_run(groups))
         row = "\n".join(filter(None, (setting, "Class")))
         for label, frame in values.items():
-            matrix, count = _matrix(frame["count"], len(names or ()))
-            counts.append(count)
+            matrix = _matrix(frame["count"], len(names or ()))
+            counts.append(frame.index.unique(series.UNIT).size)
             classes = style.of_labels(list(range(len(matrix))), names)
             matrices[row, title_of(label)] = matrix, classes
     if not matrices:
@@ -116,19 +116,17 @@ def confusion(facets: Facets) -> Drawing | Absent:
     return grid.drawing("confusion", fig, note=note, shown=len(shown), all=len(matrices))
 
 
-def _matrix(counts: pd.Series[float], size: int) -> tuple[Matrix, int]:
-    """Shares (C, C) in per cent of each class, mean over units, and the number of units.
+def _matrix(counts: pd.Series[float], size: int) -> Matrix:
+    """Shares (C, C) in per cent of each class, mean over units; NaN for classes without samples.
 
-    ``counts`` are indexed by (unit, label, prediction); rows of classes without samples are NaN.
+    ``counts`` are indexed by (unit, label, prediction).
     """
-    label, prediction = (
-        counts.index.get_level_values(name).astype(int) for name in ("label", "prediction")
-    )
-    size = max(size, label.max() + 1, prediction.max() + 1)
-    unit, unique = pd.factorize(counts.index.get_level_values(series.UNIT))
-    whole = np.zeros((len(unique), size, size))
-    whole[unit, label, prediction] = counts.to_numpy(float)
-    total = whole.sum(axis=2, keepdims=True)
-    shares = np.full_like(whole, math.nan)
-    np.divide(100 * whole, total, out=shares, where=total > 0)
-    return shares.mean(axis=0), len(unique)
+    table = counts.unstack("prediction", fill_value=0)
+    shares = 100 * table.div(table.sum(axis="columns").replace(0, math.nan), axis="index")
+    by_class = shares.groupby(level="label").mean()
+    labels, predictions = (axis.to_numpy(int) for axis in (by_class.index, by_class.columns))
+    size = max(size, int(labels.max()) + 1, int(predictions.max()) + 1)
+    matrix = np.full((size, size), math.nan)
+    matrix[labels] = 0.0
+    matrix[np.ix_(labels, predictions)] = by_class.to_numpy()
+    return matrix

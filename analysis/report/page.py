@@ -29,16 +29,26 @@ from ..figures import clients as client_figures
 from ..figures.grid import Absent, Drawing, facet_lines
 from ..files import client_names
 from ..formats import PERCENT
-from ..labels import meant
-from ..runs import Group, default_by, find, first_run, group, summaries, unit_among, without_repeats
+from ..labels import HALVES, METHOD, meant, text, title_of
+from ..runs import (
+    Group,
+    default_by,
+    differing,
+    find,
+    first_run,
+    group,
+    shared,
+    summaries,
+    unit_among,
+    without_repeats,
+)
 from ..scores import ALL, SCORES, TAKES, completed, of_rounds
 from ..tables import captions, layout, pairs, sites
 from ..tables import scores as score_tables
-from ..units import ExperimentalUnit
+from ..units import PARTITION, ExperimentalUnit
 from ..words import environment, say
-from . import answer, overview
+from . import answer
 from .answer import Outcome, outcome
-from .overview import Descriptions
 
 PAGE = "report.html"
 SECTIONS = {
@@ -56,6 +66,15 @@ LISTED = 60
 
 Block = str | Drawing | layout.Table | Mapping[str, str]
 """A part of a section: paragraph, figure, table, or signs and their meanings."""
+Descriptions = Mapping[str, str]
+"""A line on each method and setting, by label or column of summary.csv; fedsim provides them."""
+MAIN = ("dataset", "model", "num_clients", "sample_rate", "alpha", "rounds", "train.lr")
+"""The settings that come first in the table."""
+FACTS = {
+    "model": "network {}", "num_clients": "{} clients",
+    "sample_rate": "{:.4g} % of the clients in each round", "rounds": "{} communication rounds",
+}  # fmt: skip
+"""Settings that the first paragraph names where all runs share them."""
 
 
 @dataclass(frozen=True)
@@ -107,31 +126,48 @@ def write(
     ]
     without = {captions.UNFINISHED: unfinished, captions.REPEATED: repeated}
     whom, made = (captions.left_out(tables, without) for tables in (whom, made))
-    about = [make(groups, descriptions or {}) for make in (overview.methods, overview.settings)]
-    once, signs = layout.explained_once(made)
-    terms = [table for table in once if table.name.startswith("decomposition")]
-    blocks: dict[str, list[Block]] = {key: [] for key in ("answer", *SECTIONS)}
-    blocks["runs"] += about
-    blocks["scores"] += [*([signs] if signs else []), *(t for t in once if t not in terms)]
-    blocks["clients"] += whom
+    about = [make(groups, descriptions or {}) for make in (methods_table, settings_table)]
     files: dict[str, bytes] = {}
-    absent = []
+    figures, absent = list[tuple[str, Drawing]](), list[Absent]()
     for key, drawing in _drawings(groups, settings, main):
         if isinstance(drawing, Absent):
             absent.append(drawing)
         else:
-            blocks[key].append(_picture(drawing, files))
-    blocks["losses"] += terms
-    blocks["caveats"] += _caveats(absent, unfinished, dirs)
+            figures.append((key, _picture(drawing, files)))
     _write_page(
-        out, files, [*about, *whom, *made], title=title or overview.heading(groups),
-        lead=overview.lead(groups, baseline), plain=answer.summary(main),
-        unknown=answer.unknown(main, unfinished), first=blocks["answer"],
+        out, files, [*about, *whom, *made], title=title or heading(groups),
+        lead=lead(groups, baseline), plain=answer.summary(main),
+        unknown=answer.unknown(main, unfinished), first=[figures.pop(0)[1]],
         findings=answer.findings(main, baseline, compared),
-        sections=[(key, title, blocks[key]) for key, title in SECTIONS.items()],
+        sections=_sections(about, whom, made, figures, _caveats(absent, unfinished, dirs)),
         opened="clients" if main.by_site else "",
     )  # fmt: skip
     return Written(out / PAGE, unfinished, absent)
+
+
+def _sections(
+    about: Sequence[layout.Table], whom: Sequence[layout.Table], made: Sequence[layout.Table],
+    figures: Sequence[tuple[str, Drawing]], caveats: Sequence[str],
+) -> list[tuple[str, str, list[Block]]]:  # fmt: skip
+    """Anchor, title and content of each section."""
+    once, signs = layout.explained_once(made)
+    terms = [table for table in once if table.name.startswith("decomposition")]
+    before: dict[str, Sequence[Block]] = {
+        "runs": about, "clients": whom, "caveats": caveats,
+        "scores": [*([signs] if signs else []), *(table for table in once if table not in terms)],
+    }  # fmt: skip
+    return [
+        (
+            section,
+            title,
+            [
+                *before.get(section, ()),
+                *(drawing for key, drawing in figures if key == section),
+                *(terms if section == "losses" else ()),
+            ],
+        )
+        for section, title in SECTIONS.items()
+    ]
 
 
 def _on_everybody(table: layout.Table, main: Outcome, metrics: Sequence[str]) -> layout.Table:
@@ -293,3 +329,98 @@ def _inline(text: str) -> Markup:
     unbroken = text.replace(ci, ci.replace(" ", "\N{NO-BREAK SPACE}"))
     bold = re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", str(escape(unbroken)))
     return Markup(re.sub(r"`(.+?)`", r"<code>\1</code>", bold))
+
+
+def heading(groups: Sequence[Group]) -> str:
+    """A heading for the page: the data set, and how many methods."""
+    names = {str(name) for group in groups for name in group.runs["dataset"].dropna()}
+    rows = (group.runs.iloc[0] for group in groups)
+    methods = {tuple(text(row.get(column)) for column in METHOD) for row in rows}
+    count = "one method" if len(methods) == 1 else f"{len(methods)} methods"
+    return f"Federated learning on {', '.join(sorted(names))}: {count}"
+
+
+def lead(groups: Sequence[Group], baseline: str | None) -> str:
+    """The first paragraph: numbers of runs, clients, rounds and seeds."""
+    common = shared(groups)
+    facts = [
+        form.format(100 * float(common[key]) if key == "sample_rate" else common[key])
+        for key, form in FACTS.items()
+        if key in common
+    ]
+    seeds, partitions = _numbers(groups, "seed"), _partitions(groups)
+    return say(
+        "lead", runs=sum(len(group.runs) for group in groups), groups=len(groups), facts=facts,
+        seeds=len(seeds), numbers=_ranges(seeds), partitions=len(partitions),
+        partition_numbers=_ranges(partitions), baseline=title_of(baseline) if baseline else "",
+        one_partition=len(seeds) > 1 and all(PARTITION in group.runs for group in groups),
+    )  # fmt: skip
+
+
+def _numbers(groups: Sequence[Group], column: str) -> list[int]:
+    return sorted({int(number) for group in groups for number in group.runs[column]})
+
+
+def _partitions(groups: Sequence[Group]) -> list[int]:
+    """The seeds of the partitions, if they are the unit."""
+    return [] if groups[0].unit == "seed" else _numbers(groups, PARTITION)
+
+
+def methods_table(groups: Sequence[Group], descriptions: Descriptions) -> layout.Table:
+    """One row per group: what it is and the settings that distinguish it."""
+    meanings = {**descriptions, **{half: meaning for half, (_, meaning) in HALVES.items()}}
+    settings = differing(groups)
+    rows = []
+    for one in groups:
+        name = title_of(one.label)
+        values = {str(c): v for c, v in settings.loc[one.label].items() if v != "unset"}
+        further = ", ".join(
+            f"{c} = {values[c]}"
+            for c in sorted(values, key=lambda c: c not in METHOD)
+            if c != "algorithm" and f"{c}={values[c]}" not in name.split(", ")
+        )
+        row = {"Group": name, "What it is": _meaning(one.label, meanings)}
+        row["Further settings that differ"] = further or layout.EMPTY
+        if one.unit == "partition":
+            row["Partitions"] = _ranges(_partitions([one]))
+        rows.append(row | {"Seeds": _ranges(_numbers([one], "seed")), "Runs": str(len(one.runs))})
+    return layout.Table(
+        name="groups_of_runs", title="Methods", caption=say("groups_of_runs.caption"),
+        head=list(rows[0]), rows=[list(row.values()) for row in rows], words=3,
+        data=pd.DataFrame(rows),
+    )  # fmt: skip
+
+
+def settings_table(groups: Sequence[Group], descriptions: Descriptions) -> layout.Table:
+    """The settings that all runs share."""
+    common = shared(groups)
+    order = [*(key for key in MAIN if key in common), *(key for key in common if key not in MAIN)]
+    return layout.Table(
+        name="settings", title="Settings of all runs", caption=say("settings.caption"),
+        head=["Setting", "Value", "Meaning"], words=3,
+        rows=[[f"`{key}`", common[key], descriptions.get(key, "")] for key in order],
+        data=pd.DataFrame({"setting": order, "value": [common[key] for key in order]}),
+    )  # fmt: skip
+
+
+def _meaning(label: str, meanings: Mapping[str, str]) -> str:
+    """That of the method in a label, alone or with settings, or with another server rule."""
+    for name, meaning in meanings.items():
+        rest = f"{label}, ".removeprefix(f"{name}, ")
+        if rest != f"{label}, " and not rest.startswith(("server=", "margin=")):
+            return meaning
+    method, _, rest = label.partition(", server=")
+    server = title_of(rest.partition(", ")[0])
+    return f"{title_of(method)}'s clients, aggregated as {server} does" if server else ""
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """``0-4, 7`` for 0, 1, 2, 3, 4, 7."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    dash = "\N{EN DASH}"
+    return ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]}{dash}{r[-1]}" for r in runs)

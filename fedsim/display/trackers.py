@@ -57,35 +57,32 @@ class Tracker(Callback):
                 f"--track {self.name}: {error}; it needs the package {self.package}: "
                 f"pip install {self.package}"
             ) from error
-        self.newest: int | None = None
-        """The newest round that was written, None before the run started and after its end."""
+        self.opened, self.round = False, 0
+        self.summary: Mapping[str, object] | None = None
 
     def on_run_start(self, info: RunInfo) -> None:
         """Opens the tracker."""
         folder = info.out / self.name
         folder.mkdir(exist_ok=True)
         self.open(info, folder)
-        self.newest = info.done
+        self.opened, self.round = True, info.done
 
     def on_round_end(self, round: int, rows: Rows) -> None:
         """Writes a round."""
-        if self.newest is not None:
-            (row,) = rows["rounds"]
+        (row,) = rows["rounds"]
+        if self.opened:
             self.log(round, _finite({name: row[name] for name in row if name != "round"}))
-            self.newest = round
+            self.round = round
 
     def on_run_end(self, summary: Mapping[str, object]) -> None:
-        """Adds the results."""
-        self._end(summary)
+        """Keeps the results for the end."""
+        self.summary = summary
 
     def close(self) -> None:
-        """Ends a run that failed or was interrupted."""
-        self._end(None)
-
-    def _end(self, summary: Mapping[str, object] | None) -> None:
-        if self.newest is not None:
-            self.finish(self.newest, summary)
-            self.newest = None
+        """Ends, of a run that failed or was interrupted without results."""
+        if self.opened:
+            self.opened = False
+            self.finish(self.summary)
 
     @abstractmethod
     def open(self, info: RunInfo, folder: Path) -> None:
@@ -96,8 +93,8 @@ class Tracker(Callback):
         """Writes a round."""
 
     @abstractmethod
-    def finish(self, round: int, summary: Mapping[str, object] | None) -> None:
-        """Ends after a round, with the row of summary.csv or, where the run failed, without."""
+    def finish(self, summary: Mapping[str, object] | None) -> None:
+        """Ends, with the row of summary.csv or, where the run failed, without."""
 
 
 class TensorBoard(Tracker):
@@ -119,7 +116,7 @@ class TensorBoard(Tracker):
             self.writer.add_scalar(tag, value, round)
         self.writer.flush()
 
-    def finish(self, round: int, summary: Mapping[str, object] | None) -> None:  # noqa: ARG002
+    def finish(self, summary: Mapping[str, object] | None) -> None:  # noqa: ARG002
         """Closes the event file."""
         self.writer.close()
 
@@ -153,7 +150,7 @@ class WeightsAndBiases(Tracker):
         """One step of the run."""
         self.run.log(numbers, step=round, commit=True)
 
-    def finish(self, round: int, summary: Mapping[str, object] | None) -> None:  # noqa: ARG002
+    def finish(self, summary: Mapping[str, object] | None) -> None:
         """Adds the row of summary.csv, and ends the run."""
         if summary is not None:
             self.run.summary.update({k: v for k, v in summary.items() if v is not None})
@@ -194,11 +191,11 @@ class MLflow(Tracker):
         metrics = [make(tag, value, now, round) for tag, value in numbers.items()]
         self.client.log_batch(self.id, metrics=metrics)
 
-    def finish(self, round: int, summary: Mapping[str, object] | None) -> None:
+    def finish(self, summary: Mapping[str, object] | None) -> None:
         """Adds the results of summary.csv, and ends the run."""
-        if summary is not None and round:
+        if summary is not None and self.round:
             results = {k: v for k, v in summary.items() if k.startswith(("final_", "best_test_"))}
-            self.log(round, _finite(results))
+            self.log(self.round, _finite(results))
         self.client.set_terminated(self.id, "FAILED" if summary is None else "FINISHED")
 
 
