@@ -27,7 +27,7 @@ from fedsim.data.transforms import Transforms
 from fedsim.identity.provenance import Provenance, check_code, code_of
 from fedsim.predictions.models import finished_run, load_model
 from fedsim.storage.final_models import Description
-from fedsim.storage.run_dir import client_number
+from fedsim.storage.run_dir import RunStore, client_number
 from fedsim.training.assemble import algorithm_of
 from fedsim.training.final_models import personal_slots
 
@@ -98,9 +98,12 @@ def image_model(
     algorithm = algorithm_of(config)
     own = personal_slots(algorithm, layout_of(network)) and not algorithm.one_model
     if client is None and own:
+        table = RunStore(run).read("partition").drop_duplicates("client_id").set_index("client_id")
+        names = table["name"].dropna().head(10).items() if "name" in table else ()
+        listed = ", ".join(f"{number} {name}" for number, name in names)
         raise ConfigError(
             f"{run}: with {config.algorithm} each client has a model of its own; choose one by "
-            f"--client K, 0 to {config.data.num_clients - 1}"
+            f"--client K, 0 to {config.data.num_clients - 1}{listed and f' ({listed})'}"
         )
     return ImageModel(network, spec, description.classes, description.mean, description.std, config)
 
