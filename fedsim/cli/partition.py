@@ -81,7 +81,8 @@ def partition(
         patients.grouping_line(dataset, split, group),
         *dataset.remarks,
         site_line(dataset),
-        excluded and f"left out: {excluded} users with fewer than data.min_samples samples",
+        excluded
+        and f"left out: {excluded} users with fewer than data.min_samples training samples",
         split.held_out and f"held out from training: {named(split.held_out)}",
         malicious and f"malicious: {named(malicious)}",
     )
