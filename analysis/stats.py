@@ -84,6 +84,10 @@ class Comparison:
         return math.nan if few else 1 - self.chances[2 if self.sign > 0 else 0]
 
 
+NOTHING = Comparison(Estimate(mean=math.nan, std=math.nan, n=0, half=math.nan), math.nan)
+"""Without a baseline."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Cell:
     """The statistics of one method in one column of a table."""

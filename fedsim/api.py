@@ -86,8 +86,8 @@ def resume(
     from fedsim.training import driver
 
     run = Path(path)
-    own = callbacks if RunStore(run).finished else resumed(run, callbacks)
-    followers = [*displays(progress), *own]
+    trackers = callbacks if RunStore(run).finished else resumed(run, callbacks)
+    followers = [*displays(progress), *trackers]
     return driver.resume(path, overrides, followers, session, accept_changed_code)
 
 
@@ -201,7 +201,6 @@ def aggregate(
     *,
     sizes: Sequence[int] | None = None,
     num_steps: ArrayLike | None = None,
-    history: ArrayLike | None = None,
     reference: ArrayLike | None = None,
     seed: int = 0,
     round: int = 0,
@@ -216,7 +215,6 @@ def aggregate(
         algorithm: the method's name, ``module:function`` or ``FILE.py:function``.
         sizes: lengths of the tensors that make up d, for rules per tensor; default one tensor.
         num_steps: (m,) local steps of plain SGD, for rules that use them (``fednova``).
-        history: (d,) for ``fedgh_released`` after its first round, and ``fedld_released``.
         reference: (d,) the server's own update, for ``fltrust``.
         seed: of the rules that draw (``fedgh``).
         round: from 0; rules that draw, draw anew each round.
@@ -239,18 +237,16 @@ def aggregate(
     ctx = RoundContext(round=round, num_rounds=round + 1, num_clients=len(rows), lr=1.0, seed=seed)
     cohort = _cohort(rows, num_samples, num_steps, sizes)
     state = RuleState()
-    if isinstance(server.reduction, HistoryGram) and (history is not None or round > 0):
-        if history is None and algorithm == "fedgh_released":
-            raise ContractError(
-                f"{algorithm} sorts by its history after round 0: give history (d,)"
-            )
-        past = np.ones(rows[0].size) if history is None else np.asarray(history, dtype=np.float64)
-        state = RuleState(reduction={"history": _of_size(past, rows[0].size, "history")})
+    if isinstance(server.reduction, HistoryGram) and round > 0:
+        if algorithm == "fedgh_released":
+            raise ContractError(f"{algorithm} sorts by its history after round 0; use fedsim.run")
+        state = RuleState(reduction={"history": np.ones(rows[0].size)})
     if server.root_samples:
-        if reference is None:
-            raise ContractError(f"{algorithm} needs the server's own update: give reference (d,)")
         update = np.asarray(reference, dtype=rows[0].dtype)
-        cohort = replace(cohort, reference=_of_size(update, rows[0].size, "reference"))
+        if update.shape != rows[0].shape or not np.isfinite(update).all():
+            what = "the server's own update: give reference (d,), finite"
+            raise ContractError(f"{algorithm} needs {what}, got shape {update.shape}")
+        cohort = replace(cohort, reference=update)
     return server.step(state, cohort, ctx).step
 
 
@@ -324,10 +320,3 @@ def _cohort(
         ],
         Layout(tuple(slots)),
     )
-
-
-def _of_size(vector: Array, size: int, name: str) -> Array:
-    """A finite vector (d,), as the updates are."""
-    if vector.shape != (size,) or not np.isfinite(vector).all():
-        raise ContractError(f"{name} must have {size} finite entries, its shape is {vector.shape}")
-    return vector

@@ -12,7 +12,7 @@ from ..files import csv_text
 from ..formats import NONE, NumberFormat, p_value
 from ..labels import title_of
 from ..runs import order
-from ..stats import Cell, Comparison, Estimate
+from ..stats import NOTHING, Cell, Estimate
 from ..units import ExperimentalUnit
 from ..words import say, sentences
 
@@ -256,11 +256,10 @@ def _differences(table: Table, unit: NumberFormat) -> Iterator[Table]:
 
 def data(cells: Sequence[Cell]) -> pd.DataFrame:
     """All numbers of the cells, unrounded; NaN if not available."""
-    nothing = Comparison(Estimate(mean=math.nan, std=math.nan, n=0, half=math.nan), math.nan)
     verdicts = any(cell.verdict for cell in cells)
     rows = []
     for cell in cells:
-        estimate, other = cell.estimate, cell.comparison or nothing
+        estimate, other = cell.estimate, cell.comparison or NOTHING
         difference = other.difference
         row: dict[str, object] = {
             "label": cell.row, "method": title_of(cell.row), "column": cell.column,

@@ -22,7 +22,7 @@ from ..labels import meant, title_of
 from ..paired import SIGNIFICANT, T, Test
 from ..runs import Group, first_run
 from ..scores import SCORES, counts
-from ..stats import EQUAL, FEWEST, Cell, Comparison, holm, of_runs, paired
+from ..stats import EQUAL, FEWEST, NOTHING, Cell, holm, of_runs, paired
 from ..units import ExperimentalUnit
 from ..words import say
 from .captions import interval_words, unit_words
@@ -225,17 +225,17 @@ def tables(found: Mapping[str, Sites], test: Test = T) -> list[Table]:
     """Accuracy by site and approach, and differences from the local model, for each setting."""
     if not found:
         raise AnalysisError(say("sites.absent"))
-    tables = []
+    made = []
     for number, (setting, of) in enumerate(found.items(), 1):
-        end = f"_{number}" if len(found) > 1 else ""
-        where = f" ({setting})" if setting else ""
-        tables.append(_levels(of, end, where))
+        parts = [_levels(of)]
         if of.reference is not None and len(of.labels) > 1:
-            tables.append(_differences(of, end, where, test))
-    return tables
+            parts.append(_differences(of, test))
+        end, where = f"_{number}" * (len(found) > 1), f" ({setting})" * bool(setting)
+        made += [replace(t, name=t.name + end, title=t.title + where) for t in parts]
+    return made
 
 
-def _levels(sites: Sites, end: str, where: str) -> Table:
+def _levels(sites: Sites) -> Table:
     """Accuracies: one row per site, one column per approach."""
     cells, unit, shown = sites.cells, sites.unit, SCORES[sites.score]
     samples = {
@@ -250,20 +250,19 @@ def _levels(sites: Sites, end: str, where: str) -> Table:
     ]
     texts = {(cell.column, cell.row): spread(cell, shown.unit) for cell in cells}
     numbers = sorted({cell.estimate.n for cell in cells})
-    fallen = dict.fromkeys(title_of(cell.row) for cell in cells if cell.collapsed)
     score = shown.title[0].upper() + shown.title[1:]
     caption = say(
         "sites.caption", score=score, part=sites.part, numbers=numbers, unit=unit,
         means=unit == "partition" and bool(samples), without=[*map(title_of, sites.without)],
         reference=sites.reference, held_out=sites.held_out, unit_words=unit_words(unit),
         interval=interval_words(unit) if numbers[-1] > 1 else "", sign=COLLAPSE,
-        collapsed=[*fallen],
+        collapsed=[*dict.fromkeys(title_of(cell.row) for cell in cells if cell.collapsed)],
     )  # fmt: skip
     columns = ["label", "method", "site", "client_id", "num_samples", "test_samples", "split"]
     columns += ["n", "mean", "std", "low", "high", "collapsed", "unit"]
     return Table(
-        name=f"sites{end}", title=shown.unit.head(say("sites.title", score=score)) + where,
-        caption=caption, head=["Site", *samples, *heads], words=1, data=_data(sites)[columns],
+        name="sites", title=shown.unit.head(say("sites.title", score=score)), caption=caption,
+        head=["Site", *samples, *heads], words=1, data=_data(sites)[columns],
         rows=_rows(sites, texts, sites.labels, [*samples.values()]),
     )  # fmt: skip
 
@@ -273,64 +272,52 @@ def _rows(
     more: Sequence[Sequence[str]] = (),
 ) -> list[list[str]]:  # fmt: skip
     """A row per site: its name, its items of ``more``, and its text for each approach."""
-    return [
-        [
-            name + HELD_OUT * (client in sites.held_out),
-            *(column[i] for column in more),
-            *(texts.get((name, label), EMPTY) for label in labels),
-        ]
-        for i, (client, name) in enumerate(sites.names.items())
-    ]
+    rows = []
+    for i, (client, name) in enumerate(sites.names.items()):
+        first = [name + HELD_OUT * (client in sites.held_out), *(column[i] for column in more)]
+        rows.append(first + [texts.get((name, label), EMPTY) for label in labels])
+    return rows
 
 
-def _differences(sites: Sites, end: str, where: str, test: Test) -> Table:
+def _differences(sites: Sites, test: Test) -> Table:
     """Differences from the reference: one row per site, one column per other approach."""
     labels = [label for label in sites.labels if label != sites.reference]
-    compared = [(cell, cell.comparison) for cell in sites.cells if cell.comparison is not None]
-    texts = {(cell.column, cell.row): _difference(sites, cell, other) for cell, other in compared}
     reference, score = title_of(sites.reference or ""), SCORES[sites.score]
+    compared = [cell for cell in sites.cells if cell.comparison is not None]
+    texts, alike = {}, False
+    for cell in compared:
+        difference, word = (cell.comparison or NOTHING).difference, sites.verdict(cell)
+        same = difference.n > 1 and difference.std <= EQUAL  # do not tell how far others may be
+        alike |= same
+        if not math.isnan(difference.mean):
+            none = math.isnan(difference.half) or same
+            interval = "" if none else f" {score.unit.interval(difference, '+')}"
+            shown = word if word == "cannot be told" else f"**{word}**"
+            number = score.unit.number(difference.mean, "+")
+            texts[cell.column, cell.row] = f"{number}{interval} {shown}"
     caption = say(
         "sites.difference", reference=reference, unit=sites.unit, test=test.title, part=sites.part,
-        lowest=score.lowest, level=SIGNIFICANT, fewest=FEWEST,
-        few=all(sites.few(cell) for cell, _ in compared),
-        too_few=say("sites.too_few", fewest=FEWEST),
-        same=any(_same(other) for _, other in compared),
+        lowest=score.lowest, level=SIGNIFICANT, fewest=FEWEST, few=all(map(sites.few, compared)),
+        too_few=say("sites.too_few", fewest=FEWEST), same=alike,
     )  # fmt: skip
     every = _data(sites)
     columns = ["label", "method", "site", "client_id", "num_samples", "split", "pairs"]
     columns += ["difference", "difference_low", "difference_high", "p", "p_holm", "verdict", "unit"]
-    heading = score.unit.head(say("sites.difference_title", reference=reference), differences=True)
+    title = say("sites.difference_title", reference=reference)
     return Table(
-        name=f"sites_difference{end}", title=heading + where, caption=caption,
+        name="sites_difference", title=score.unit.head(title, differences=True), caption=caption,
         head=["Site", *map(title_of, labels)], rows=_rows(sites, texts, labels), words=1,
         data=every[every["label"] != sites.reference][columns],
     )  # fmt: skip
-
-
-def _same(other: Comparison) -> bool:
-    """Whether differences do not vary, so that they say nothing of how far others may be."""
-    return other.difference.n > 1 and other.difference.std <= EQUAL
-
-
-def _difference(sites: Sites, cell: Cell, other: Comparison) -> str:
-    """``+4.10 [+1.20, +7.00] **helps**``."""
-    unit, difference, word = SCORES[sites.score].unit, other.difference, sites.verdict(cell)
-    if math.isnan(difference.mean):
-        return EMPTY
-    none = math.isnan(difference.half) or _same(other)
-    interval = "" if none else f" {unit.interval(difference, '+')}"
-    shown = word if word == "cannot be told" else f"**{word}**"
-    return f"{unit.number(difference.mean, '+')}{interval} {shown}"
 
 
 def _data(sites: Sites) -> pd.DataFrame:
     """All numbers, one row per site and approach; samples are means over the partitions."""
     frame = data(sites.cells).rename(columns={"column": "site"})
     clients = frame["site"].map({name: client for client, name in sites.names.items()})
-    samples = {"num_samples": "train_samples", "test_samples": "test_samples"}
     counted = {
         column: clients.map(sites.samples[column_of]).astype("Float64").convert_dtypes()
-        for column, column_of in samples.items()
+        for column, column_of in zip(("num_samples", "test_samples"), SAMPLES, strict=True)
     }
     verdicts = ["" if cell.comparison is None else sites.verdict(cell) for cell in sites.cells]
     return frame.assign(client_id=clients, split=sites.part, verdict=verdicts, **counted)

@@ -15,6 +15,8 @@ import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -201,10 +203,8 @@ def _rows(folder: Path) -> list[dict[str, str]]:
 
 def _numbers(table: str, margin: float, runs: int | None) -> tuple[Number, ...]:
     """The numbers of a table; those of several seeds are their mean."""
-    cells: dict[tuple[str, str], list[dict[str, str]]] = {}
-    for row in _rows(FOLDER):
-        if row["table"] == table:
-            cells.setdefault((row["method"], row["setting"]), []).append(row)
+    of_table = (row for row in _rows(FOLDER) if row["table"] == table)
+    cells = groupby(of_table, itemgetter("method", "setting"))
     return tuple(
         Number(
             method=method,
@@ -215,7 +215,7 @@ def _numbers(table: str, margin: float, runs: int | None) -> tuple[Number, ...]:
             n=int(rows[0]["n"]) if rows[0]["n"] else runs,
             values={int(row["seed"]): float(row["value"]) for row in rows if row["seed"]},
         )
-        for (method, setting), rows in cells.items()
+        for (method, setting), rows in ((cell, [*rows]) for cell, rows in cells)
     )
 
 
@@ -259,28 +259,14 @@ class Result:
     @property
     def row(self) -> dict[str, object]:
         """As a row of verdicts.csv."""
-        verdict = self.verdict
-        number = self.result if isinstance(self.result, Number) else None
-        return {
-            "method": self.result.method,
-            "setting": self.result.setting,
-            "published": number and number.value,
-            "published_sd": number and number.sd,
-            "published_n": number and number.n,
-            "margin": number and number.margin,
-            "ours": verdict.ours,
-            "n": verdict.n,
-            "unit": verdict.unit,
-            "difference": verdict.difference,
-            "low90": verdict.difference - verdict.half90,
-            "high90": verdict.difference + verdict.half90,
-            "low95": verdict.difference - verdict.half95,
-            "high95": verdict.difference + verdict.half95,
-            "p_holm": verdict.p,
-            "verdict": verdict.word,
-            "needed": verdict.needed,
-            "reason": verdict.reason,
-        }
+        v, number = self.verdict, self.result if isinstance(self.result, Number) else None
+        row: dict[str, object] = {"method": self.result.method, "setting": self.result.setting}
+        row |= {"published": number and number.value, "published_sd": number and number.sd}
+        row |= {"published_n": number and number.n, "margin": number and number.margin}
+        row |= {"ours": v.ours, "n": v.n, "unit": v.unit, "difference": v.difference}
+        for level, half in ((90, v.half90), (95, v.half95)):
+            row |= {f"low{level}": v.difference - half, f"high{level}": v.difference + half}
+        return row | {"p_holm": v.p, "verdict": v.word, "needed": v.needed, "reason": v.reason}
 
     @property
     def cells(self) -> dict[str, str]:

@@ -28,6 +28,7 @@ from fedsim.config.resolve import resolve, with_normalization
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError
 from fedsim.core.types import F64, ClientTask, RoundContext, Vector, Vectors
+from fedsim.identity.resume import placement
 from fedsim.schedules.base import Pass, Roster, RoundPlan, Schedule
 from fedsim.server.base import RuleState
 from fedsim.storage.checkpoint import ServerState, layout_hash
@@ -95,7 +96,6 @@ class Done:
     The first ``params`` of the D numbers are no statistics.
     """
 
-    number: int
     before: Vector
     after: Vector
     params: int
@@ -109,18 +109,12 @@ class Done:
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """Rounds of a run beside the same rounds with a change.
+    """Rounds of a run, done again, beside the same rounds with a change, if there is one.
 
-    Args:
-        run: its directory.
-        original: the rounds of the run, done again.
-        replayed: the same with the change; empty where there is none.
-        changes: in words.
-        fresh: what started without a state, in words.
-        unlike: where the original rounds are not those that the run wrote down, else empty.
+    ``changes`` and, in words, what started ``fresh``, without a state; ``unlike`` is the place
+    where the original rounds are not those that the run wrote down, else empty.
     """
 
-    run: Path
     original: Sequence[Done]
     replayed: Sequence[Done] = ()
     changes: Sequence[str] = ()
@@ -191,7 +185,7 @@ def replay(
         config = configuration(path, rerun, both | changed)
         start = rerun.state(round - 1)
         measured = assemble_again(rerun.setup, configuration(path, rerun, both)) if both else None
-        made = Replay(run=path, original=rounds(rerun, start, round, last, measured))
+        made = Replay(original=rounds(rerun, start, round, last, measured))
         if not both and (place := difference(path, made.original)):
             logger.warning("%s: %s is not what this machine computes", path, place)
             made = replace(made, unlike=place)
@@ -219,7 +213,7 @@ def rounds(
     for number in range(first, last + 1):
         before = state.params
         state, log = rerun.step(state, number)
-        done.append(Done(number=number, before=before, after=state.params, params=params, log=log))
+        done.append(Done(before=before, after=state.params, params=params, log=log))
     return done
 
 
@@ -256,14 +250,8 @@ def configuration(run: Path, rerun: Rerun, changed: Settings) -> RunConfig:
             if not key.startswith("attack.") or key in kept
         }
     config = rerun.setup.config
-    here = {f"engine.{leaf}": value for leaf, value in config.engine} | {
-        "data.dir": config.data.dir
-    }
-    places = {
-        key: Setting(value, key)
-        for key, value in here.items()
-        if key in {*FREE, "data.dir"} and value is not None
-    }
+    here = placement(config) | {"data.dir": config.data.dir}
+    places = {key: Setting(value, key) for key, value in here.items() if value is not None}
     return resolve(written, places, changed)
 
 
@@ -353,13 +341,13 @@ def _rows(one: Done, other: Done) -> Iterator[tuple[Any, ...]]:
     sides = [_quantities(done) for done in (one, other)]
     for client, quantity in {**sides[0], **sides[1]}:
         a, b = (side.get((client, quantity), math.nan) for side in sides)
-        yield one.number, client, quantity, a, b, b - a
+        yield one.log.round, client, quantity, a, b, b - a
     x, y, nan = one.step, other.step, math.nan
     lengths = float(np.linalg.norm(x) * np.linalg.norm(y))
     apart = one.after[: one.params].astype(np.float64) - other.after[: one.params]
-    yield one.number, None, "step_cosine", nan, nan, float(x @ y) / lengths if lengths else nan
-    yield one.number, None, "step_distance", nan, nan, float(np.linalg.norm(x - y))
-    yield one.number, None, "model_distance", nan, nan, float(np.linalg.norm(apart))
+    yield one.log.round, None, "step_cosine", nan, nan, float(x @ y) / lengths if lengths else nan
+    yield one.log.round, None, "step_distance", nan, nan, float(np.linalg.norm(x - y))
+    yield one.log.round, None, "model_distance", nan, nan, float(np.linalg.norm(apart))
 
 
 def _quantities(done: Done) -> dict[tuple[int | None, str], float]:

@@ -36,15 +36,9 @@ logger = logging.getLogger("fedsim")
 
 @dataclass(frozen=True, kw_only=True)
 class Rerun:
-    """The rounds of a run, to be done again.
+    """The complete rounds of a run, which is only read, to be done again.
 
-    Args:
-        setup: of the run.
-        executor: that does the work.
-        store: the run, which is only read.
-        rounds: how many are complete.
-        start: the state before the first one.
-        fingerprint: what the run's checkpoints must agree with.
+    ``start`` is the state before the first one, ``fingerprint`` what checkpoints must agree with.
     """
 
     setup: Setup

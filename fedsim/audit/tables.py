@@ -34,17 +34,11 @@ EXCLUDED = ("classes", "confusion")
 
 
 class Difference(Exception):
-    """A place where a run is not what its settings give.
-
-    Args:
-        place: file, and where it is a table row and column.
-        recorded: what stands there.
-        expected: what the round gives now.
-    """
+    """A place where a run is not what its settings give: file, and of a table row and column."""
 
     def __init__(self, place: str, recorded: str, expected: str = "") -> None:
         super().__init__(f"{place}: {recorded}" + (expected and f", not {expected}"))
-        self.place, self.recorded, self.expected = place, recorded, expected
+        self.place = place
 
 
 def recorded(run: Path) -> dict[str, dict[int, list[tuple[int, Cells]]]]:
@@ -67,34 +61,14 @@ def recorded(run: Path) -> dict[str, dict[int, list[tuple[int, Cells]]]]:
     return rows_of
 
 
-def check_rounds(run: Recorded, done: int, *, finished: bool) -> None:
-    """Whether rows are in the order of the rounds, one per round in rounds.csv and models.csv.
-
-    A finished run has no row of any later round, one that is not may have those of the next.
-    """
-    for table, by_round in run.items():
-        numbers, lines = [*by_round], [line for rows in by_round.values() for line, _ in rows]
-        last = done if finished else done + 1
-        if numbers != sorted(numbers) or lines != sorted(lines) or {*numbers} - {*range(last + 1)}:
-            raise Difference(f"{table}.csv", f"its rows do not follow rounds 1 to {done}")
-        single = table in ("rounds", "models")
-        if single and (numbers[:done] != [*range(1, done + 1)] or len(lines) != len(numbers)):
-            raise Difference(f"{table}.csv", f"has not one row for each of {done} rounds")
-
-
 @dataclass(kw_only=True)
 class Comparison:
     """Compares the rows of rounds that are done again, and counts.
 
-    Args:
-        others: processor or versions that are not those of the run, so that numbers may be a little
-            apart; where there are none, every cell must be the same, byte for byte.
-        rows: how many rows of tables were compared.
-        models: how many models have the SHA-256 that models.csv names.
-        cells: how many cells were compared.
-        equal: how many of them are the same, byte for byte.
-        largest: difference of two numbers that was tolerated, relative to the larger one.
-        scores: difference of two scores that was tolerated.
+    Every cell must be the same, byte for byte, unless ``others`` says that processor or versions
+    are not those of the run. Counted are rows, models whose SHA-256 is that of models.csv, cells,
+    and those of them that are equal; ``largest`` is the largest difference of numbers that was
+    tolerated, relative to their size, ``scores`` that of scores.
     """
 
     others: str = ""

@@ -1,8 +1,7 @@
 """The command line. Commands import what they need when they run, so that help is instant.
 
 Exit status: 0 done, 1 failed, 2 usage or configuration, 130 or 143 interrupted (Ctrl-C, SIGTERM).
-Every error is one line on stderr; notes follow, one line each, such as a checkpoint that could not
-be written. ``--verbose`` or ``FEDSIM_DEBUG=1`` also shows the traceback.
+Every error is one line on stderr, with its traceback by ``--verbose`` or ``FEDSIM_DEBUG=1``.
 """
 
 import sys

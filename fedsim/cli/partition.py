@@ -61,11 +61,15 @@ def partition(
     from fedsim.data import holdout, patients
     from fedsim.display.tables import show
     from fedsim.engine.blocks import named
+    from fedsim.storage.run_dir import check_outside_runs
     from fedsim.training import loading
     from fedsim.training.malicious import malicious_clients
 
     settings = configuration(preset, config, flags)
-    check_output(out)
+    if out:
+        check_outside_runs(Path(out))
+        if taken := [name for name in FILES if Path(out, name).exists()]:
+            raise ConfigError(f"--out {out}: {taken[0]} is already there")
     dataset, split, kind = loading.load(settings)
     malicious = malicious_clients(settings.attack, settings.data, split)
     samples = counted(sum(map(len, split.train)), "training sample")
@@ -87,17 +91,6 @@ def partition(
     if out:
         write_split(dataset, split, Path(out), malicious)
         echo(f"files: {out}/partition.csv, {out}/split.csv, {out}/partition.png")
-
-
-def check_output(out: str | None) -> None:
-    """Refuses files that would be overwritten, or lie in a run directory."""
-    from fedsim.storage.run_dir import check_outside_runs
-
-    if out:
-        check_outside_runs(Path(out))
-        for name in FILES:
-            if Path(out, name).exists():
-                raise ConfigError(f"--out {out}: {name} is already there")
 
 
 def class_table(dataset: Dataset, split: Partition) -> list[dict[str, str]]:

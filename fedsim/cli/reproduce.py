@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import click
@@ -45,7 +43,7 @@ ALLOWED = ("data.dir", "model.weights", "evaluation.batch_size")
     cls=SettingsCommand, takes=_of_the_machine, show_defaults=False, defaults=OF_SEVERAL_RUNS
 )
 @click.argument("name", required=False, shell_complete=published_tables)
-@several_option("--list", "listed", is_flag=True, help="Show all tables: state and cost.")
+@several_option("--list", "listed", is_flag=True, help="Show all tables and their cost.")
 @several_option(
     "--job",
     type=click.Choice(["scaled", "full"]),
@@ -101,10 +99,10 @@ def reproduce(
                 f"section engine, {', '.join(ALLOWED)}"
             )
     echo(f"{table.title} ({table.source})")
-    if chosen is None:
-        _show_untested(table)
-        return
+    from fedsim.audit import published
+    from fedsim.display.progress import display
     from fedsim.storage.directories import folder_of
+    from fedsim.studies import execute
     from fedsim.studies import sweep as sweeps
 
     folder = folder_of(out, "reproduce", f"{table.name}-{chosen.name}")
@@ -112,64 +110,49 @@ def reproduce(
     echo(f"{chosen.name} job: {runs}; data: {chosen.data}")
     with repeatable(ctx, lambda: ("the runs are", folder)):
         make_importable(chosen.experiment.settings, flags)
-        if not (dry_run or no_measure):
-            _run(ctx, table, chosen, flags, folder, parallel)
+        if dry_run or no_measure:
+            planned = sweeps.expand(chosen.experiment, flags, parallel=parallel)
+            echo("\n".join(run.name for run in planned))
+            show_estimate([run.config for run in planned], parallel, measured=not no_measure)
             return
-        planned = sweeps.expand(chosen.experiment, flags, parallel=parallel)
-        echo("\n".join(run.name for run in planned))
-        show_estimate([run.config for run in planned], parallel, measured=not no_measure)
+        options = execute.RunOptions(
+            verbose=tracebacks(ctx), displays=lambda: [display(final_table=False)]
+        )
+        ended = execute.sweep(chosen.experiment, flags, folder, parallel, options)
+        show_results(table, chosen, published.write(table, chosen, ended.runs, folder))
+        echo(f"files: {folder}/{published.VALUES}, {folder}/{published.VERDICTS}")
+        ended.check()
 
 
-def _run(
-    ctx: click.Context,
-    table: Table,
-    job: Job,
-    flags: Settings,
-    folder: Path,
-    parallel: Literal["auto"] | int,
-) -> None:
-    """Does a job, or what is left of it, and shows its verdicts."""
-    from fedsim.audit import published
-    from fedsim.display.progress import display
-    from fedsim.studies import execute
-
-    options = execute.RunOptions(
-        verbose=tracebacks(ctx), displays=lambda: [display(final_table=False)]
-    )
-    ended = execute.sweep(job.experiment, flags, folder, parallel, options)
-    show_results(table, job, published.write(table, job, ended.runs, folder))
-    echo(f"files: {folder}/{published.VALUES}, {folder}/{published.VERDICTS}")
-    ended.check()
-
-
-def _table(name: str | None, job: str | None) -> tuple[Table, Job | None]:
-    """The table and its job of these names, by default the first; None where it has no job."""
+def _table(name: str | None, job: str | None) -> tuple[Table, Job]:
+    """The table and its job of these names, by default the first."""
     from fedsim.audit import published
 
     if name is None:
         raise ConfigError("NAME is missing; 'fedsim reproduce --list' shows the tables")
     table = published.load(name)
-    if job is not None and table.jobs and job not in table.jobs:
+    if not table.jobs:
+        raise ConfigError(f"{name}: not testable here: {table.missing}")
+    job = job or next(iter(table.jobs))
+    if job not in table.jobs:
         raise ConfigError(f"--job {job}: {table.name} has the job {', '.join(table.jobs)}")
-    return table, table.jobs[job or next(iter(table.jobs))] if table.jobs else None
+    return table, table.jobs[job]
 
 
 def _list() -> None:
     """Prints all tables with their jobs."""
     from fedsim.audit import published
     from fedsim.display.tables import show
-    from fedsim.storage.directories import folder_of
 
     rows = []
     for table in map(published.load, published.names()):
-        row = {"table": table.name, "job": "-", "tests": _tests(table.numbers, ()), "runs": "-"}
-        row |= {"time": "-", "state": "not testable here"}
+        if not table.jobs:
+            row = {"table": table.name, "job": "-", "tests": _tests(table.numbers, ())}
+            rows.append(row | {"runs": "-", "time": "not testable here"})
         for job in table.jobs.values():
-            folder = folder_of(None, "reproduce", f"{table.name}-{job.name}")
             time = "not measured" if job.seconds is None else duration(job.seconds)
-            of_job = {"job": job.name, "tests": _tests(*table.tested(job)), "runs": str(job.runs)}
-            rows.append(row | of_job | {"time": time, "state": _state(folder, job)})
-        rows += [] if table.jobs else [row]
+            row = {"table": table.name, "job": job.name, "tests": _tests(*table.tested(job))}
+            rows.append(row | {"runs": str(job.runs), "time": time})
     show(rows)
     echo("time: on two busy cores")
 
@@ -178,27 +161,6 @@ def _tests(numbers: Sequence[object], claims: Sequence[object]) -> str:
     """``18 numbers, 15 claims``."""
     parts = {"number": numbers, "claim": claims}
     return ", ".join(counted(len(each), noun) for noun, each in parts.items() if each) or "-"
-
-
-def _state(folder: Path, job: Job) -> str:
-    """What there is of a job: verdicts, runs, or nothing."""
-    path = folder / "verdicts.csv"
-    done = len(list(folder.glob("*/summary.csv")))
-    if done == job.runs and path.is_file():
-        with path.open(encoding="utf-8", newline="") as file:
-            words = Counter(row["verdict"] for row in csv.DictReader(file))
-        return ", ".join(f"{count} {word}" for word, count in words.most_common())
-    return f"{done} of {job.runs} runs" if done else "not run"
-
-
-def _show_untested(table: Table) -> None:
-    """Prints the numbers of a table without a job."""
-    from fedsim.display.tables import show
-
-    columns = ("method", "setting", "published")
-    numbers = [(n.method, n.setting, f"{n.value:g}") for n in table.numbers]
-    show([dict(zip(columns, row, strict=True)) for row in numbers])
-    echo(f"not testable here: {table.missing}")
 
 
 def show_results(table: Table, job: Job, results: Sequence[Result]) -> None:

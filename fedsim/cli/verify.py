@@ -28,11 +28,6 @@ if TYPE_CHECKING:
     from fedsim.audit.verify import Verification
 
 verify_option = partial(click.option, cls=GroupedOption, group="What is verified")
-OF_A_RUN = (
-    *("run", "outcome", "planned", "finished", "seed", "rounds", "drawn", "executed", "rows"),
-    *("models", "others", "largest", "scores", "cells", "equal", "not_compared", "differences"),
-)
-"""What JSON has of each run."""
 
 
 @click.command(cls=GroupedCommand)
@@ -125,7 +120,7 @@ def verify(
     worst = next(each for each in (audit.DIFFERS, audit.CONSISTENT, "verified") if each in outcomes)
     if form == "json":
         about = {"outcome": worst, "seed": seed, "verified": worst == audit.VERIFIED}
-        of_runs = [{name: getattr(each, name) for name in OF_A_RUN} for each in results]
+        of_runs = [{"outcome": each.outcome, **vars(each)} for each in results]
         echo(json.dumps({**about, "runs": of_runs}, indent=2, default=str))
     if worst == audit.DIFFERS:
         ctx.exit(1)
@@ -150,10 +145,6 @@ def _show(result: Verification, name: str) -> None:
         *(("unknown", f"{words}: not compared") for words in result.not_compared),
         *(("differs", str(difference)) for difference in result.differences),
     ]
-    if result.others and result.differences:
-        note = "last digits differ there, and more with each round and layer: verify on the kind "
-        note += "of the run, or from nearer checkpoints (engine.keep_every=1)"
-        lines.append(("note", note))
     echo(f"{name}: {counted(result.rounds, 'round')}")
     echo("\n".join(f"  {word:10} {text}" for word, text in lines if text))
     outcome = "NOT verified" if result.differences else result.outcome

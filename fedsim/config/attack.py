@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from fedsim.attacks import ATTACKS
 from fedsim.config.part import PartSection
 from fedsim.config.section import Key
-from fedsim.core.settings import MOST, InvalidSetting, client_ids
+from fedsim.core.settings import MOST, client_ids
 
 
 class AttackConfig(PartSection):
@@ -20,9 +20,8 @@ class AttackConfig(PartSection):
     common = ("fraction", "clients", "start_round")
     default_fraction: ClassVar[float] = 0.2
     name: Annotated[str | None, Key(names="attacks")] = None
-    """What malicious clients do: sign_flip, gaussian, label_flip, backdoor; alie, ipm, mimic,
-    min_max or min_sum, which know the benign updates of the round; or FILE.py:build of your own;
-    unset: no client is malicious."""
+    """What malicious clients do: sign_flip, gaussian, label_flip, backdoor; by the benign updates
+    of the round alie, ipm, mimic, min_max or min_sum; or FILE.py:build of your own."""
     fraction: float | None = Field(default=None, ge=0, le=1)
     """Share of the clients that are malicious, rounded down; data.seed draws them; unset: 0.2."""
     clients: str | None = None
@@ -67,10 +66,3 @@ class AttackConfig(PartSection):
     def client_ids(self) -> list[int]:
         """``clients`` as numbers."""
         return [int(client) for client in self.clients.split(",")] if self.clients else []
-
-    @model_validator(mode="after")
-    def _one_way(self) -> AttackConfig:
-        if self.fraction is not None and self.clients is not None:
-            reason = f"{self.fraction:g} given beside attack.clients"
-            raise InvalidSetting("attack.fraction", reason)
-        return self

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from fedsim.compressors import COMPRESSORS
 from fedsim.config.part import PartSection
 from fedsim.config.section import Key
-from fedsim.core.settings import MOST, InvalidSetting
+from fedsim.core.settings import MOST
 
 
 class CompressConfig(PartSection):
@@ -18,9 +18,8 @@ class CompressConfig(PartSection):
     prefix = "compress."
     registry = COMPRESSORS
     name: Annotated[str, Key(names="compressors")] = "none"
-    """Compressor: none, the largest entries (top_k), entries drawn uniformly (random_k), stochastic
-    rounding (qsgd), signs times the mean magnitude of a tensor's entries (sign), matrices of low
-    rank (power_sgd), or FILE.py:build of your own."""
+    """Compressor: none, the largest entries (top_k), random ones (random_k), stochastic rounding
+    (qsgd), signs (sign), matrices of low rank (power_sgd), or FILE.py:build of your own."""
     fraction: float = Field(default=0.1, gt=0, le=1)
     """Share of the parameters that top_k and random_k send, at least one."""
     k: int | None = Field(default=None, ge=1, le=MOST)
@@ -32,11 +31,4 @@ class CompressConfig(PartSection):
     error_feedback: Literal["none", "ef14", "ef21"] | None = None
     """What becomes of what is not sent: none; a client adds it to its next update (ef14); or
     differences from what the server has are compressed (ef21); unset: ef14 for top_k, sign and
-    power_sgd, none for random_k, which then sends its entries times d/k, and qsgd, which has
-    none."""
-
-    @model_validator(mode="after")
-    def _one_way(self) -> CompressConfig:
-        if self.k is not None and "fraction" in self.changed:
-            raise InvalidSetting("compress.fraction", f"{self.fraction:g} given beside compress.k")
-        return self
+    power_sgd, none for random_k (its entries times d/k) and qsgd."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from fedsim.config.section import Key, Section
-from fedsim.core.settings import CountOrNone, InvalidSetting, Positive
+from fedsim.core.settings import CountOrNone, Positive
 
 USER, ADAPTIVE = ("dp.level=user",), ("dp.quantile",)
 
@@ -57,19 +57,6 @@ class DpConfig(Section):
     would be there, and its epsilon is written beside that of the run."""
     population: Annotated[CountOrNone, Key(only_with=(*USER, "dp.noise_cohort"))] = None
     """Clients of that deployment."""
-
-    @model_validator(mode="after")
-    def _complete(self) -> DpConfig:
-        if self.population and self.noise_cohort and self.noise_cohort > self.population:
-            reason = f"{self.noise_cohort} given, more than dp.population={self.population}"
-            raise InvalidSetting("dp.noise_cohort", reason)
-        if self.max_samples is not None and self.noise_cohort is not None:
-            reason = f"{self.noise_cohort} given; not possible with dp.max_samples"
-            raise InvalidSetting("dp.noise_cohort", reason)
-        if self.level is not None and self.clip is None and self.quantile is None:
-            what = "updates (or dp.quantile, to adapt it)" if self.level == "user" else "gradients"
-            raise InvalidSetting("dp.clip", f"is missing; give the norm to clip {what} to")
-        return self
 
     @property
     def clip_norm(self) -> float:

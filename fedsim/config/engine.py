@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from fedsim.config.section import Key, Section
+from fedsim.config.section import Key, Placement, Section
 from fedsim.core.settings import MOST, Arithmetic, Count, CountOrZero, word_or_number
 
+OfRay = partial(Placement, of_ray=True)
 SMALLEST_AMOUNT = 1e-4
 """The smallest amount of a CPU or GPU that Ray assigns."""
 AmountOrNone = Annotated[float | None, Field(gt=0, le=MOST)]
@@ -23,11 +25,11 @@ class EngineConfig(Section):
     """
 
     prefix = "engine."
-    kind: Annotated[str, Key("--engine", "ray|serial", role="placement", common=True)] = "ray"
+    kind: Annotated[str, Placement("--engine", "ray|serial", common=True)] = "ray"
     """Where clients train: on Ray, or in one process (serial)."""
     actors: Annotated[
         Literal["auto", "per-client"] | int,
-        Key("--actors", "auto|per-client|N", role="placement", of_ray=True),
+        OfRay("--actors", "auto|per-client|N"),
     ] = "auto"
     """Worker processes that hold the clients."""
     client_batch: Annotated[Literal["auto"] | int, Key("--client-batch", "N|auto")] = 1
@@ -38,52 +40,44 @@ class EngineConfig(Section):
     ] = None
     """GPUs for each client, a fraction up to 1 or a whole number, 0: none; unset: chosen by the
     engine."""
-    cpus_per_client: Annotated[
-        float, Field(gt=0, le=MOST), Key("--cpus-per-client", "F", role="placement", of_ray=True)
-    ] = 1.0
+    cpus_per_client: Annotated[float, Field(gt=0, le=MOST), OfRay("--cpus-per-client", "F")] = 1.0
     """CPU cores for each client, a fraction up to 1 or a whole number."""
-    address: Annotated[str | None, Key("--address", "ADDR", role="placement", of_ray=True)] = None
+    address: Annotated[str | None, OfRay("--address", "ADDR")] = None
     """Ray cluster to join: its address, or auto for the one that runs here; local or unset: start
     one."""
-    working_dir: Annotated[
-        str | None, Key("--working-dir", "DIR", path="dir", role="placement")
-    ] = None
+    working_dir: Annotated[str | None, Placement("--working-dir", "DIR", path="dir")] = None
     """Folder with your own modules, shipped to the workers."""
-    memory_per_client: Annotated[AmountOrNone, Key(role="placement")] = None
+    memory_per_client: Annotated[AmountOrNone, Placement()] = None
     """GiB of memory that an actor needs; unset: an estimate."""
-    client_timeout: Annotated[
-        AmountOrNone, Key("--client-timeout", "SECONDS", role="placement", of_ray=True)
-    ] = None
+    client_timeout: Annotated[AmountOrNone, OfRay("--client-timeout", "SECONDS")] = None
     """Seconds until a client's work in a round counts as lost; unset: ten times the slowest work
     of its size, at least 60 s."""
-    max_retries: Annotated[CountOrZero, Key("--max-retries", role="placement", of_ray=True)] = 3
+    max_retries: Annotated[CountOrZero, OfRay("--max-retries")] = 3
     """How often a client's lost work is retried before the client counts as failed."""
     on_client_failure: Annotated[Literal["raise", "drop"], Key("--on-client-failure")] = "raise"
     """What happens when a client fails or diverges; raise: the run ends, drop: the client is left
     out of its round."""
-    checkpoint_every: Annotated[CountOrZero, Key("--checkpoint-every", role="placement")] = 1
+    checkpoint_every: Annotated[CountOrZero, Placement("--checkpoint-every")] = 1
     """Rounds from one checkpoint to the next; 0: only when the run is interrupted or fails."""
-    keep_checkpoints: Annotated[Count, Key(role="placement")] = 2
+    keep_checkpoints: Annotated[Count, Placement()] = 2
     """Number of the newest checkpoints that are kept."""
-    keep_every: Annotated[CountOrZero, Key(role="placement")] = 0
+    keep_every: Annotated[CountOrZero, Placement()] = 0
     """Keep a checkpoint of every so many rounds beside the newest, from which `fedsim verify` and
     `fedsim replay` start; 0: the newest alone."""
-    save_model: Annotated[bool, Key(role="placement")] = True
+    save_model: Annotated[bool, Placement()] = True
     """Leave the final models in the run directory (model.safetensors, clients.safetensors): not
     needed for tables and `fedsim verify`, but for predictions."""
-    state_memory: Annotated[float, Field(ge=0, le=MOST), Key(role="placement")] = 1.0
-    """GiB of client states that may wait in the driver's memory until they are written to files."""
+    state_memory: Annotated[float, Field(ge=0, le=MOST), Placement()] = 1.0
+    """GiB of client states that may wait in the driver\'s memory until they are written to files."""
     aggregation_shards: Annotated[
-        Literal["auto"] | int, Key("--aggregation-shards", "N|auto", role="placement", of_ray=True)
+        Literal["auto"] | int, OfRay("--aggregation-shards", "N|auto")
     ] = 1
     """Number of parameter ranges that are summed up on several nodes; auto: one per node, 1: on the
     driver."""
     server_device: Literal["auto", "cpu", "gpu"] = "auto"
     """Where the server multiplies and sums updates, in float64 in any case; auto: on this process's
     GPU where clients train on GPUs and it has one, gpu: there, or the run is refused."""
-    data_from: Annotated[Literal["object_store", "node"], Key(role="placement", of_ray=True)] = (
-        "object_store"
-    )
+    data_from: Annotated[Literal["object_store", "node"], OfRay()] = "object_store"
     """How data reach the actors: through Ray's object store, or each node reads data.dir itself."""
     allow_mixed_devices: Annotated[bool, Key(role="device")] = False
     """Accept a cluster with several types of accelerator."""

@@ -7,8 +7,7 @@ A file holds the keys of :class:`fedsim.config.run.RunConfig`, nested or dotted,
 - ``grid``: axes of a sweep. An axis is a key with a list of values; a value may also be
   ``label: {key: value, ...}``, several settings that go together;
 - ``search``: a search space, keys with texts that :mod:`fedsim.config.search` reads;
-- ``trials``, ``by``, ``sampler``, ``sampler_seed``, ``pruner``, ``confirm``: of the search, as the
-  flags of ``fedsim tune``;
+- ``trials``, ``by``, ``sampler``, ``sampler_seed``, ``pruner``, ``confirm``: as the flags of tune;
 - ``methods``: of a study, by name the settings of each; what stands under the name of a method in
   ``search`` is searched for this method alone, beside the others;
 - ``partitions``: of a study, by name the settings of each, or a list of seeds (``data.seed``);
@@ -26,12 +25,10 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, StringConstraints, TypeAdapter, ValidationError
 
-from fedsim.core.errors import ConfigError, nearest
+from fedsim.core.errors import ConfigError, nearest, spelled
 from fedsim.core.searches import METRICS, PRUNERS, SAMPLERS
 from fedsim.core.settings import first_problem
 
-MOST_NAME = 200
-"""Characters of the name of a row, which may be the label of a run."""
 TRIALS, SEEDS = 25, 3
 """Trials of a search, and training seeds of a comparison, by default."""
 MOST_RUNS, MOST_SEEDS = 10_000, 1000
@@ -52,11 +49,6 @@ OPTIONS: Mapping[str, Any] = {
 TYPES = {**OPTIONS, "about": Text, "preset": Text, "baseline": Text, "partitions": Seeds}
 SPECIAL = {*TYPES, "grid", "search", "methods"}
 """The keys of a file that are no settings."""
-NOT_IN_ROWS = {
-    "seed": "the training seeds are the same for all: 'grid: {seed: [...]}' of the trials, "
-    "'seeds:' of the comparison",
-    "label": "the name of the row is the label",
-}
 
 
 @dataclass(frozen=True)
@@ -197,11 +189,13 @@ class _Document:
         for key in {"partitions", "seeds", "baseline"} & special.keys() if not methods else ():
             raise ConfigError(f"{origins[key]}: is of a study, with 'methods:'")
         baseline = options.get("baseline")
-        if baseline is not None and baseline not in names:
-            raise ConfigError(
-                f"{origins['baseline']}: {baseline!r} given; must be one of the methods, "
-                f"{', '.join(names)}{nearest(baseline, names)}"
-            )
+        if baseline is not None:
+            options["baseline"] = spelled(baseline, names)
+            if options["baseline"] is None:
+                raise ConfigError(
+                    f"{origins['baseline']}: {baseline!r} given; must be one of the methods, "
+                    f"{', '.join(names)}{nearest(baseline, names)}"
+                )
         if "partitions" in special:
             options["partitions"] = self.partitions(special["partitions"])
         search = dict(self.pairs(special["search"], "search")) if "search" in special else {}
@@ -278,8 +272,11 @@ class _Document:
         """Named rows of settings, at least one."""
         rows = tuple(self.row(name, row, f"{key}.{name}") for name, row in self.pairs(node, key))
         for row in rows:
-            for setting in NOT_IN_ROWS.keys() & row.settings.keys():
-                raise ConfigError(f"{row.settings[setting].origin}: {NOT_IN_ROWS[setting]}")
+            if "seed" in row.settings:
+                why = "the training seeds are the same for all: 'grid: {seed: [...]}' of the trials"
+                raise ConfigError(
+                    f"{row.settings['seed'].origin}: {why}, 'seeds:' of the comparison"
+                )
         if not rows:
             raise ConfigError(f"{self.origin(node, key)}: must have at least one row")
         _check_names([row.label for row in rows], self.origin(node, key))
@@ -329,14 +326,11 @@ class _Document:
 
 
 def _check_names(names: Sequence[str], origin: str) -> None:
-    """Refuses names of rows that are empty, too long or equal but for case and blanks."""
+    """Refuses names of rows that are empty, or equal but for case and blanks."""
     seen: dict[str, str] = {}
     for name in names:
-        if not any(map(str.isalnum, name)) or len(name) > MOST_NAME:
-            raise ConfigError(
-                f"{origin}: {name!r} given; a name must have a letter or digit, and at most "
-                f"{MOST_NAME} characters"
-            )
+        if not any(map(str.isalnum, name)):
+            raise ConfigError(f"{origin}: {name!r} given; a name must have a letter or digit")
         before = seen.setdefault("".join(name.casefold().split()), name)
         if before is not name:
             raise ConfigError(

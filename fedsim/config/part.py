@@ -36,11 +36,7 @@ class PartSection(Section):
         return {k: v for k, v in self.changed.items() if k != "name" and k not in self.common}
 
     def make(self, kind: type[T], first: Iterable[Any], options: Mapping[str, Any]) -> T:
-        """The part that is named, of this ``kind``.
-
-        ``first`` are the arguments of ``build`` before the settings, ``options`` by name of a part
-        the settings in a section of that name.
-        """
+        """The part that is named, with the options in a section of its name; a ``kind``."""
         name = self.name or ""
         declared = self.registry.parameters(name)
         settings = {key: value for key, value in self.settings.items() if key in declared}
@@ -51,9 +47,8 @@ class PartSection(Section):
         name, names = self.name, self.registry.names()
         if name == type(self).model_fields["name"].default:
             for key, value in self.changed.items():
-                raise InvalidSetting(
-                    f"{self.prefix}{key}", f"{value!r} given; give {self.prefix}name too"
-                )
+                reason = f"{value!r} given; give {self.prefix}name too"
+                raise InvalidSetting(f"{self.prefix}{key}", reason)
             return self
         if name not in names and ":" not in (name or ""):
             raise InvalidSetting(
@@ -65,8 +60,6 @@ class PartSection(Section):
         for key, value in self.settings.items():
             if key not in declared and value != "none":
                 users = [other for other in names if key in self.registry.parameters(other)]
-                raise InvalidSetting(
-                    f"{self.prefix}{key}",
-                    f"{value!r} given; {name} has none; only {', '.join(users)}",
-                )
+                reason = f"{value!r} given; {name} has none; only {', '.join(users)}"
+                raise InvalidSetting(f"{self.prefix}{key}", reason)
         return self

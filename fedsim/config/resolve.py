@@ -162,7 +162,8 @@ def to_yaml(config: RunConfig) -> str:
 def to_dict(config: RunConfig) -> dict[str, Any]:
     """The configuration as nested texts and numbers, as config.yaml holds it."""
     values = config.model_dump(mode="json")
-    return values | {name: own for name, own in values.pop("hyperparameters").items() if own}
+    sections = values.pop("hyperparameters").items()
+    return values | {name: options for name, options in sections if options}
 
 
 def with_normalization(config: RunConfig) -> RunConfig:

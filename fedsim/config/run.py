@@ -1,13 +1,13 @@
 """RunConfig: the whole configuration of a run, frozen and checked.
 
-The sections and keys are the same in YAML files, in ``--set`` and here. A value that cannot be
-used raises :class:`~fedsim.core.settings.InvalidSetting`, one line that names the key;
-:mod:`fedsim.config.resolve` names the file and line or the flag instead.
+A value that cannot be used raises :class:`~fedsim.core.settings.InvalidSetting`, which names the
+key; :mod:`fedsim.config.resolve` names the file and line or the flag instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationInfo, model_validator
@@ -31,6 +31,7 @@ from fedsim.core.text import counted
 from fedsim.core.types import ModelSpec, PrivateSteps, Training
 from fedsim.data import partitions
 from fedsim.models import trainable
+from fedsim.systems.clock import TIMED
 
 if TYPE_CHECKING:
     from fedsim.client import LocalRule
@@ -149,10 +150,26 @@ class RunConfig(RunSettings):
         yield alone, "train.shuffle", why
         why = "fixed given; give train.clients too, ids or a CSV file"
         yield t.selection == "fixed" and t.clients is None, "train.selection", why
+        dp, clock, k = self.dp, self.clock, self.compress.k
+        why = f"{attack.fraction} given beside attack.clients"
+        yield None not in (attack.fraction, attack.clients), "attack.fraction", why
+        why = f"{self.compress.fraction} given beside compress.k"
+        yield k is not None and "fraction" in self.compress.changed, "compress.fraction", why
+        why = f"{dp.noise_cohort} given, more than dp.population={dp.population}"
+        yield (dp.noise_cohort or 0) > (dp.population or math.inf), "dp.noise_cohort", why
+        both = dp.max_samples is not None and dp.noise_cohort is not None
+        yield both, "dp.noise_cohort", f"{dp.noise_cohort} given; not possible with dp.max_samples"
+        what = "updates (or dp.quantile, to adapt it)" if dp.level == "user" else "gradients"
+        unset = dp.level is not None and dp.clip is None and dp.quantile is None
+        yield unset, "dp.clip", f"is missing; give the norm to clip {what} to"
+        keys = [f"clock.{trait}" for trait in TIMED]
+        why = f"async given, but nothing takes time: give {', '.join(keys)} or clock.trace"
+        still = clock.trace is None and all(self.value(key) is None for key in keys)
+        yield clock.mode == "async" and still, "clock.mode", why
         left = t.rounds - attack.start_round + 1
         why = f"{attack.start_round} given, train.rounds is {t.rounds}: the attack never starts"
         yield attack.name is not None and left < 1, "attack.start_round", why
-        why = f"{attack.warmup} given; the attack has {counted(left, 'round')}: it never ends"
+        why = f"{attack.warmup} given; the attack has {counted(left, 'round')}, it never ends"
         yield (attack.warmup or 0) > left, "attack.warmup", why
 
     def value(self, key: str) -> Any:
@@ -162,13 +179,13 @@ class RunConfig(RunSettings):
 
     def _check_names(self) -> None:
         """Refuses unknown names of models, partitions, schedules, augmentations and margins."""
-        names: list[tuple[str, str | None, Iterable[str], str]] = [
-            ("model.name", self.model.name, models.NAMES, "model"),
-            ("data.partition", self.data.partition, partitions.NAMES, "partition"),
-            ("train.schedule", self.train.schedule, ("synchronous",), "schedule"),
-        ]
-        for key, name, allowed, kind in names:
-            check_name(key, name, allowed, kind, user_defined=True)
+        names = {
+            "model.name": (models.NAMES, "model"),
+            "data.partition": (partitions.NAMES, "partition"),
+            "train.schedule": (("synchronous",), "schedule"),
+        }
+        for key, (allowed, kind) in names.items():
+            check_name(key, self.value(key), allowed, kind, user_defined=True)
         if self.data.augment is not None:
             from fedsim.data.transforms import AUGMENTS  # imports torch, which takes seconds
 
@@ -244,22 +261,14 @@ class RunConfig(RunSettings):
         info = data.find(self.data.name)
         return info is not None and not (info.needs_folder or (info.generated and self.data.dir))
 
-    def resolved(
-        self,
-        *,
-        num_clients: int,
-        partition: str,
-        model: str,
-        group: str = "none",
-        client_batch: int | None = None,
-    ) -> RunConfig:
+    def resolved(self, *, model: str, client_batch: int | None = None, **data: Any) -> RunConfig:
         """This configuration with what data and model decided filled in, for ``config.yaml``."""
         batch = {} if client_batch is None else {"client_batch": client_batch}
-        data = {"num_clients": num_clients, "partition": partition, "group": group}
-        data["normalization"] = self.data.normalization or OF_DATASET
+        normalization = self.data.normalization or OF_DATASET
+        parts = {"group": "none", "normalization": normalization, **data}
         return self.model_copy(
             update={
-                "data": self.data.model_copy(update=data),
+                "data": self.data.model_copy(update=parts),
                 "model": self.model.model_copy(update={"name": model}),
                 "engine": self.engine.model_copy(update=batch),
             }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 from pydantic import (
@@ -70,6 +71,11 @@ class Key:
     of_ray: bool = False
 
 
+Common = partial(Key, common=True)
+Neutral = partial(Key, role="neutral")
+Placement = partial(Key, role="placement")
+
+
 class Section(BaseModel):
     """A frozen group of settings; unknown keys, NaN and truth values for numbers are refused.
 
@@ -100,9 +106,9 @@ class Section(BaseModel):
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             key = cls.prefix + str(first["loc"][0] if first["loc"] else "")
-            if first["type"] == "extra_forbidden":
-                raise InvalidSetting(key, cls.unknown(key)) from None
-            raise InvalidSetting(key, first_problem(error)) from None
+            unknown = first["type"] == "extra_forbidden"
+            reason = cls.unknown(key) if unknown else first_problem(error)
+            raise InvalidSetting(key, reason) from None
 
     @classmethod
     def unknown(cls, key: str) -> str:

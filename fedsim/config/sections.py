@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
@@ -18,7 +19,7 @@ from fedsim.config.attack import AttackConfig as AttackConfig
 from fedsim.config.compress import CompressConfig as CompressConfig
 from fedsim.config.dp import DpConfig as DpConfig
 from fedsim.config.engine import EngineConfig as EngineConfig
-from fedsim.config.section import Key, Section
+from fedsim.config.section import Common, Key, Neutral, Placement, Section
 from fedsim.core.normalization import OF_DATASET, Normalization
 from fedsim.core.settings import (
     Alpha,
@@ -28,7 +29,6 @@ from fedsim.core.settings import (
     CountOrZero,
     Decay,
     Fraction,
-    InvalidSetting,
     NonNegative,
     Order,
     Positive,
@@ -43,27 +43,22 @@ from fedsim.core.settings import (
     word_or_number,
 )
 from fedsim.systems import distributions
-from fedsim.systems.clock import BOUNDS, TIMED
+from fedsim.systems.clock import BOUNDS
 
 OWN_ROUNDS = ("train.schedule=synchronous", "clock.mode=sync")
-DECOMPOSED = ("evaluation.decompose_every",)
+Decomposed = partial(Neutral, only_with=("evaluation.decompose_every",))
 
 
 class DataConfig(Section):
     """Section ``data``: which images, and how clients own them."""
 
     prefix = "data."
-    name: Annotated[str, Key("-d --dataset", names="datasets", column="dataset", common=True)] = (
-        "digits"
-    )
-    """Data set, for classification: a name of `fedsim list datasets`, csv:FILE for a table, hf:DIR
-    for a saved Hugging Face data set in DIR, or a function of your own, module:function or
-    FILE.py:function."""
-    dir: Annotated[str | None, Key("--data-dir", "DIR", path="dir", column=None, common=True)] = (
-        None
-    )
+    name: Annotated[str, Common("-d --dataset", names="datasets", column="dataset")] = "digits"
+    """Data set, for classification: a name of `fedsim list datasets`, csv:FILE, hf:DIR with a saved
+    Hugging Face data set, or a function of your own, module:function or FILE.py:function."""
+    dir: Annotated[str | None, Common("--data-dir", "DIR", path="dir", column=None)] = None
     """Folder that holds the data set's files, or that folder's parent; of csv the file."""
-    partition: Annotated[str | None, Key("--partition", names="partitions", common=True)] = None
+    partition: Annotated[str | None, Common("--partition", names="partitions")] = None
     """How samples are split over clients: a name of `fedsim list partitions`, module:function or
     FILE.py:function; unset: the data set's own default."""
     partition_file: Annotated[str | None, Key(path="file")] = None
@@ -71,9 +66,9 @@ class DataConfig(Section):
     group: Annotated[Literal["none", "patient"] | None, Key("--group", "none|patient")] = None
     """patient: all samples of a patient go to one client and to one part; unset: patient where
     patients are known, but none with the partition files."""
-    num_clients: Annotated[Clients, Key("--clients", "K", column="num_clients", common=True)] = 50
+    num_clients: Annotated[Clients, Common("--clients", "K", column="num_clients")] = 50
     """Number of clients K; where files, sites or users fix it, another number is an error."""
-    alpha: Annotated[Alpha, Key("--alpha", "A", column="alpha", common=True, shape=False)] = 0.5
+    alpha: Annotated[Alpha, Common("--alpha", "A", column="alpha", shape=False)] = 0.5
     """Concentration of the Dirichlet distribution of labels over clients; smaller is more
     heterogeneous."""
     shards_per_client: Shards = 2
@@ -157,7 +152,7 @@ class ModelConfig(Section):
     """Section ``model``."""
 
     prefix = "model."
-    name: Annotated[str | None, Key("--model", names="models", column="model", common=True)] = None
+    name: Annotated[str | None, Common("--model", names="models", column="model")] = None
     """Network: a name of `fedsim list models`, timm:NAME, torchvision:NAME, module:function or
     FILE.py:function; unset: the data set's default."""
     norm: Literal["batch", "group"] = "batch"
@@ -184,14 +179,12 @@ class TrainConfig(Section):
     """Section ``train``: rounds, sampling and the local training that all methods share."""
 
     prefix = "train."
-    rounds: Annotated[Count, Key("--rounds", column="rounds", common=True, shape=False)] = 100
+    rounds: Annotated[Count, Common("--rounds", column="rounds", shape=False)] = 100
     """Number of communication rounds."""
     patience: Annotated[CountOrNone, Key("--patience", shape=False)] = None
     """Stop after N evaluations in a row without a better validation accuracy; unset: after
     train.rounds."""
-    sample_rate: Annotated[
-        Fraction, Key("--sample-rate", "RATE", column="sample_rate", common=True)
-    ] = 0.1
+    sample_rate: Annotated[Fraction, Common("--sample-rate", "RATE", column="sample_rate")] = 0.1
     """Share of the clients drawn in each round: m = max(1, floor(rate * K))."""
     cohort: Annotated[
         Literal["fixed", "poisson"],
@@ -204,7 +197,7 @@ class TrainConfig(Section):
     ] = False
     """Refuse what secure aggregation excludes: server rules that need more than the sum of the
     clients' messages; the sum is the same, so that no result changes."""
-    local_epochs: Annotated[Count, Key("--local-epochs --epochs", common=True)] = 1
+    local_epochs: Annotated[Count, Common("--local-epochs --epochs")] = 1
     """Passes over a client's data in each round."""
     local_steps: CountOrNone = None
     """Steps of each client in each round, in place of local_epochs; batches carry on over rounds,
@@ -212,12 +205,12 @@ class TrainConfig(Section):
     shuffle: Literal["fedsim", "dataloader"] = "fedsim"
     """Order of the batches with local_steps: from a stream for each client, or (dataloader) that of
     PyTorch's DataLoaders in one process that trains all clients in turn."""
-    batch_size: Annotated[Count, Key("--batch-size", common=True)] = 50
+    batch_size: Annotated[Count, Common("--batch-size")] = 50
     """Samples per training step."""
     optimizer: Annotated[Literal["sgd", "adamw"], Key("--optimizer")] = "sgd"
     """Optimiser of the clients; adamw: betas 0.9 and 0.999, eps 1e-8. Its state starts empty in
     every round."""
-    lr: Annotated[Positive, Key("--lr", common=True, shape=False)] = 0.01
+    lr: Annotated[Positive, Common("--lr", shape=False)] = 0.01
     """Learning rate of the clients' optimiser."""
     lr_head: Annotated[float | None, Field(gt=0), Key(shape=False)] = None
     """Learning rate of the head's tensors, scheduled as train.lr is; unset: train.lr."""
@@ -251,7 +244,7 @@ class TrainConfig(Section):
     """Momentum of the clients' SGD (AdamW has none); its buffers start empty in every round."""
     weight_decay: Annotated[NonNegative, Key("--weight-decay", shape=False)] = 5e-4
     """Weight decay of the clients' optimiser: an L2 penalty in SGD, decoupled in AdamW."""
-    threads: Annotated[int, Field(ge=1, le=4096), Key(role="neutral")] = 1
+    threads: Annotated[int, Field(ge=1, le=4096), Neutral()] = 1
     """Torch threads per client."""
     frozen_bn: bool = False
     """Train with BatchNorm in evaluation mode, as the released FedLD code does."""
@@ -272,49 +265,42 @@ class EvaluationConfig(Section):
     prefix = "evaluation."
     every: Annotated[Count, Key("--evaluate-every")] = 1
     """Evaluate every N rounds, and after the last one."""
-    batch_size: Annotated[Count, Key(role="neutral")] = 256
+    batch_size: Annotated[Count, Neutral()] = 256
     """Samples per forward pass of the evaluation."""
     personal: Literal["all_clients", "cohort_before", "cohort_after"] = "all_clients"
     """Whose models are evaluated for personalised methods: those of all clients, or of the cohort
     before or after local training."""
-    decompose_every: Annotated[
-        CountOrZero, Key("--decompose-every", "K", role="neutral", common=True)
-    ] = 0
+    decompose_every: Annotated[CountOrZero, Neutral("--decompose-every", "K", common=True)] = 0
     """Split the loss into local, shift and aggregation loss every K rounds and after the last one;
     0: never."""
     decompose_split: Annotated[
         Literal["train", "val", "test", "common_test"],
-        Key("--decompose-split", role="neutral", only_with=DECOMPOSED),
+        Decomposed("--decompose-split"),
     ] = "train"
     """Data of the decomposition: the clients' own parts, or the common test part (the scope then
     has no effect)."""
     decompose_scope: Annotated[
         Literal["cohort", "population"],
-        Key("--decompose-scope", role="neutral", only_with=DECOMPOSED),
+        Decomposed("--decompose-scope"),
     ] = "cohort"
     """Whose data the decomposition uses: those of the round's clients, or of all clients."""
-    decompose_max_samples: Annotated[
-        CountOrNone, Key("--decompose-max-samples", role="neutral", only_with=DECOMPOSED)
-    ] = None
+    decompose_max_samples: Annotated[CountOrNone, Decomposed("--decompose-max-samples")] = None
     """Maximum number of samples of each client in the decomposition, drawn once for the run; unset:
     all."""
-    loss_matrix: Annotated[
-        bool, Key("--loss-matrix/--no-loss-matrix", role="neutral", only_with=DECOMPOSED)
-    ] = False
+    loss_matrix: Annotated[bool, Decomposed("--loss-matrix/--no-loss-matrix")] = False
     """Also write every model's loss on every client's data."""
-    clients_every: Annotated[CountOrZero, Key("--evaluate-clients-every", "K", role="neutral")] = 0
+    clients_every: Annotated[CountOrZero, Neutral("--evaluate-clients-every", "K")] = 0
     """Evaluate on each client's own data every K rounds and after the last one; 0: never."""
-    cosines: Annotated[bool, Key("--cosines/--no-cosines", role="neutral")] = False
+    cosines: Annotated[bool, Neutral("--cosines/--no-cosines")] = False
     """Write the cosines between the updates, and the spectrum of their Gram matrix, in the rounds
     that evaluation.conflicts names."""
     conflicts: Literal["always", "never"] | int = "always"
-    """Rounds whose conflict_ratio, gradient_diversity and top_axis_share are computed, which need
-    the inner products of all pairs of updates: always, never, or every K rounds and after the last
-    one."""
+    """Rounds whose conflict_ratio, gradient_diversity and top_axis_share, by inner products of all
+    pairs of updates, are computed: always, never, or every K rounds and after the last one."""
     target_accuracy: Annotated[
         float | None,
         Field(gt=0, le=1),
-        Key("--target-accuracy", "A", role="neutral", column="target_accuracy"),
+        Neutral("--target-accuracy", "A", column="target_accuracy"),
     ] = None
     """Target test accuracy, above 0 and up to 1; summary.csv says when it was first reached."""
     finetune_epochs: CountOrZero = 0
@@ -380,43 +366,28 @@ class ClockConfig(Section):
             raise ValueError("must be above 0 for some clients: none of them would ever answer")
         return distributions.normalised(value)
 
-    @model_validator(mode="after")
-    def _asynchronous(self) -> ClockConfig:
-        timed = any(getattr(self, trait) is not None for trait in TIMED)
-        if self.mode == "async" and not timed and self.trace is None:
-            raise InvalidSetting(
-                "clock.mode",
-                "async given, but nothing takes time: arrivals are ordered by the clock; give "
-                f"{', '.join(f'clock.{trait}' for trait in TIMED)} or clock.trace",
-            )
-        return self
-
 
 class RunSettings(Section):
     """All keys of a run; :class:`fedsim.config.run.RunConfig` checks that they go together."""
 
-    algorithm: Annotated[
-        str, Key("-a --algorithm", names="algorithms", column="algorithm", common=True)
-    ] = "fedld"
+    algorithm: Annotated[str, Common("-a --algorithm", names="algorithms", column="algorithm")] = (
+        "fedld"
+    )
     """Method: a name of `fedsim list algorithms`, module:function or FILE.py:function."""
-    server: Annotated[
-        str | None, Key("--server", "NAME[,NAME]", names="algorithms", common=True)
-    ] = None
+    server: Annotated[str | None, Common("--server", "NAME[,NAME]", names="algorithms")] = None
     """Server rule in place of the algorithm's own: a method whose rule it is, or FILE.py:function;
     of several, as in fedgh,fedadam, the reduction and server optimisers of the first, then the
     server optimisers of the others."""
-    margin: Annotated[str | None, Key("--margin", "FORM", common=True)] = None
+    margin: Annotated[str | None, Common("--margin", "FORM")] = None
     """Form of margin control: none (plain cross-entropy), marg_log, softmax_frob, spectral,
     logit_hinge, sigma_damp, sigma_damp_kappa or sigma_stitch; unset: the method's own."""
     margin_weight: Annotated[float | None, Field(ge=0)] = None
     """Weight lambda of margin control; unset: the method's own."""
     margin_threshold: Annotated[float | None, Field(gt=0)] = None
     """Threshold (tau, T or u) of margin control, in forms that have one; unset: the form's own."""
-    label: Annotated[
-        str | None, Field(min_length=1, max_length=200), Key("--label", role="placement")
-    ] = None
+    label: Annotated[str | None, Field(min_length=1, max_length=200), Placement("--label")] = None
     """Name of the run in tables and figures; unset: that of its row in a grid, else the method."""
-    seed: Annotated[int, Field(ge=0, lt=2**64), Key("--seed", common=True)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**64), Common("--seed")] = 0
     """Seed of training: start weights, cohorts and the order of batches."""
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()

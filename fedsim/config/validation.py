@@ -80,12 +80,10 @@ def check_data_options(
     declared, info = data.options(name), data.find(name)
     values = checked(name, declared, given, "option")
     generated = info is not None and info.generated
-    if name == used and not (generated and folder):
-        return values
+    words = "is drawn with it, without data.dir" if generated else "has it"
     for leaf, value in values.items():
-        if value != declared[leaf].default:
-            drawn = "is drawn with it, without data.dir" if generated else "has it"
-            raise InvalidSetting(f"{name}.{leaf}", f"only data set {name} {drawn}")
+        if (name != used or (generated and folder)) and value != declared[leaf].default:
+            raise InvalidSetting(f"{name}.{leaf}", f"only data set {name} {words}")
     return values if name == used else {}
 
 

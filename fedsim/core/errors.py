@@ -104,10 +104,7 @@ def nearest(given: str, allowed: Iterable[str]) -> str:
 
 
 def spelled(given: str, allowed: Iterable[str]) -> str | None:
-    """The allowed name that differs from ``given`` in case, blanks, dashes and parentheses alone.
-
-    None without one, or with several.
-    """
+    """The one allowed name that differs from ``given`` in case, blanks, dashes, brackets alone."""
 
     def plain(name: str) -> str:
         return re.sub(r"[\s_()-]+", "", name.casefold())

@@ -49,10 +49,7 @@ def replacing(path: Path) -> Iterator[Path]:
 def replacing_folder(folder: Path) -> Iterator[Path]:
     """A temporary folder to write to; its files are then flushed and moved into ``folder``.
 
-    ``folder`` is made where it is missing; other files in it stay.
-
-    Raises:
-        StoreError: a file cannot be written; what was there before is still there.
+    ``folder`` is made where it is missing; a StoreError leaves what was there before.
     """
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:

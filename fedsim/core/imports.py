@@ -35,9 +35,7 @@ def refused(reason: str) -> Iterator[None]:
 def resolve(name: str, where: str) -> Callable[..., Any]:
     """The callable that ``module:function`` or ``FILE.py:function`` names; its module is imported.
 
-    Raises:
-        ConfigError: not of this form, a module that cannot be imported (whatever it raises), or
-            nothing callable of that name; the message begins with ``where``.
+    A ConfigError, which begins with ``where``, also for whatever the module raises.
     """
     module_name, function_name = module_of(name, where), name.rpartition(":")[2]
     if not all((*module_name.split("."), function_name)):

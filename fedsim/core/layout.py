@@ -1,7 +1,5 @@
-"""A model as one flat vector: parameters and float buffers are views of a single tensor.
-
-Loading a global vector is then one copy, reading the local one is free, and a client's update is
-one subtraction, whatever the number of tensors.
+"""A model as one flat vector: parameters and float buffers are views of a single tensor, which is
+loaded by one copy, and read for free.
 """
 
 import copy

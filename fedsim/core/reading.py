@@ -19,4 +19,7 @@ def check_on_disk(name: str, value: object) -> None:
 
 def parse_json(text: str | bytes) -> Any:
     """What a text of JSON holds; a ValueError where it is none."""
-    return json.loads(text)
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("lists and objects are nested too deeply") from None

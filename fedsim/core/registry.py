@@ -101,9 +101,8 @@ class Registry:
 
     def fields(self, name: str) -> Mapping[str, str]:
         """The fields at the end of that docstring, ``:client: plain SGD`` and so on."""
-        pairs = re.findall(
-            r"^:([a-z ]+): (.+(?:\n    .+)*)", self.docstrings(name)[0], re.MULTILINE
-        )
+        field = re.compile(r"^:([a-z ]+): (.+(?:\n    .+)*)", re.MULTILINE)
+        pairs = field.findall(self.docstrings(name)[0])
         return {field: " ".join(content.split()) for field, content in pairs}
 
     def docstrings(self, name: str) -> tuple[str, str]:

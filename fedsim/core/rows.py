@@ -41,6 +41,13 @@ BALANCED = Metric("balanced accuracy", takes=WHEN)
 MACRO_F1 = Metric("macro-F1", takes=WHEN)
 AUC = Metric("AUC", takes=WHEN)
 ECE = Metric("calibration error (ECE)", lowest=True, takes=WHEN, late=True)
+TRAINING_LOSS = Metric("training loss", "nats", lowest=True)
+CONFLICTS = Metric("conflicting client pairs", lowest=True)
+STEP_NORM = Metric("norm of the server step", "")
+BENIGN = Metric("test accuracy of benign clients", takes=("final", "last10"))
+SUCCESS = Metric("attack success rate", lowest=True, takes=("final", "last10"))
+EPSILON = Metric("epsilon", "", lowest=True)
+DEPLOYMENT = Metric("epsilon of the deployment", "", lowest=True)
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, eq_default=False)
@@ -128,9 +135,7 @@ class RoundRow(RowOfRound, table="rounds"):
     cohort_size: Annotated[int, "clients drawn, those that were dropped included"]
     dropped: Annotated[int, "clients of the cohort that do not count"]
     train_loss: Annotated[
-        Real,
-        "mean over the samples of all local epochs and clients",
-        Metric("training loss", "nats", lowest=True),
+        Real, "mean over the samples of all local epochs and clients", TRAINING_LOSS
     ] = None
     val_loss: Annotated[Real, "on the validation part", LOSS] = None
     val_accuracy: Annotated[Real, "on the validation part", ACCURACY] = None
@@ -144,13 +149,9 @@ class RoundRow(RowOfRound, table="rounds"):
         Real, "macro one-vs-rest (two classes: of class 1); empty if one is absent", AUC
     ] = None
     conflict_ratio: Annotated[
-        Real,
-        "share of pairs of updates with a negative inner product",
-        Metric("conflicting client pairs", lowest=True),
+        Real, "share of pairs of updates with negative inner product", CONFLICTS
     ] = None
-    update_norm: Annotated[
-        Real, "2-norm of the server's step, parameters alone", Metric("norm of the server step", "")
-    ] = None
+    update_norm: Annotated[Real, "2-norm of the server's step in the parameters", STEP_NORM] = None
     gradient_diversity: Annotated[Real, "weighted mean of squared norms by that of the mean"] = None
     top_axis_share: Annotated[Real, "of the first principal axis in the squared length"] = None
     client_test_accuracy: Annotated[Real, "mean over the clients that own test samples"] = None
@@ -164,29 +165,21 @@ class RoundRow(RowOfRound, table="rounds"):
     val_ece: Annotated[Real, "on the validation part", ECE] = None
     benign_test_accuracy: Annotated[
         Real,
-        "mean over the clients that are not malicious, on their own test samples, or of their "
-        "models on the common test part; there with an attack",
+        "mean over clients that are not malicious, on their own or the common test samples",
         OPTIONAL,
-        Metric("test accuracy of benign clients", takes=("final", "last10")),
+        BENIGN,
     ] = None
     attack_success_rate: Annotated[
         Real,
-        "share of test samples with a backdoor's trigger, or of the source class of flipped "
-        "labels, that are given the target class; there with these attacks",
+        "share of samples with a backdoor's trigger, or of the source class, in the target class",
         OPTIONAL,
-        Metric("attack success rate", lowest=True, takes=("final", "last10")),
+        SUCCESS,
     ] = None
     epsilon: Annotated[
-        Real,
-        "of all rounds so far at dp.delta; there with dp",
-        OPTIONAL,
-        Metric("epsilon", "", lowest=True),
+        Real, "of all rounds so far at dp.delta; there with dp", OPTIONAL, EPSILON
     ] = None
     deployment_epsilon: Annotated[
-        Real,
-        "of a deployment with dp.population and dp.noise_cohort",
-        OPTIONAL,
-        Metric("epsilon of the deployment", "", lowest=True),
+        Real, "of a deployment with dp.population and dp.noise_cohort", OPTIONAL, DEPLOYMENT
     ] = None
 
 
@@ -344,14 +337,13 @@ def metric_column(part: str, metric: str, when: str = "") -> str:
     return "_".join(filter(None, (when, part, metric)))
 
 
-def _metrics() -> dict[str, Metric]:
-    """The columns of rounds.csv that are marked as metrics."""
-    hints = typing.get_type_hints(RoundRow, include_extras=True)
-    marks = ((c, mark) for c in RoundRow.columns() for mark in hints[c].__metadata__)
-    return {column: mark for column, mark in marks if isinstance(mark, Metric)}
-
-
-METRICS: Mapping[str, Metric] = _metrics()
+_HINTS = typing.get_type_hints(RoundRow, include_extras=True)
+METRICS: Mapping[str, Metric] = {
+    column: mark
+    for column in RoundRow.columns()
+    for mark in _HINTS[column].__metadata__
+    if isinstance(mark, Metric)
+}
 """By column of rounds.csv."""
 SCORES: Mapping[str, Metric] = {
     column.removeprefix("test_"): metric

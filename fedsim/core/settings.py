@@ -43,12 +43,7 @@ COLUMNS = ("image", "text", "label", "target", "site", "user", "patient", "split
 
 
 class InvalidSetting(ConfigError):
-    """A setting that cannot be used.
-
-    Args:
-        key: dotted, such as ``train.lr``.
-        reason: what was given and what is allowed.
-    """
+    """A setting, by its dotted key, that cannot be used: what was given and what is allowed."""
 
     def __init__(self, key: str, reason: str) -> None:
         super().__init__(key, reason)
@@ -64,16 +59,13 @@ def checked(
     given: Mapping[str, object],
     what: str = "hyperparameter",
 ) -> dict[str, Scalar]:
-    """Values for the keyword parameters of a function, converted to their types.
+    """Values for the declared keyword parameters of a function, converted to their types.
 
     Args:
         section: what the keys stand under, such as the name of a method.
         declared: the parameters, with evaluated annotations.
         given: by name; one with a default may be missing.
         what: a parameter is called in messages.
-
-    Raises:
-        InvalidSetting: an unknown name, a missing value or one of another type.
     """
     values: dict[str, Scalar] = {}
     for name, value in given.items():
@@ -134,12 +126,8 @@ Names = Annotated[str, BeforeValidator(_line)]
 def column_names(value: object) -> dict[str, str]:
     """The names of columns by what they hold, in the order of :data:`COLUMNS`.
 
-    Args:
-        value: a line of CSV, ``label=fine_label,site=hospital``, or a mapping; a name that is None
-            is none.
-
-    Raises:
-        ValueError: another form, something that no column holds, or an empty name.
+    ``value`` is a line of CSV, ``label=fine_label,site=hospital``, or a mapping, in which a name
+    may be None. A ValueError where it is neither, or a column holds something else.
     """
     if isinstance(value, str):
         pairs = [tuple(text.split("=", 1)) for text in listed(value)]
@@ -209,11 +197,7 @@ def word_or_number(value: object, words: Sequence[str]) -> str | int:
 
 
 def with_folder(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Section ``data``, in which ``hf:DIR`` or ``csv:FILE`` stands for the name and ``data.dir``.
-
-    Raises:
-        InvalidSetting: there is nothing after the colon, or something else in ``data.dir``.
-    """
+    """Section ``data``, in which ``hf:DIR`` or ``csv:FILE`` stands for name and ``data.dir``."""
     kind, colon, folder = str(values.get("name")).partition(":")
     if kind not in ("hf", "csv") or not colon:
         return values

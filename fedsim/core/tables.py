@@ -88,8 +88,7 @@ def read_lines(path: Path) -> list[tuple[int, str]]:
 def records(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Row number and stripped values of the rows of a CSV file that are not blank.
 
-    A value in quotes may hold separators and line breaks. Numbers are those of lines, from 1; that
-    of a row is its last line's.
+    Numbers are those of lines, from 1; that of a row is its last line's.
     """
     return _records(path, _text(path), SEPARATORS[0])
 
@@ -97,15 +96,13 @@ def records(path: Path) -> Iterator[tuple[int, list[str]]]:
 def read_table(
     path: Path, required: Sequence[str], aliases: Mapping[str, str] | None = None
 ) -> Table:
-    """A CSV file with a header.
-
-    Values are separated by commas, or by semicolons or tabs where the header has its columns so.
+    """A CSV file with a header, separated by commas, or by semicolons or tabs.
 
     Args:
         path: the file.
         required: columns that must be there.
-        aliases: other names that a header may use, by the name that stands for them here. They
-            are columns of no meaning beside a column of that name.
+        aliases: other names that a header may use, by the name that stands for them here; columns
+            of no meaning beside a column of that name.
     """
     text, twice = _text(path), ""
     for separator in SEPARATORS:

@@ -66,8 +66,7 @@ class Layout:
 class RoundContext:
     """What every part may know of a round. ``round`` counts from 0; the CSV files say one more.
 
-    ``num_clients`` may be drawn, ``num_held_out`` more never train; the ids of both lie below the
-    sum.
+    ``num_clients`` may be drawn, ``num_held_out`` more never train.
     """
 
     round: int
@@ -231,12 +230,11 @@ class Dataset(LabelledSamples):
 
     Args:
         name: the data set's name.
-        train: indices into x of the training part.
-        val: indices of the validation part, may be empty.
-        test: indices of the common test part.
+        train: indices into x of the training part; ``val``, which may be empty, and ``test``: of
+            the common validation and test part.
         pipeline: normalisation and augmentation of images; None for features and tokens.
-        own_test: indices of samples that only their sites are tested on, apart from all other
-            parts; where there are none, sites own what is theirs of ``test``.
+        own_test: of samples that only their sites are tested on, apart from all other parts; where
+            there are none, sites own what is theirs of ``test``.
     """
 
     name: str
@@ -356,15 +354,11 @@ class ModelSpec:
         name: of the catalogue, or ``module:function``.
         num_classes: C.
         in_channels: of an image; the numbers of a sample of features; the size of a vocabulary.
-        image_size: height and width of an image in pixels; 1 for features; T, the tokens of a
-            sample.
+        image_size: height and width in pixels; 1 for features; T, the tokens of a sample.
         norm: BatchNorm, or GroupNorm in its place.
-        pretrained: start from ImageNet weights.
-        weights: start from those of a file.
-        inputs: what a sample is.
-        per_token: the model predicts a class for every token: (B, T, C).
-        projection: width of a projection head (linear, ReLU, linear) between features and
-            classifier, 0 for none.
+        pretrained: start from ImageNet weights; ``weights``: from those of a file.
+        inputs: what a sample is; ``per_token``: a class for every token is predicted, (B, T, C).
+        projection: width of a head (linear, ReLU, linear) below the classifier, 0 for none.
         trainable: which tensors train, see :mod:`fedsim.models.trainable`.
         init: the run's seed draws random weights by its stream "model", or (torch) as
             ``torch.manual_seed`` before the network is built.

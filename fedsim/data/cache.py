@@ -1,7 +1,7 @@
-"""Arrays made once: images of a list of files in a size, features of a frozen network.
+"""The cache: downloads, and arrays made once: images of files in a size, a network's features.
 
-Each is a file, a pack, that is read by memory map. The folder is ``$FEDSIM_CACHE``, else
-``~/.cache/fedsim``. What lies there can be deleted at any time while no run uses it.
+The folder is ``$FEDSIM_CACHE``, else ``~/.cache/fedsim``; what lies there can be deleted at any
+time while no run uses it. Each array is a file, a pack, that is read by memory map.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import DTypeLike
 
-from fedsim.core.errors import DataError
+from fedsim.core.errors import DataError, one_line
 from fedsim.core.files import cache_dir
 from fedsim.core.types import Array
 
@@ -117,3 +117,53 @@ def stored(
         store.flush()
         os.replace(new, path)
     return np.asarray(np.load(path, mmap_mode="r"))
+
+
+def fetch(urls: tuple[str, ...], md5: str, folder: str, file: str) -> Path:
+    """The path of ``file`` in the cache, downloaded from the first of its mirrors that serves it.
+
+    Several processes may ask for it at the same time: the complete file takes its name at once.
+
+    Raises:
+        DataError: no mirror could be reached, or the sum differs (says what to put where), or
+            the cache folder cannot be written.
+    """
+    target = cache_dir() / folder / file
+    if target.exists():
+        return target
+    from torchvision.datasets import utils  # takes two seconds to import
+
+    causes = []
+    with workspace(target.parent) as temporary:
+        for url in urls:
+            try:
+                utils.download_url(url, temporary, file, md5)
+            except Exception as error:  # noqa: BLE001 (of urllib, http and the sum)
+                causes.append(f"{url}: {one_line(error)}")
+                continue
+            os.replace(temporary / file, target)
+            return target
+    raise DataError(
+        f"cannot download {file} ({'; '.join(causes)}); get it elsewhere (md5 {md5}) and put it "
+        f"into {target.parent}, or name its folder as data.dir"
+    )
+
+
+def unpacked(archive: Path, folder: str) -> Path:
+    """A folder of the cache with what an archive holds, unpacked beside it first: never half."""
+    target = cache_dir() / folder
+    if target.exists():
+        return target
+    with workspace(target.parent) as temporary:
+        try:
+            if archive.suffix == ".zip":  # which has no filter
+                shutil.unpack_archive(archive, temporary / "files")
+            else:
+                shutil.unpack_archive(archive, temporary / "files", filter="data")
+            os.replace(temporary / "files", target)
+        except Exception as error:  # a damaged archive raises anything
+            if not target.is_dir():  # else another process was faster
+                raise DataError(
+                    f"{archive}: cannot be unpacked ({one_line(error)}); delete it"
+                ) from error
+    return target

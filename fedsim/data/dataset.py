@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from itertools import chain
 from pathlib import Path
 
@@ -66,7 +66,7 @@ Reader = Callable[..., Raw]
 """A function of a :class:`Request`; its keyword-only parameters are options of the data set."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class DatasetInfo:
     """An entry of the catalogue, listed in ``DATASETS`` of a module of :mod:`fedsim.data.readers`.
 
@@ -80,6 +80,7 @@ class DatasetInfo:
     num_classes: int = 0  # 0: the files say it
     image_size: int = 0  # height and width that the model sees by default; 0: as stored
     channels: int = 0
+    _: KW_ONLY
     default_model: str = "cnn"
     default_partition: str = "dirichlet"  # or files, by_site, natural
     source: str = "downloaded on first use"
@@ -213,22 +214,21 @@ def _of_samples(d: Dataset) -> Rules:
         yield min(d.pipeline.std) > 0 and d.pipeline.size > 0, "std and size have to be > 0"
         yield d.vocabulary == 0, f"images with a vocabulary of {d.vocabulary}"
     elif d.vocabulary:
-        shaped = x.dtype == np.int32 and x.ndim == 2
-        yield shaped, f"x is {x.dtype} {x.shape}, needed is int32 (N, T) as tokens"
+        kind = f"x is {x.dtype} {x.shape}, needed is int32 (N, T) as tokens"
+        yield x.dtype == np.int32 and x.ndim == 2, kind
         yield _within(x, 0, d.vocabulary), f"tokens outside the vocabulary 0..{d.vocabulary - 1}"
         sized = not d.words or 0 <= d.vocabulary - len(d.words) <= 1
         yield sized, f"{len(d.words)} words for a vocabulary of {d.vocabulary}"
     else:
-        shaped = x.dtype == np.float32 and x.ndim == 2
-        yield shaped, f"x is {x.dtype} {x.shape}, needed is float32 (N, d) without a pipeline"
+        kind = f"x is {x.dtype} {x.shape}, needed is float32 (N, d) without a pipeline"
+        yield x.dtype == np.float32 and x.ndim == 2, kind
         yield bool(np.isfinite(x).all()), "features that are not finite"
     per_token = d.vocabulary > 0 and y.shape == x.shape
     shapes = f"({len(x)},){f' or {x.shape}' if d.vocabulary else ''}"
     shaped = y.dtype == np.int64 and (y.shape == x.shape[:1] or per_token)
     yield shaped, f"y is {y.dtype} {y.shape}, needed is int64 {shapes}"
     yield d.num_classes >= 2, f"classes are {d.class_names}, needed are at least two"
-    twice = _given_twice(d.class_names)
-    yield not twice, f"the class name {twice} is given twice"
+    yield from _all_differ("class", d.class_names)
     last = d.num_classes - 1
     yield _within(y, -1 if per_token else 0, last + 1), f"labels outside the classes 0..{last}"
     yield not per_token or bool((y >= 0).any(axis=1).all()), "a sample without any label"
@@ -249,8 +249,7 @@ def _of_parts(d: Dataset, whole: bool) -> Rules:
     yield apart, "own_test has to be indices of samples in no other part"
     yield d.site is not None or not len(d.own_test), "own_test needs a site for each sample"
     yield d.site is not None or not d.sites_are_users, "users need a site for each sample"
-    twice = _given_twice(d.site_names)
-    yield not twice, f"the site name {twice} is given twice"
+    yield from _all_differ("site", d.site_names)
     people = ("site", d.site, d.site_names), ("patient", d.patient, d.patient_names)
     for kind, codes, names in people:
         shaped = codes is None or (codes.shape == (n,) and codes.dtype == np.int64)
@@ -262,10 +261,9 @@ def _of_parts(d: Dataset, whole: bool) -> Rules:
     yield inside, "groups are empty or name samples outside the test part"
 
 
-def _given_twice(names: Sequence[str]) -> str:
-    """The most frequent name, quoted; empty where all differ."""
-    (name, times), *_ = Counter(names).most_common(1) or [("", 0)]
-    return repr(name) if times > 1 else ""
+def _all_differ(kind: str, names: Sequence[str]) -> Rules:
+    for name, times in Counter(names).most_common(1):
+        yield times == 1, f"the {kind} name {name!r} is given twice"
 
 
 def _within(values: Array, low: int, end: int) -> bool:

@@ -126,9 +126,9 @@ def dirichlet_per_client(
 ) -> list[I64]:
     """Every client takes floor(n/K) samples by class proportions of its own (Hsu et al. 2019).
 
-    ``prior`` is what ``alpha`` is multiplied by: ones, or the class frequencies. Clients draw in
-    turn or one after another. A class that is used up leaves all proportions; a client with nothing
-    left of its classes takes from the remaining ones with equal probability.
+    ``prior`` is what ``alpha`` is multiplied by: ones, or the class frequencies. A class that is
+    used up leaves all proportions; a client with nothing left of its classes takes from the
+    remaining ones with equal probability.
     """
     pools = [np.flatnonzero(draw.labels == label) for label in np.unique(draw.labels)]
     for pool in pools:

@@ -122,9 +122,8 @@ def _rgb(source: Path | bytes, where: str) -> torch.Tensor:
 def load_array(path: Path, size: int) -> Array:
     """A .npy image, H x W (x channels), as RGB (3, size, size) uint8; as SSL-FL reads Retina.
 
-    Of more than three channels the first three are kept. Values are uint8, or floats in 0..255.
-    SSL-FL resizes with scikit-image, which turns uint8 arrays black, and cuts fractions off; here
-    both kinds keep their values and are rounded.
+    Of more than three channels the first three are kept. Values are uint8, or floats in 0..255;
+    SSL-FL turns uint8 arrays black, and cuts fractions off, which are rounded here.
     """
     import torch
 

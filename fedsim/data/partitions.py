@@ -192,10 +192,12 @@ def table(
     by_label = not dataset.per_token
     labels, first = (dataset.y, 0) if by_label else (np.zeros(len(dataset.y), np.int64), -1)
     width = dataset.num_classes if by_label else 1
-    train, test = (
-        _by_client(labels, owned, partition.num_clients, width)
+    train, *tests = (
+        np.stack([np.bincount(labels[samples], minlength=width) for samples in owned])
         for owned in (partition.train, partition.test)
+        if owned
     )
+    test = tests[0] if tests else np.zeros_like(train)
     client, label = np.nonzero(train + test)
     columns: dict[str, Array] = {
         "client_id": client,
@@ -208,15 +210,6 @@ def table(
     if malicious:
         columns["malicious"] = np.isin(client, malicious).astype(np.int64)
     return columns
-
-
-def _by_client(labels: I64, owned: Sequence[I64], num_clients: int, width: int) -> I64:
-    """(K, width) how many samples of each label each client owns; 0 where ``owned`` is empty."""
-    if not owned:
-        return np.zeros((num_clients, width), dtype=np.int64)
-    client = np.repeat(np.arange(num_clients), list(map(len, owned)))
-    cells = client * width + labels[np.concatenate(owned)]
-    return np.bincount(cells, minlength=num_clients * width).reshape(num_clients, width)
 
 
 def _check(dataset: Dataset, partition: Partition, min_samples: int) -> None:

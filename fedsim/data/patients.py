@@ -46,9 +46,8 @@ def whole(
     """The rule of a partition, with whole ``patient`` (n,) in place of samples.
 
     The rule says how many samples (``by_label``: of each class) every client is to have. Class by
-    class, from the largest patient to the smallest, in random order among equals, each patient goes
-    to the client that lacks most; what a client got too much of one class it gets less of the next.
-    Samples that a rule leaves to nobody are dealt as well.
+    class, from the largest patient to the smallest, each goes to the client that lacks most; what a
+    client got too much of one class it gets less of the next.
     """
     member = np.unique(patient, return_inverse=True)[1].reshape(-1)
     size = np.bincount(member)
@@ -106,9 +105,8 @@ def held_out(labels: I64, patient: I64, count: int, most: int, draw: np.random.G
     """Positions of whole patients with about ``count`` samples, of each class nearly its share.
 
     Class by class the patients are visited in random order, and each is taken whole if that brings
-    the number of samples nearer to the class's share; what is missing or too much is carried over
-    to the next class. At least one patient is taken, the smallest one at need, ``most`` at most.
-    ``labels`` and ``patient`` (n,) are of a client's samples.
+    the number of samples nearer to the class's share; what is missing or too much is carried over.
+    At least one patient is taken, the smallest one at need, ``most`` at most.
     """
     member = np.unique(patient, return_inverse=True)[1].reshape(-1)
     size, label = np.bincount(member), most_frequent(labels, member)

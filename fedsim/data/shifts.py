@@ -25,10 +25,9 @@ def changed(
 ) -> Tensor:
     """One client's change, of a strength in 0..1, of its images (B, C, H, W) uint8.
 
-    At full strength: a Gaussian blur of 1/14 of the height (below a quarter of a pixel it changes
-    nothing); noise of 64 grey levels, consumed image by image; a quarter of the contrast around
-    the mean grey level; a colour cast, channel c times 1 + 0.5 cos(2 pi (h + c/3)) with a hue h of
-    the client's; two fifths of the brightness; a rotation by 90 degrees counter-clockwise.
+    At full strength: a Gaussian blur of 1/14 of the height; noise of 64 grey levels; a quarter of
+    the contrast; a colour cast, channel c times 1 + 0.5 cos(2 pi (h + c/3)) with a hue h of the
+    client's; two fifths of the brightness; a rotation by 90 degrees counter-clockwise.
     """
     from torchvision.transforms.v2 import functional as f  # takes two seconds to import
 

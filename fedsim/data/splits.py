@@ -1,8 +1,7 @@
 """Split files: which sample is in which part, and whose it is.
 
-A run's split.csv has a row per sample, ``sample,part,client_id,label`` and what else is known; it
-gives back the parts and the clients. The older form ``client,index[,name]`` lists the clients'
-samples alone.
+A run's split.csv has a row per sample, ``sample,part,client_id,label`` and what else is known. The
+older form ``client,index[,name]`` lists the clients' samples alone.
 """
 
 from collections.abc import Sequence

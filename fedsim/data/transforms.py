@@ -1,8 +1,7 @@
 """Turns stored samples into a model's input, in batches on the device.
 
-Random numbers come from torch's global generators, which the caller seeds in a scope
-(:func:`fedsim.core.rng.torch_scope`), and are drawn on the CPU, so that the device does not change
-them. Every sample has parameters of its own.
+Every sample has random parameters of its own, from torch's global generator of the CPU, which the
+caller seeds in a scope (:func:`fedsim.core.rng.torch_scope`): the device does not change them.
 """
 
 import functools

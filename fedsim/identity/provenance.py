@@ -39,11 +39,9 @@ logger = logging.getLogger("fedsim")
 
 @dataclass(frozen=True)
 class Code:
-    """A user's function with one role in a run.
+    """A user's function, ``module:function`` (of the server chain all of them, after commas).
 
-    Args:
-        name: ``module:function``; of the server chain all of them, after commas.
-        files: the SHA-256 of each source file, see :mod:`fedsim.identity.sources`.
+    ``files`` has the SHA-256 of each source file, see :mod:`fedsim.identity.sources`.
     """
 
     name: str
@@ -143,13 +141,8 @@ def data_of(dataset: Dataset, folder: str | None) -> Data:
 
 @dataclass(frozen=True)
 class Provenance:
-    """What a run is made of besides its settings.
-
-    Args:
-        code: of users' functions, by role: method, server, model, dataset, partition, executor,
-            schedule, attack, compressor.
-        data: None where env.json does not say it.
-        accepted: by role the code that was accepted instead.
+    """What a run is made of besides its settings: by role users' code, and that which was accepted
+    instead; the data, None where env.json does not say it.
     """
 
     code: Mapping[str, Code] = field(default_factory=dict)

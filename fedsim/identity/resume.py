@@ -1,14 +1,14 @@
 """Whether a run in a directory is finished, can be resumed, or belongs to other settings."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fedsim import data
 from fedsim.config import experiments
 from fedsim.config.experiments import Setting, Settings
-from fedsim.config.keys import FREE, KEYS, PLACEMENT
+from fedsim.config.keys import FREE, PLACEMENT
 from fedsim.config.resolve import resolve, to_dict, with_normalization
 from fedsim.config.run import RunConfig
 from fedsim.core import files
@@ -125,10 +125,6 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-PATHS = tuple(key for key, declared in KEYS.items() if declared.path)
-"""Keys whose values may be paths, which are relative to where the run was started."""
-
-
 def data_at(data_dir: Path | str | None) -> Settings:
     """The setting of a run's data that are elsewhere now; none where they are where they were."""
     return {} if data_dir is None else {"data.dir": Setting(str(data_dir), "--data-dir")}
@@ -163,7 +159,6 @@ def configuration(
                 f"{nearest(key, FREE)}; allowed: {', '.join(sorted(FREE))}"
             )
     changes.update(data_at(data_dir))
-    check_paths({**written, **changes}, PATHS, "give it where the run was started")
     return resolve(written, changes, build=build)
 
 
@@ -192,21 +187,3 @@ def can_resume(wanted: RunConfig, run: Path, *, accept_changed_code: bool = Fals
 def placement(config: RunConfig) -> dict[str, object]:
     """The settings of a configuration that may change when a run is resumed."""
     return {f"engine.{leaf}": v for leaf, v in config.engine if f"engine.{leaf}" in FREE}
-
-
-def check_paths(written: Settings, keys: Sequence[str], advice: str) -> None:
-    """Refuses relative paths that are not here by a ConfigError, which ends with the advice."""
-    for key in keys:
-        setting = written.get(key)
-        if setting is None or not isinstance(setting.value, str):
-            continue
-        path = Path(setting.value)
-        if path.is_absolute() or path.exists():
-            continue
-        # a partition_file may also be the name of a split in the data's folder, clients be ids
-        if key in ("data.partition_file", "train.clients") and path.suffix.lower() != ".csv":
-            continue
-        raise ConfigError(
-            f"{setting.origin}: {str(path)!r} is not here; relative paths start "
-            f"where the command is given: {advice}"
-        )

@@ -21,12 +21,8 @@ TOLERANCE = 1e-9
 class FinalPredictions:
     """What the last evaluation of a run says of its predictions on the test part.
 
-    Args:
-        num_samples: test samples.
-        num_classes: classes with test samples, at least 2.
-        balanced_accuracy: mean recall of these classes.
-        only_class: the class that is predicted for every sample, by all models where clients have
-            their own; None where there is none with test samples.
+    ``num_classes`` are those with test samples, at least 2, and ``only_class`` the one of them that
+    is predicted for every sample, by all models where clients have their own.
     """
 
     num_samples: int

@@ -65,7 +65,12 @@ def chain(model: nn.Module, where: str = "the model") -> tuple[Link, ...]:
             used.add(id(module.weight))
             pixels, flat = kind is nn.Conv2d, False
         elif kind in (nn.BatchNorm1d, nn.BatchNorm2d):
-            fault = _normalise(links, name, module)
+            if links and not links[-1].norm and links[-1].outputs == module.num_features:
+                held = ("weight", "bias", "running_mean", "running_var")
+                slots = (f"{name}{key}" for key in held if getattr(module, key) is not None)
+                links[-1] = replace(links[-1], norm=tuple(slots))
+            else:
+                fault = "not the one normalisation of the outputs of a layer before it"
         elif kind is nn.Flatten:
             flat = (module.start_dim, module.end_dim) == (1, -1)
             fault = None if flat else "it keeps several dimensions"
@@ -107,14 +112,4 @@ def _join(links: list[Link], name: str, layer: Any, pixels: bool, flat: bool) ->
         links[-1] = replace(before, seen=seen)
     bias = None if layer.bias is None else f"{name}bias"
     links.append(Link(weight=f"{name}weight", bias=bias, norm=(), outputs=outputs))
-    return None
-
-
-def _normalise(links: list[Link], name: str, norm: Any) -> str | None:
-    """Adds a BatchNorm to the layer before it, or says why that cannot be."""
-    if not links or links[-1].norm or links[-1].outputs != norm.num_features:
-        return "not the one normalisation of the outputs of a layer before it"
-    held = ("weight", "bias", "running_mean", "running_var")
-    slots = tuple(f"{name}{key}" for key in held if getattr(norm, key) is not None)
-    links[-1] = replace(links[-1], norm=slots)
     return None

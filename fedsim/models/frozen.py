@@ -1,8 +1,7 @@
-"""Freezes what ``model.trainable`` leaves out, and adds low-rank adapters (LoRA).
+"""Freezes what ``model.trainable`` leaves out, and adds low-rank adapters (LoRA; Hu et al. 2022).
 
-LoRA: Hu et al., ICLR 2022. The adapters belong to the weights, not to the layers' forward passes:
-whoever reads a layer's ``weight`` gets ``W + alpha / rank B A``, also ``nn.MultiheadAttention`` and
-the fused kernels of ``nn.TransformerEncoder``, which never call the layers inside them.
+Adapters belong to the weights: whoever reads a layer's ``weight`` gets ``W + alpha / rank B A``,
+also ``nn.MultiheadAttention`` and the fused kernels, which never call the layers inside them.
 """
 
 import math

@@ -39,14 +39,9 @@ class ProbabilisticModel(nn.Module):
 
     In training mode the logits (B, C) are those of one draw of z per sample, from torch's global
     generator. In evaluation mode they are the logarithm of the mean softmax over :data:`DRAWS`
-    draws, whose standard normal numbers are drawn once, at the build, and serve all samples: the
-    same sample has the same logits in any batch. They are not part of the model's state.
-
-    Args:
-        model: a :class:`SplitModel`; its features come before a new linear layer.
-        z_dim: the size of the representation, None for as many numbers as the model has features.
-
-    ``reference`` is for the method's loss alone; no prediction depends on it.
+    draws, whose standard normal numbers are drawn once, at the build, and serve all samples.
+    ``z_dim`` is the size of the representation, by default the number of ``model``'s features.
+    ``reference`` is for the method's loss alone.
     """
 
     noise: Tensor

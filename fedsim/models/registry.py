@@ -21,30 +21,21 @@ from fedsim.models.weights import Loaded
 
 @dataclass(frozen=True)
 class Built:
-    """A model and what there is to say of it.
-
-    Args:
-        model: in training mode on the CPU.
-        start: what became of the start weights.
-    """
+    """A model, in training mode on the CPU, and what became of its start weights."""
 
     model: nn.Module
     start: Loaded = field(default_factory=Loaded)
 
 
-def build(
-    spec: ModelSpec, seed: int, adapt: Callable[[nn.Module], nn.Module] | None = None
-) -> nn.Module:
+Adapt = Callable[[nn.Module], nn.Module] | None
+
+
+def build(spec: ModelSpec, seed: int, adapt: Adapt = None) -> nn.Module:
     """The model of ``spec``, see :func:`start`."""
     return start(spec, seed, adapt).model
 
 
-def start(
-    spec: ModelSpec,
-    seed: int,
-    adapt: Callable[[nn.Module], nn.Module] | None = None,
-    classes: Sequence[str] = (),
-) -> Built:
+def start(spec: ModelSpec, seed: int, adapt: Adapt = None, classes: Sequence[str] = ()) -> Built:
     """The model of ``spec``; its weights depend on ``spec`` and ``seed`` alone.
 
     A name ``module:function`` calls your function(num_classes, in_channels, image_size),
@@ -66,18 +57,11 @@ def start(
         ConfigError: the name is unknown, inputs or start weights do not fit, there is no place for
             a projection head, or a function of your own returns no such model.
     """
-    names = tuple(classes)
-    return reuse.copied(
-        "model", (spec, seed, adapt, names), lambda: _start(spec, seed, adapt, names)
-    )
+    key = spec, seed, adapt, tuple(classes)
+    return reuse.copied("model", key, lambda: _start(*key))
 
 
-def _start(
-    spec: ModelSpec,
-    seed: int,
-    adapt: Callable[[nn.Module], nn.Module] | None,
-    classes: Sequence[str],
-) -> Built:
+def _start(spec: ModelSpec, seed: int, adapt: Adapt, classes: Sequence[str]) -> Built:
     """What :func:`start` returns, built now."""
     drawn = seed if spec.init == "torch" else seed_for(seed, "model")
     with one_torch_thread(), torch_scope(drawn):
@@ -156,7 +140,10 @@ def make(spec: ModelSpec) -> nn.Module:
 
 
 def checked(model: nn.Module, spec: ModelSpec) -> nn.Module:
-    """The model in training mode, as it was given but for lazy tensors, which have their shapes."""
+    """The model in training mode, as it was given but for lazy tensors, which have their shapes.
+
+    A ConfigError where it does not turn samples into logits, or has tensors that cannot be trained.
+    """
     where = f"model.name={spec.name}"
     samples = zeros(spec)
     takes = f"{where}: does not take {spec.inputs} {tuple(samples.shape)}"

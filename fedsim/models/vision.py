@@ -14,14 +14,12 @@ from fedsim.core.errors import ConfigError
 
 
 class SplitModel(nn.Module):
-    """A network as two parts: ``head(features(x))``.
+    """A network as two parts: ``head(features(x))``; files may call the head ``classifier``.
 
     Args:
         features: (B, channels, H, W) or (B, d) float32 or (B, T) tokens -> (B, d), or (B, T, d)
             for a class for every token.
         head: (B, d) -> (B, C) logits; the model's last linear layer, with what follows it.
-
-    ``classifier`` is what files of weights may call the head.
     """
 
     classifier: str = "fc"

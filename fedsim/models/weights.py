@@ -30,12 +30,7 @@ _IMAGENET = ("resnet18", "resnet50")
 
 @dataclass(frozen=True)
 class Loaded:
-    """What became of start weights.
-
-    Args:
-        drawn: names of the head's tensors that stay as drawn, since the weights have none that fit.
-        notes: lines that the user should read.
-    """
+    """The head's tensors that stay as drawn, and lines that the user should read."""
 
     drawn: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -188,10 +183,6 @@ def _copy(
     for key, value in given.items():
         name = _own_name(key, every, classifier)
         if value.is_floating_point():
-            if name in new:
-                raise ConfigError(
-                    f"{origin}: {key} and another name are both tensors for {name}; leave one out"
-                )
             new[name] = value
         elif name in every and not name.endswith("num_batches_tracked"):
             fixed[name] = value

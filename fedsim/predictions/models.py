@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -15,13 +14,10 @@ from fedsim.config.resolve import resolve
 from fedsim.config.run import RunConfig
 from fedsim.config.sections import ClockConfig, EngineConfig
 from fedsim.core.errors import ConfigError, StoreError
-from fedsim.core.files import CLIENTS, MODEL
+from fedsim.core.files import MODEL
 from fedsim.core.layout import layout_of
-from fedsim.core.types import Layout, Slot
 from fedsim.storage import final_models, tensors
-from fedsim.storage.checkpoint import ServerState
-from fedsim.storage.client_states import ClientStates
-from fedsim.storage.final_models import START_WEIGHTS, ClientTensors, Description
+from fedsim.storage.final_models import START_WEIGHTS, Description
 from fedsim.storage.run_dir import RunStore, client_number
 from fedsim.training.assemble import algorithm_of
 from fedsim.training.final_models import network, personal_slots
@@ -51,19 +47,6 @@ def finished_run(run: Path, settings: Settings | None = None) -> RunConfig:
             "attack": AttackConfig(),
         }
     )
-
-
-def final_state(
-    run: Path, layout: Layout, personal: Sequence[Slot], *, needed: bool
-) -> ServerState:
-    """The models of a finished run, those of the clients read when they are asked for.
-
-    Unless they are ``needed``, the ``personal`` tensors of the clients may be missing.
-    """
-    params = final_models.load_vector(run, layout)
-    if not personal or (not needed and not (run / CLIENTS).exists()):
-        return ServerState(params=params)
-    return ServerState(params=params, clients=ClientStates(ClientTensors(run, personal)))
 
 
 def load_model(run: Path | str, client: int | str | None = None) -> nn.Module:

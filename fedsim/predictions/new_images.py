@@ -39,15 +39,9 @@ logger = logging.getLogger("fedsim")
 
 @dataclass(frozen=True)
 class ImageModel:
-    """The final model of a run on images, and what it takes.
+    """The final model of a run on images, in evaluation mode on the CPU, and what it takes.
 
-    Args:
-        network: in evaluation mode on the CPU: (B, channels, size, size) -> (B, C) logits.
-        spec: of the network.
-        classes: their names.
-        mean: per channel, of values in 0..1.
-        std: per channel, of values in 0..1.
-        config: of the run.
+    (B, channels, size, size) -> (B, C) logits; mean and std are per channel, of values in 0..1.
     """
 
     network: nn.Module

@@ -19,7 +19,6 @@ import numpy as np
 import pandas as pd
 import torch
 
-from fedsim.config import experiments
 from fedsim.config.run import RunConfig
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, DataError, nearest
@@ -30,13 +29,14 @@ from fedsim.engine.base import OUTPUTS
 from fedsim.engine.serial import SerialExecutor
 from fedsim.identity.environment import device_of
 from fedsim.identity.provenance import Provenance, check_code, check_data, code_of
-from fedsim.identity.resume import check_paths, data_at
+from fedsim.identity.resume import data_at
 from fedsim.metrics.splits import clients_with, count, counts, indices
 from fedsim.predictions import new_images
-from fedsim.predictions.models import final_state, finished_run
+from fedsim.predictions.models import finished_run
 from fedsim.storage import final_models
 from fedsim.storage.checkpoint import ServerState
-from fedsim.storage.final_models import Description
+from fedsim.storage.client_states import ClientStates
+from fedsim.storage.final_models import ClientTensors, Description
 from fedsim.storage.run_dir import RunStore, RunWriter, client_number
 from fedsim.training import loading
 from fedsim.training.assemble import assemble, prepare
@@ -54,9 +54,6 @@ Own = Literal["train", "val", "test"]
 OWN: tuple[Own, ...] = ("train", "val", "test")
 
 _few = partial(few, most=6)
-DATA_PATHS = ("data.dir", "data.partition_file")
-ELSEWHERE = "go to the directory where the run was started, or give --data-dir"
-"""What to do where relative paths lead nowhere."""
 _NOT_THESE = (
     "these are not the data of the run (for new data: --data-dir NEW, with --split all or none)"
 )
@@ -76,20 +73,16 @@ def predict(
     """The classes that the final models of a run give to samples, with all probabilities.
 
     Without ``client`` the models are those that the evaluation scores: the global model, or in
-    personalised methods every client's own, on the client's samples where the split is of those
-    that clients own.
+    personalised methods every client's own.
 
     Args:
         run: directory of a finished run.
-        client: its number or name: only this client's model (the global one where the method has
-            no other, or the client never trained) and, of samples that clients own, only its own.
+        client: its number or name: only this client's model (the global one where it has no other)
+            and, of samples that clients own, only its own.
         split: one of :data:`SPLITS`; by default ``test``, or ``all`` where ``data_dir`` is given.
         data_dir: the folder to read in place of ``data.dir``: new data of the same kind, with
-            labels; their classes, found by name, are classes of the run, and their texts are read
-            with the run's vocabulary. All splits but ``all`` need the run's own data, wherever
-            they are.
-        images: new images without labels, in place of the run's samples: a folder, a file, or
-            several of them.
+            labels, whose classes are found by name. All splits but ``all`` need the run's own data.
+        images: new images without labels: a folder, a file, or several of them.
         accept_changed_code: use the user's own functions even if their code has changed.
 
     Returns:
@@ -120,8 +113,7 @@ def predict(
             f"--split {split}: there is no such split{nearest(split, SPLITS)}; allowed: "
             f"{', '.join(SPLITS)}"
         )
-    settings = data_at(data_dir)
-    config = finished_run(path, settings)
+    config = finished_run(path, data_at(data_dir))
     if client is not None:
         client = client_number(path, config.data.num_clients, client)
     description = Description.read(path)
@@ -132,8 +124,6 @@ def predict(
     if split == ALL and data_dir is not None:
         setup = _new_data(path, config, description)
     else:
-        written = experiments.read(path / "config.yaml").settings
-        check_paths({**written, **settings}, DATA_PATHS, ELSEWHERE)
         setup = _own_data(path, config)
     _check_fit(setup, description, _origin(config, setup.dataset))
     owned, part = _owned(setup, split), split
@@ -141,8 +131,10 @@ def predict(
         setup, owned, part = replace(setup, dataset=in_one_part(setup.dataset)), None, "test"
     _check_samples(setup, client, owned, part, split)
     setup = replace(setup, frozen=final_models.load_tensors(path, setup.frozen))
-    personal = personal_slots(setup.algorithm, setup.layout)
-    state = final_state(path, setup.layout, personal, needed=setup.personalised)
+    state = ServerState(params=final_models.load_vector(path, setup.layout))
+    if setup.personalised:
+        personal = personal_slots(setup.algorithm, setup.layout)
+        state = replace(state, clients=ClientStates(ClientTensors(path, personal)))
     if setup.personalised and setup.config.evaluation.personal != "all_clients":
         logger.warning(
             "evaluation.personal=%s: the tables of the run score other models than its final ones",

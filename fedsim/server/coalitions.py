@@ -22,13 +22,9 @@ class Coalitions:
     """The steps of a server for the coalitions of a round's clients.
 
     What the server answers beside its step is left out. A coalition of nobody makes no step, as a
-    round without updates. It is given by the places of its updates in the cohort, ascending.
-
-    Args:
-        server: of the method.
-        state: its state before the round.
-        cohort: the m updates as clients sent them, after an attack, whole and in this process.
-        ctx: of the round.
+    round without updates. It is given by the places of its updates in the cohort, ascending, which
+    are those that clients sent, after an attack, whole and in this process; ``state`` is that
+    before the round.
     """
 
     def __init__(self, server: Server, state: RuleState, cohort: Cohort, ctx: RoundContext) -> None:

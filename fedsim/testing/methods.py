@@ -38,8 +38,8 @@ from fedsim.training.callbacks import Callback
 
 T = TypeVar("T")
 BLOCK_TOLERANCE = 1e-3
-"""How far a client's arrays may be from those of the client alone, as a part of their norm: for
-float32 rounding, much below what a rule that mixes the clients of a block is off by."""
+"""How far a client's arrays in a block may be from those of the client alone, as a part of their
+norm: for float32 rounding, much below what a rule that mixes clients is off by."""
 
 
 @dataclass

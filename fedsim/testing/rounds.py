@@ -1,8 +1,6 @@
 """Rounds of a small run in memory, in milliseconds, and in what two of them differ first.
 
-Digits, 22 training images a client, 60 test images, half of the 8 clients a round; no run
-directory. Everything else is what a run does: configuration, model, serial executor, server,
-evaluation after the last round.
+Digits, 22 training images a client, 60 test images, half of the 8 clients a round.
 """
 
 from __future__ import annotations

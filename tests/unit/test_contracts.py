@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,13 +13,8 @@ from fedsim.algorithms import Algorithm
 from fedsim.client import LocalRule, Uplink
 from fedsim.core.errors import ContractError
 from fedsim.core.types import Dataset, Pipeline
-from fedsim.schedules.base import Synchronous
 from fedsim.server import Average, Server
 from fedsim.testing import check_method, check_reader
-from fedsim.testing.rounds import rounds, small
-from fedsim.training.assemble import prepare
-from tests.schedules import check_schedule
-from tests.seams import buffered, power_of_choice
 from tests.sites import SHORTCUT
 
 pytestmark = pytest.mark.integration
@@ -247,80 +241,3 @@ def test_what_readers_are_refused(loader, case, said):
     message = f"^the reader breaks its contract, case '{case}': {said}"
     with pytest.raises(ContractError, match=message):
         check_reader(loader, cases=[case])
-
-
-# schedules
-
-
-@pytest.mark.parametrize("build", [Synchronous, buffered, power_of_choice])
-def test_a_schedule_keeps_the_contract(build):
-    check_schedule(build)
-
-
-@dataclass
-class Broken:
-    """A synchronous schedule with one mistake."""
-
-    mistake: str
-    asynchronous: bool = False
-    calls: int = 0
-
-    def plan(self, roster: Any, state: Any, ctx: Any, run: Any, /) -> Any:
-        self.calls += 1
-        plan = Synchronous().plan(roster, state, ctx, run)
-        first = plan.tasks[0]
-        match self.mistake:
-            case "impure":
-                return replace(plan, state={"calls": np.array(self.calls)})
-            case "twice":
-                return replace(plan, tasks=(*plan.tasks, first))
-            case "held out":
-                return roster.plan([3], ctx)
-            case "no participation":
-                return replace(plan, participation={})
-            case "unknown model":
-                return replace(plan, needed=frozenset({ctx.round + 1}))
-            case "stale":
-                kept = frozenset({ctx.round})
-                tasks = (replace(first, ctx=replace(ctx, round=max(0, ctx.round - 1))),)
-                return replace(plan, tasks=tasks, needed=kept)
-            case "ahead":
-                return replace(plan, ahead=((first,),))
-            case _:
-                raise ValueError("on purpose")
-
-
-@pytest.mark.parametrize(
-    ("mistake", "said"),
-    [
-        ("impure", "two plans from equal arguments differ"),
-        ("twice", "a client has two tasks"),
-        ("held out", "tasks of clients that do not train: .3."),
-        ("no participation", "clients without a participation"),
-        ("unknown model", "models that were not kept"),
-        ("stale", "but asynchronous is False"),
-        ("ahead", "clients train now and are told ahead"),
-        ("raises", "ValueError: on purpose"),
-    ],
-)
-def test_a_broken_schedule_is_named(mistake, said):
-    with pytest.raises(ContractError, match=f"breaks its contract, case 'every.*{said}"):
-        check_schedule(lambda: Broken(mistake))
-
-
-# rounds
-
-
-@pytest.mark.parametrize("selection", ["uniform", "round_robin"])
-def test_clients_that_are_held_out_take_no_part(selection):
-    given = {"data": {"heldout_clients": 3}, "train": {"rounds": 2, "selection": selection}}
-    config = small("fedavg", "mlp", **given)
-    out = prepare(config).partition.held_out
-    assert len(out) == 3
-    first, second = rounds(config)
-    for made in (first, second):
-        assert made.clients == [row["client_id"] for row in made.tables["clients"]]
-        assert len(made.clients) == 2  # half of the five that take part
-        assert not set(made.clients) & set(out)
-    if selection == "round_robin":
-        assert not set(first.clients) & set(second.clients)

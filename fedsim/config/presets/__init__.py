@@ -20,13 +20,7 @@ def names() -> tuple[str, ...]:
 
 
 def load(name: str, origin: str = "preset") -> Experiment:
-    """The preset of that name.
-
-    ``origin`` says where the name was given, for messages.
-
-    Raises:
-        ConfigError: there is none; names the nearest.
-    """
+    """The preset of that name; ``origin`` says where it was given, for messages."""
     if name not in names():
         raise ConfigError(
             f"{origin}: unknown preset {name!r}{nearest(name, names())}; "

@@ -1,9 +1,8 @@
 """Reader of a table of numbers and categories: a CSV file with a header, ``-d csv:FILE``.
 
-Which column is what follows from ``data.columns`` (target, site, patient, split); all others are
-features, numbers or one-hot coded categories. Scaling and the values put in for missing ones are
-those of the training rows, so that they are computed once the parts are known, and again where a
-split file gives other ones.
+Which column is what follows from ``data.columns``; all others are features. Scaling and the values
+put in for missing ones are those of the training rows, and follow these where a split file gives
+other ones.
 """
 
 from collections.abc import Mapping, Sequence
@@ -133,12 +132,14 @@ def _features(
     table: Table, roles: Mapping[str, str], features: str, categorical: str
 ) -> dict[str, str | None]:
     """By feature the category without a column; None where each has one, "" for numbers."""
-    chosen = [_column(table, name, "csv.features") for name in listed(features)]
+    chosen, taken = (
+        [_column(table, name, "csv.features") for name in listed(features)],
+        roles.values(),
+    )
     for name in chosen:
-        if name in roles.values() or chosen.count(name) > 1:
-            why = "is no feature (data.columns)" if chosen.count(name) == 1 else "is given twice"
-            raise ConfigError(f"csv.features: {name!r} {why}")
-    chosen = chosen or [name for name in table.columns if name not in roles.values()]
+        if [*chosen, *taken].count(name) > 1:
+            raise ConfigError(f"csv.features: {name!r} is given twice, here or in data.columns")
+    chosen = chosen or [name for name in table.columns if name not in taken]
     if not chosen:
         raise DataError(f"{table.file}: no column is left as a feature")
     kinds: dict[str, str | None] = dict.fromkeys(chosen, "")
@@ -147,8 +148,7 @@ def _features(
         name, _, level = (cell, "", "") if whole else cell.rpartition("=")
         name = _column(table, name.strip(), "csv.categorical")
         if kinds.get(name) != "":
-            why = "is given twice" if name in kinds else "is no feature"
-            raise ConfigError(f"csv.categorical: {name!r} {why}")
+            raise ConfigError(f"csv.categorical: {name!r} is no feature, or is given twice")
         kinds[name] = None if whole else _level(level.strip())
     return kinds
 

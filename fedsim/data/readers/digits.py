@@ -43,12 +43,6 @@ def _table() -> F64:
 
 DATASETS = (
     DatasetInfo(
-        name="digits",
-        title="scikit-learn's 1,797 hand-written digits",
-        read=digits,
-        num_classes=10,
-        image_size=8,
-        channels=1,
-        source="embedded",
+        "digits", "scikit-learn's 1,797 hand-written digits", digits, 10, 8, 1, source="embedded"
     ),
 )

@@ -1,10 +1,8 @@
 """Reader of a plain folder of images with a table: the way to bring one's own pictures.
 
-labels.csv has a header: filename, label, and where known site, patient, split (train, val, test).
-Commas, semicolons or tabs separate its columns. Kaggle's and APTOS's names for the columns are
-understood, and file names without extension. The images lie in the folder itself or in images/.
-Classes are numbers 0, 1, ... or names; classes.txt, one name a line, settles their order and which
-ones there are.
+labels.csv has a header: filename, label, and where known site, patient, split; Kaggle's and APTOS's
+names for the columns are understood. The images lie in the folder itself or in images/. Classes are
+numbers 0, 1, ... or names; classes.txt, one name a line, settles which and in which order.
 """
 
 import os

@@ -1,8 +1,7 @@
 """Reader of a Hugging Face data set that ``save_to_disk`` wrote: images or texts with labels.
 
-A saved ``Dataset`` has no parts of its own; of a ``DatasetDict`` the splits train, validation and
-test are the parts. What each column holds follows from its name or from ``data.columns``. Nothing
-is downloaded: an image has to be in the data set, not only its path.
+Of a ``DatasetDict`` the splits train, validation and test are the parts. Nothing is downloaded: an
+image has to be in the data set, not only its path.
 """
 
 import logging
@@ -72,12 +71,8 @@ class Saved(NamedTuple):
             raise DataError(
                 f"{self.folder}, column {name}: {role}s are {kind}, needed are {needed}"
             )
-        try:
-            stored = self.rows.data.column(name)
-            stored.validate(full=True)
-            values = stored if kind == "images" else stored.to_pylist()
-        except Exception as error:  # pyarrow's errors have no common type
-            raise DataError(f"{self.folder}, column {name}: damaged ({one_line(error)})") from error
+        stored = self.rows.data.column(name)
+        values = stored if kind == "images" else stored.to_pylist()
         if kind != "images" and None in values:
             raise DataError(f"{self.where(values.index(None))}: there is no {role}")
         return values, tuple(feature.names) if kind == "classes" else ()
@@ -178,13 +173,11 @@ def choose(names: Sequence[str], named: Mapping[str, str], folder: Path) -> dict
     usual = {role: n for role, kinds in USUAL.items() for n in reversed(kinds) if n in names}
     columns = {role: n for role, n in usual.items() if n not in named.values()} | dict(named)
     for one, other in (("image", "text"), ("site", "user")):
-        if one in named and other in named:
-            raise ConfigError(f"data.columns: {one} and {other} given, at most one can be used")
         if one in columns and other in columns:
-            if one == "site" and one not in named and other not in named:
+            if (one in named) == (other in named) and (one in named or one == "site"):
                 raise ConfigError(
-                    f"data.columns: {folder} has the columns site and user: name the one whose "
-                    "values are the clients, as in data.columns.user=user"
+                    f"data.columns: {folder} has the columns {one} and {other}, at most one can be "
+                    f"used: name it, as in data.columns.{other}={columns[other]}"
                 )
             del columns[one if other in named else other]
     for needed in (("image", "text"), ("label",)):

@@ -73,7 +73,7 @@ def sent140(request: Request) -> Raw:
     for file in (folder / "embs.json", folder.parent / "embs.json"):
         if known is None and file.is_file():
             known = tuple(map(str, read(file).get("vocab", ())))
-    training = np.equal(raw.parts, TRAIN)
+    training = np.asarray(raw.parts == TRAIN)
     x, words = tokens(raw.x.tolist(), WORDS, training, VOCABULARY, known)
     names = ("negative", "positive")
     return replace(raw, x=x, class_names=names, vocabulary=len(words) + 1, words=words)

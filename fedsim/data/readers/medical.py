@@ -12,14 +12,13 @@ first comma. Clients are in the order of their sorted file names and keep the or
 """
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from fedsim.core.errors import DataError, nearest
 from fedsim.core.tables import records, whole_number
-from fedsim.core.types import I64, Array
+from fedsim.core.types import I64
 from fedsim.data.cache import packed
 from fedsim.data.dataset import DatasetInfo, Raw, Request, parts_of
 from fedsim.data.files import find_folder, inside
@@ -28,65 +27,50 @@ from fedsim.data.readers.tables import coded
 
 PUBLISHED_SIZE = 384
 RETINA_STORED = 256
+_NORMAL = {"retina": ((0.5007, 0.5010, 0.5019), (0.0342, 0.0535, 0.0484)), "covid_fl": IMAGENET}
+_CLASSES = {"retina": ("normal", "diseased"), "covid_fl": ("normal", "pneumonia", "COVID-19")}
+_FOLDERS = {"retina": "Retina", "covid_fl": "COVID-FL"}
 
 
-def retina(request: Request) -> Raw:
-    """Retina: .npy images, stored at 256 x 256 as published, or smaller if the model's size is.
+def medical(request: Request) -> Raw:
+    """Retina and COVID-FL with the pipelines of the released FedLD code, at 384 pixels.
 
-    The pipeline of the released FedLD code: 384 pixels, crops of 0.6 to 1 of the area, rotations
-    up to 10 degrees, flips. Patients are the file names without ``_left`` and ``_right``.
+    Retina's .npy images are stored at 256 x 256 as published, or smaller if the model's size is;
+    COVID-FL's image files as Resize(P), CenterCrop(P) for the model's P x P pixels. Crops are of
+    0.6 to 1 of the area, COVID-FL's of 0.8 to 1.2 (here of the stored square, there of the
+    picture), rotations up to 10 degrees. Retina's patients are the file names without ``_left``
+    and ``_right``.
     """
-    size = request.image_size or PUBLISHED_SIZE
-    normal = (0.5007, 0.5010, 0.5019), (0.0342, 0.0535, 0.0484)
-    stored = min(size, RETINA_STORED)
-    return _read(request, "Retina", ("normal", "diseased"), (size, stored), load_array, normal)
-
-
-def covid_fl(request: Request) -> Raw:
-    """COVID-FL: image files, stored as Resize(P), CenterCrop(P) for the model's P x P pixels.
-
-    The pipeline of the released FedLD code: 384 pixels, crops of 0.8 to 1.2 of the area (here of
-    the stored square, there of the original picture), rotations up to 10 degrees, flips.
-    """
-    size = request.image_size or PUBLISHED_SIZE
-    classes = ("normal", "pneumonia", "COVID-19")
-    return _read(request, "COVID-FL", classes, (size, size), decode, IMAGENET)
-
-
-def _read(
-    request: Request,
-    folder: str,
-    classes: tuple[str, ...],
-    sizes: tuple[int, int],
-    decoder: Callable[[Path, int], Array],
-    normal: tuple[tuple[float, ...], tuple[float, ...]],
-) -> Raw:
-    root = find_folder(request.own_folder, (folder,), ("labels.csv",), request.source)
-    labels = _labels(root / "labels.csv", len(classes))
+    name, size = request.name, request.image_size or PUBLISHED_SIZE
+    root = find_folder(request.own_folder, (_FOLDERS[name],), ("labels.csv",), request.source)
+    labels = _labels(root / "labels.csv", len(_CLASSES[name]))
     listing = root / "train.csv"
     listing = listing if listing.exists() else root / "central" / "train.csv"
     train, test = _names(listing), _names(root / "test.csv")
     files: list[Path] = []
     for part, listed in (("train", train), ("test", test)):
-        for name, where in listed.items():
-            files.append(inside(root / part, name, where))
-            if name not in labels:
-                raise DataError(f"{where}: {name!r} has no label in {root}/labels.csv")
+        for image, where in listed.items():
+            files.append(inside(root / part, image, where))
+            if image not in labels:
+                raise DataError(f"{where}: {image!r} has no label in {root}/labels.csv")
     people: tuple[str, ...] = ()
     patient: I64 | None = None
-    if request.name == "retina":
-        stems = [re.sub(r"_(left|right)$", "", Path(name).stem) for name in (*train, *test)]
+    if name == "retina":
+        stems = [re.sub(r"_(left|right)$", "", Path(image).stem) for image in (*train, *test)]
         people, patient = coded(stems, str, "the patient")
+        x = packed(name, files, min(size, RETINA_STORED), load_array)
+    else:
+        x = packed(name, files, size, decode)
     return Raw(
         source=root,
-        x=packed(request.name, files, sizes[1], decoder),
-        y=np.array([labels[name] for name in (*train, *test)], dtype=np.int64),
-        class_names=classes,
-        mean=normal[0],
-        std=normal[1],
+        x=x,
+        y=np.array([labels[image] for image in (*train, *test)], dtype=np.int64),
+        class_names=_CLASSES[name],
+        mean=_NORMAL[name][0],
+        std=_NORMAL[name][1],
         parts=parts_of(len(train), 0, len(test)),
-        size=sizes[0],
-        augment=request.name,
+        size=size,
+        augment=name,
         patient=patient,
         patient_names=people,
         files=tuple(file.relative_to(root).as_posix() for file in files),
@@ -157,20 +141,20 @@ def _clients(
 
 DATASETS = tuple(
     DatasetInfo(
-        name=read.__name__,
-        title=f"{title} (SSL-FL, FedLD)",
-        read=read,
-        num_classes=num_classes,
-        image_size=PUBLISHED_SIZE,
+        name,
+        f"{title} (SSL-FL, FedLD)",
+        medical,
+        len(_CLASSES[name]),
+        PUBLISHED_SIZE,
         channels=3,
         default_partition="files",
-        source=f"a folder {folder}/ as SSL-FL and FedLD lay it out: train/, test/, labels.csv, "
-        "train.csv, test.csv, *_clients/",
+        source=f"a folder {_FOLDERS[name]}/ as SSL-FL and FedLD lay it out: train/, test/, "
+        "labels.csv, train.csv, test.csv, *_clients/",
         needs_folder=True,
         client_folders=True,
     )
-    for read, folder, num_classes, title in (
-        (retina, "Retina", 2, "diabetic retinopathy, normal or diseased"),
-        (covid_fl, "COVID-FL", 3, "chest X-rays of several hospitals: normal, pneumonia, COVID-19"),
+    for name, title in (
+        ("retina", "diabetic retinopathy, normal or diseased"),
+        ("covid_fl", "chest X-rays of several hospitals: normal, pneumonia, COVID-19"),
     )
 )

@@ -1,8 +1,7 @@
 """MedMNIST's 2-D data sets with one label per image.
 
-Source of names, classes and md5 sums: ``medmnist/info.py`` of MedMNIST 3 (https://medmnist.com),
-which serves the files from Zenodo record 10519652. Licence of the data: CC BY 4.0, but for
-dermamnist CC BY-NC 4.0.
+Names, classes and md5 sums are those of ``medmnist/info.py`` of MedMNIST 3 (https://medmnist.com).
+Licence of the data: CC BY 4.0, but for dermamnist CC BY-NC 4.0.
 """
 
 import json
@@ -13,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fedsim.core.errors import DataError
+from fedsim.data.cache import fetch
 from fedsim.data.dataset import DatasetInfo, Raw, Request, parts_of
-from fedsim.data.download import fetch
 from fedsim.data.files import check_images, check_labels, find_folder
 from fedsim.data.readers.npz import load_npz
 
@@ -83,12 +82,7 @@ def medmnist(request: Request) -> Raw:
 
 DATASETS = tuple(
     DatasetInfo(
-        name=name,
-        title=f"MedMNIST: {info.title}",
-        read=medmnist,
-        num_classes=len(info.class_names),
-        image_size=SIZES[0],
-        channels=info.channels,
+        name, f"MedMNIST: {info.title}", medmnist, len(info.class_names), SIZES[0], info.channels
     )
     for name, info in MEDMNIST.items()
 )

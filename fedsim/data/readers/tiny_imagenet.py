@@ -6,9 +6,8 @@ import numpy as np
 
 from fedsim.core.errors import DataError
 from fedsim.core.tables import read_lines
-from fedsim.data.cache import packed
+from fedsim.data.cache import fetch, packed, unpacked
 from fedsim.data.dataset import DatasetInfo, Raw, Request, parts_of
-from fedsim.data.download import fetch, unpacked
 from fedsim.data.files import find_folder, inside
 from fedsim.data.images import decode, sides
 

@@ -252,7 +252,7 @@ def test_the_page_and_its_files(tmp_path: Path) -> None:
     figures = {f"figures/{n}.{s}" for n in ("search", "search_values") for s in ("png", "pdf")}
     assert names == {"report.html", *figures, *(f"tables/trials.{s}" for s in ("csv", "md", "tex"))}
     text = (tmp_path / "page/report.html").read_text()
-    assert "the best is trial 3 with 81.25 %" in text
+    assert "Best: trial 3, validation accuracy <strong>81.25 %</strong>" in text
     assert len(pd.read_csv(tmp_path / "page/tables/trials.csv")) == 5
     first = {p: p.read_bytes() for p in (tmp_path / "page").rglob("*.p*")}
     assert report(search, "--out", tmp_path / "page").exit_code == 0

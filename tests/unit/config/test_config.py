@@ -320,6 +320,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"async": {"bufer": 3}}, "async.bufer: unknown key"),
     ({"clock": SPEEDS, "async": {"mixing": 1.5}}, "async.mixing: 1.5 given"),
     ({"clock": SPEEDS, "async": {"slope": 2}}, "effect without async.staleness=hinge"),
+    (
+        {"attack": {"name": "ipm", "fraction": 0.2, "clients": "1"}},
+        "0.2 given beside attack.clients",
+    ),
     ({"dp": {"level": "user"}}, "give the norm to clip updates (or dp.quantile, to adapt it)"),
     ({"dp": {"level": "example"}}, "dp.clip: is missing; give the norm to clip gradients to"),
     ({"dp": {"level": "example", "clip": 1, "quantile": 0.5}}, "effect without dp.level=user"),

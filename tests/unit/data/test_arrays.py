@@ -15,7 +15,6 @@ import pytest
 
 from fedsim import data
 from fedsim.core.errors import DataError
-from fedsim.data.download import fetch, unpacked
 from fedsim.data.readers import medmnist as reader
 from fedsim.data.readers.medmnist import MEDMNIST
 from fedsim.testing import check_reader
@@ -438,21 +437,3 @@ def test_cifar_archive_is_downloaded_and_unpacked(tmp_path: Path, monkeypatch, w
     assert np.array_equal(first.x.reshape(18, -1), PIXELS)
     archive.unlink()
     assert np.array_equal(data.load("cifar10").x, first.x)
-
-
-def archive_of_two_files(folder: Path) -> Path:
-    for name in ("a", "b"):
-        (folder / name).write_text(name)
-    with tarfile.open(folder / "two.tar.gz", "w:gz") as tar:
-        for name in ("a", "b"):
-            tar.add(folder / name, f"in/{name}")
-    return folder / "two.tar.gz"
-
-
-def test_an_unwritable_cache_is_refused(tmp_path: Path, monkeypatch):
-    (tmp_path / "file").write_text("no folder")
-    monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / "file"))
-    with pytest.raises(DataError, match=r"cannot be written .*FEDSIM_CACHE"):
-        fetch(("gone",), "0", "here", "file")
-    with pytest.raises(DataError, match=r"cannot be written .*FEDSIM_CACHE"):
-        unpacked(archive_of_two_files(tmp_path), "cifar/two")

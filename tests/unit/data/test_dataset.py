@@ -94,40 +94,27 @@ def test_wrong_options_are_refused(name, options, message):
         data.load(name, **options)
 
 
-OWN = """
-import numpy as np
-from fedsim.core.types import Dataset, Pipeline
-
 def make(folder, image_size=4, seed=0):
     x = np.zeros((6, 1, image_size, image_size), np.uint8)
-    y = np.array([0, 1, 0, 1, 0, 1])
-    return Dataset(name=str(folder), x=x, y=y, class_names=("a", "b"), train=np.arange(4),
-                   val=np.arange(0), test=np.arange(4, 6),
-                   pipeline=Pipeline(size=image_size, mean=(0.5,), std=(0.5,)))
+    return replace(GOOD, name=str(folder), x=x, y=np.arange(6) % 2, test=np.arange(4, 6))
+
 
 def greedy(folder, **options):
-    assert set(options) == {"image_size", "augment", "val_fraction", "test_fraction", "seed",
-                            "split"}
+    assert set(options) == {
+        *("image_size", "augment", "val_fraction", "test_fraction", "seed", "split")
+    }
     return make(folder)
+
 
 def wrong(folder):
     return 3
-"""
 
 
-@pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    (tmp_path / "own_data_module.py").write_text(OWN)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "own_data_module", raising=False)
-    return "own_data_module"
-
-
-def test_own_loader_gets_the_folder_and_what_it_accepts(own, tmp_path):
-    made = data.load(f"{own}:make", tmp_path, image_size=6, val_fraction=0.3)
+def test_own_loader_gets_the_folder_and_what_it_accepts(tmp_path):
+    made = data.load(f"{__name__}:make", tmp_path, image_size=6, val_fraction=0.3)
     assert made.name == str(tmp_path)
     assert made.x.shape == (6, 1, 6, 6)
-    assert data.load(f"{own}:greedy").num_classes == 2
+    assert data.load(f"{__name__}:greedy").num_classes == 2
 
 
 @pytest.mark.parametrize(
@@ -141,9 +128,9 @@ def test_own_loader_gets_the_folder_and_what_it_accepts(own, tmp_path):
         ("os:path", ConfigError, "os has no function 'path'"),
     ],
 )
-def test_own_loader_that_fails_is_refused(own, name, error, message):
+def test_own_loader_that_fails_is_refused(name, error, message):
     with pytest.raises(error, match=message):
-        data.load(name.format(own))
+        data.load(name.format(__name__))
 
 
 GOOD = Dataset(

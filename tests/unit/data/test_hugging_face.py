@@ -58,8 +58,16 @@ def test_a_column_that_is_given_wins_over_a_usual_name():
         (["img", "grade"], {}, "label is needed: no column is called label, labels; columns of"),
         (["label"], {}, "data.columns.image or data.columns.text is needed"),
         (["img", "grade"], {"label": "grades"}, "label: there is no column 'grades' (did you mean"),
-        (["img", "label", "site", "user"], {}, "has the columns site and user: name the one"),
-        (["img", "label", "a"], {"site": "a", "user": "a"}, "site and user given, at most one"),
+        (
+            ["img", "label", "site", "user"],
+            {},
+            "columns site and user, at most one can be used: name it",
+        ),
+        (
+            ["img", "label", "a"],
+            {"site": "a", "user": "a"},
+            "has the columns site and user, at most one",
+        ),
     ],
 )
 def test_columns_that_do_not_fit_are_refused(names, given, message):

@@ -248,8 +248,11 @@ def outside(draw):
     return [np.array([len(draw.labels)])] * draw.num_clients
 
 
-def one_client(draw):
-    return [np.arange(len(draw.labels))]
+def test_functions_that_partition_nothing_are_refused():
+    with pytest.raises(ConfigError, match="must return 3 arrays of positions from 0 to 119"):
+        partitions.make(TOY, f"{__name__}:outside", num_clients=3)
+    with pytest.raises(DataError, match="gives a sample to two clients"):
+        partitions.make(TOY, f"{__name__}:twice", num_clients=3)
 
 
 OWN = f"{__name__}:blocks"
@@ -282,20 +285,6 @@ def test_a_partition_of_ones_own_has_options():
     assert sizes == [539, 539, 120, 120, 120]
 
 
-@pytest.mark.parametrize(
-    ("name", "error", "message"),
-    [
-        ("none", ConfigError, "has no function 'none'"),
-        ("one_client", ConfigError, "must return 3 arrays of positions from 0 to 119"),
-        ("outside", ConfigError, "must return 3 arrays of positions from 0 to 119"),
-        ("twice", DataError, "gives a sample to two clients"),
-    ],
-)
-def test_functions_that_partition_nothing_are_refused(name, error, message):
-    with pytest.raises(error, match=message):
-        partitions.make(TOY, f"{__name__}:{name}", num_clients=3)
-
-
 ALL = {"sample_rate": 1.0}
 USERS = Dataset(
     name="toy",
@@ -322,11 +311,6 @@ def test_users_own_what_is_theirs_and_may_lack_a_part():
     assert partitions.make(USERS, "by_site", min_samples=1).val == ()
 
 
-def test_a_part_that_nobody_owns_is_common():
-    other = replace(USERS, site=np.array([0, 2, 2, 0, 1, 2, 3, 3, 3]), site_names=tuple("abcd"))
-    assert partitions.make(other, "natural", min_samples=1).test == ()
-
-
 def test_users_with_too_few_samples_leave_all_parts():
     kept = holdout.without_small_users(USERS, 2)
     assert kept.train.tolist() == [0, 1, 2, 3]
@@ -336,15 +320,6 @@ def test_users_with_too_few_samples_leave_all_parts():
     assert partitions.make(kept, "natural").names == ("ann", "cid")
     with pytest.raises(DataError, match=r"no user has data.min_samples 3 .* the most is 2"):
         holdout.without_small_users(USERS, 3)
-
-
-def test_a_test_part_of_users_without_training_samples_stays_whole():
-    common = replace(USERS, site=np.array([0, 2, 2, 0, 1, 2, 3, 3, 3]), site_names=tuple("abcd"))
-    kept = holdout.without_small_users(common, 2)
-    assert kept.test.tolist() == [6, 7, 8]
-    # but of mixed users those without training samples leave
-    mixed = replace(USERS, site=np.array([0, 2, 2, 0, 1, 2, 3, 0, 3]), site_names=tuple("abcd"))
-    assert holdout.without_small_users(mixed, 1).test.tolist() == [7]
 
 
 def files(folder: Path) -> str:

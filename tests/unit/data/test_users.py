@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from scipy.optimize import linprog
 
 from fedsim import data
 from fedsim.config.run import RunConfig
@@ -347,12 +346,6 @@ def test_a_split_within_users_works_on_labels_of_tokens(tmp_path: Path):
 ALL = {"sample_rate": 1.0}
 
 
-def largest(seed: int = 0, **options: float) -> tuple[np.ndarray, np.ndarray]:
-    """The samples of the first user that has at least 3,000."""
-    users = (synthetic.user(seed, k, 0.0, 0.0, **options) for k in range(200))
-    return next(pair for pair in users if len(pair[1]) >= 3000)
-
-
 def test_users_are_drawn_for_the_number_of_clients():
     made = data.load("synthetic", num_clients=12, seed=5)
     assert (made.x.dtype, made.x.shape[1], made.num_classes) == (np.float32, 60, 10)
@@ -373,53 +366,20 @@ def test_the_draw_is_a_function_of_seed_and_user():
     assert first.x.shape != other.x.shape or not np.array_equal(first.x, other.x)
 
 
+def test_features_have_variances_that_fall_with_their_number():
+    # the first user with at least 3,000 samples: a variance is exact to sqrt(2 / 3000) = 2.6 %
+    users = (synthetic.user(0, k, 0.0, 0.0)[0] for k in range(200))
+    x = next(x for x in users if len(x) >= 3000)
+    share = x.var(axis=0, dtype=np.float64) / np.arange(1, 61) ** -1.2
+    assert np.abs(share - 1).max() < 0.12
+
+
 def test_sizes_are_lognormal_above_fifty():
     sizes = [len(synthetic.user(0, k, 0, 0)[1]) for k in range(300)]
     logs = np.log(np.array(sizes) - 49.5)
     # floor moves a sample by less than one; 300 draws: 0.12 is a standard error of the mean
     assert abs(logs.mean() - 4) < 0.5
     assert abs(logs.std() - 2) < 0.35
-
-
-def test_features_have_variances_that_fall_with_their_number():
-    x, _ = largest()
-    share = x.var(axis=0, dtype=np.float64) / np.arange(1, 61) ** -1.2
-    # a variance of 3,000 samples is exact to sqrt(2 / 3000) = 2.6 %
-    assert np.abs(share - 1).max() < 0.12
-    correlations = np.corrcoef(x.T)[~np.eye(60, dtype=bool)]
-    assert np.abs(correlations).max() < 0.1
-
-
-@pytest.mark.slow
-def test_labels_are_argmaxes_of_linear_functions():
-    # a plane divides two such classes; whether there is one is a linear program
-    x, y = largest()
-    a, b = np.argsort(np.bincount(y, minlength=10))[-2:]
-    of_both = (y == a) | (y == b)
-    points = np.c_[x[of_both] / x.std(axis=0), np.ones(of_both.sum())].astype(np.float64)
-    side = np.where(y[of_both] == a, -1.0, 1.0)[:, None]
-
-    def divided(side: np.ndarray) -> bool:
-        limit = -np.ones(len(points))
-        found = linprog(np.zeros(61), A_ub=side * points, b_ub=limit, bounds=(None, None))
-        return found.status == 0
-
-    assert len(points) > 500
-    assert divided(side)
-    assert not divided(np.roll(side, 1))
-
-
-def test_iid_users_share_one_model_and_one_law():
-    x = np.concatenate([synthetic.user(4, k, 0, 0, iid=True)[0] for k in range(60)])
-    error = np.sqrt(synthetic.variances() / len(x))
-    assert (np.abs(x.mean(axis=0)) < 5 * error).all()
-    shares = [
-        np.bincount(y, minlength=10) / len(y)
-        for y in (synthetic.user(4, k, 0, 0, iid=True)[1] for k in range(60))
-        if len(y) > 1000
-    ]
-    assert len(shares) > 3
-    assert np.ptp(shares, axis=0).max() < 0.1
 
 
 def test_files_decide_the_number_of_clients(shared_data: Path):

@@ -314,6 +314,25 @@ def test_another_version_of_fedsim_is_told(after_four, tmp_path, undisturbed, to
     assert contents(run) == undisturbed["fedbn"]
 
 
+@pytest.mark.slow
+def test_another_version_of_torch_is_told_once(after_four, tmp_path, undisturbed, told):
+    run = shutil.copytree(after_four, tmp_path / "run")
+    before = json.loads((run / "env.json").read_text())
+    now = before["packages"]["torch"]
+    before["packages"]["torch"] = "1.0"
+    (run / "env.json").write_text(json.dumps(before))
+    with pytest.raises(Stop):
+        driver.resume(run, callbacks=[Stopper(5)])
+    (line,) = told()
+    assert line == (
+        f"{run}: the rounds so far were done with torch 1.0, those that follow with torch {now}: "
+        "the last digits may differ from those of a run without interruption"
+    )
+    driver.resume(run)
+    assert told() == [line], "the newest rounds were done with this version"
+    assert contents(run) == undisturbed["fedbn"]
+
+
 # what is refused
 
 
@@ -372,7 +391,7 @@ def test_other_listed_clients_are_refused(tmp_path, monkeypatch):
     listed.write_text(kept)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    with pytest.raises(ConfigError, match="give it where the run was started"):
+    with pytest.raises((ConfigError, DataError), match=r"clients\.csv"):
         driver.resume(tmp_path / "run")
     monkeypatch.chdir(tmp_path)
     assert driver.resume(tmp_path / "run").clients.client_id.tolist() == [0, 1, 2]

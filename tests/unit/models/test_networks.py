@@ -291,13 +291,6 @@ def bag(num_classes, vocabulary, length):
     return nn.Sequential(nn.EmbeddingBag(vocabulary, 4), nn.Linear(4, num_classes))
 
 
-def test_model_of_your_own() -> None:
-    spec = replace(DIGITS, name=f"{__name__}:net")
-    assert parameters(build(spec, 0)) == 650
-    assert same(build(spec, 0), build(spec, 0))
-    assert build(spec, 0).training
-
-
 def test_the_number_of_threads_changes_no_bit_and_stays() -> None:
     spec, before, built = replace(DIGITS, name=f"{__name__}:orthogonal"), [], []
     threads = torch.get_num_threads()
@@ -523,20 +516,10 @@ def test_glorot_limits() -> None:
     [
         (
             replace(SHAKESPEARE, name="cnn"),
-            r"^model\.name=cnn: takes images with one label each, and the data are tokens with one "
-            r"label each; for them there are leaf_sent140, leaf_shakespeare, your own as",
-        ),
-        (
-            replace(REDDIT, name="leaf_shakespeare"),
-            r"leaf_shakespeare: takes tokens with one label each, and the data are tokens with a "
-            r"label for every token; for them there are leaf_reddit, your own as module:function$",
+            "cnn: takes images with one label each, and the data are tokens with one label each; "
+            "for them there are leaf_sent140, leaf_shakespeare, your own as",
         ),
         (replace(REDDIT, per_token=False), r"leaf_reddit: takes tokens with a label for every"),
-        (
-            replace(SYNTHETIC, name="resnet18"),
-            r"there are logistic, logistic_reference, mlp, leaf_synthetic, leaf_",
-        ),
-        (replace(SYNTHETIC, inputs="images", name="leaf_synthetic"), r"takes features with one"),
         (replace(SENT140, name="mlp"), r"mlp: takes images or features with one label each, and"),
     ],
 )
@@ -630,19 +613,6 @@ def test_grey_images_give_what_repeated_ones_give():
 def test_networks_of_torchvision_that_do_not_fit(change, message):
     with pytest.raises(ConfigError, match=message):
         models.build(replace(SQUARES, **change), 0)
-
-
-@pytest.mark.parametrize(
-    ("name", "change", "message"),
-    [
-        ("test_vitt", {}, r"timm 1\..* has no such model \(did you mean 'test_vit'"),
-        ("test_vit", {"image_size": 8}, r"\(8\) should be divisible by patch size"),
-        ("test_efficientnet", {"norm": "group"}, r"test_efficientnet has BatchNormAct2d"),
-    ],
-)
-def test_networks_of_timm_that_do_not_fit(name, change, message):
-    with pytest.raises(ConfigError, match=message):
-        models.build(of_timm(name, **change), 0)
 
 
 # Start weights

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 from collections import OrderedDict
 from dataclasses import replace
 from itertools import pairwise
@@ -445,19 +444,6 @@ def test_other_classes_without_a_head_to_draw_are_refused(tmp_path):
     assert "no module 'head' to be initialised anew" in str(refused.value)
 
 
-def test_two_names_of_one_tensor_are_refused(tmp_path):
-    state = prepare(two_classes()).spec.model
-    tensors = models.build(state, 0).state_dict()
-    tensors["1.weight"] = torch.zeros_like(tensors["features.1.weight"])
-    torch.save(tensors, tmp_path / "w.pt")
-    message = r"1\.weight and another name are both tensors for features\.1\.weight"
-    with pytest.raises(ConfigError, match=message):
-        prepare(two_classes(model={"weights": str(tmp_path / "w.pt")}))
-    del tensors["features.1.weight"]
-    torch.save(tensors, tmp_path / "w.pt")
-    assert prepare(two_classes(model={"weights": str(tmp_path / "w.pt")})).start == weights.Loaded()
-
-
 def numbered(classes, channels, size):
     model = nn.Sequential(nn.Flatten(), nn.Linear(channels * size**2, classes))
     model.register_buffer("order", torch.arange(3))
@@ -531,18 +517,6 @@ def gaussian(z_dim: int | None = 6) -> ProbabilisticModel:
     return model
 
 
-def test_training_draws_and_evaluation_does_not() -> None:
-    model, x = gaussian(), torch.rand(4, 1, 8, 8)
-    assert not torch.equal(model(x), model(x))
-    model.eval()
-    before = torch.random.get_rng_state()
-    logits = model(x)
-    assert torch.equal(torch.random.get_rng_state(), before)
-    assert torch.equal(model(x), logits)
-    torch.testing.assert_close(model(x[2:]), logits[2:])
-    assert torch.equal(gaussian().noise, model.noise)
-
-
 def test_evaluation_is_the_mean_of_the_predictions() -> None:
     model, x = gaussian().eval(), torch.rand(3, 1, 8, 8)
     mu, sigma = model.distribution(x)
@@ -550,24 +524,6 @@ def test_evaluation_is_the_mean_of_the_predictions() -> None:
     assert len(each) == 20
     torch.testing.assert_close(model(x).exp(), sum(each) / 20)
     assert not torch.allclose(model(x).exp(), model.head(mu).softmax(dim=1), atol=1e-4)
-
-
-def test_reference_distribution() -> None:
-    model = gaussian()
-    mean, deviation, scale = model.reference(torch.tensor([3, 0]))
-    assert mean.shape == deviation.shape == (2, 6)
-    assert not mean.any()
-    torch.testing.assert_close(deviation, torch.full((2, 6), math.log1p(math.e)))
-    torch.testing.assert_close(scale, torch.tensor(1.0))
-    own = {name for name, _ in model.named_parameters() if name.startswith("reference.")}
-    assert own == {"reference.r_mu", "reference.r_sigma", "reference.scale"}
-    assert "noise" not in model.state_dict()
-    with torch.no_grad():
-        model.reference.r_mu[3] = 2
-        model.reference.scale.fill_(-30)
-    mean, _, scale = model.reference(torch.tensor([3, 0]))
-    assert mean[:, 0].tolist() == [2, 0]
-    assert scale > 0
 
 
 # ---- chains
