@@ -68,7 +68,7 @@ class EngineConfig(Section):
     """Leave the final models in the run directory (model.safetensors, clients.safetensors): not
     needed for tables and `fedsim verify`, but for predictions."""
     state_memory: Annotated[float, Field(ge=0, le=MOST), Placement()] = 1.0
-    """GiB of client states that may wait in the driver's memory until they are written to files."""
+    """GiB of client states that may wait in memory until they are written to files."""
     aggregation_shards: Annotated[
         Literal["auto"] | int, OfRay("--aggregation-shards", "N|auto")
     ] = 1
