@@ -277,7 +277,9 @@ class WordOrNumber(click.ParamType[Any]):
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> str | int:
         """The value; refuses anything else."""
-        if value != self.word and not re.fullmatch(rf"[1-9][0-9]{{0,{self.digits - 1}}}", value):
+        if value != self.word and not re.fullmatch(
+            rf"[1-9][0-9]{{0,{self.digits - 1}}}", str(value)
+        ):
             self.fail(f"{value!r} given; must be {self.word} or a whole number from 1", param, ctx)
         return self.word if value == self.word else int(value)
 
