@@ -117,10 +117,7 @@ def confusion(facets: Facets) -> Drawing | Absent:
 
 
 def _matrix(counts: pd.Series[float], size: int) -> Matrix:
-    """Shares (C, C) in per cent of each class, mean over units; NaN for classes without samples.
-
-    ``counts`` are indexed by (unit, label, prediction).
-    """
+    """Shares (C, C) in per cent of each class, mean over units; NaN for classes without samples."""
     table = counts.unstack("prediction", fill_value=0)
     shares = 100 * table.div(table.sum(axis="columns").replace(0, math.nan), axis="index")
     by_class = shares.groupby(level="label").mean()

@@ -63,10 +63,7 @@ class Line:
 
 
 def lines(labels: Sequence[str]) -> dict[str, Line]:
-    """The line of each label, by its place; beyond ten, colours come again with other dashes.
-
-    All figures of one report must be given the same labels.
-    """
+    """The line of each label, by its place; beyond ten, colours come again with other dashes."""
     every = [Line(colour, dashes) for dashes in DASHES for colour in PALETTE]
     return {label: every[i % len(every)] for i, label in enumerate(dict.fromkeys(labels))}
 
@@ -112,11 +109,7 @@ def logarithmic(axis: Axis) -> None:
 
 
 def check_output(path: Path) -> None:
-    """Refuses a file in no folder, or in that of a run.
-
-    Raises:
-        AnalysisError: there is no folder, or the path lies in a run directory.
-    """
+    """Refuses a file in no folder, or in that of a run."""
     if not path.parent.is_dir():
         raise AnalysisError(f"{path}: the folder {path.parent} does not exist")
     if folder := run_around(path):
@@ -124,12 +117,7 @@ def check_output(path: Path) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Writes a figure as PNG (200 dpi), PDF or SVG, by the suffix, with reproducible bytes.
-
-    Raises:
-        AnalysisError: another suffix, or as :func:`check_output`.
-        StoreError: the file cannot be written.
-    """
+    """Writes a figure as PNG (200 dpi), PDF or SVG, by the suffix, with reproducible bytes."""
     if path.suffix not in FORMATS:
         raise AnalysisError(f"{path}: a figure is a file named .png, .pdf or .svg")
     check_output(path)

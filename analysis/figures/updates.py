@@ -78,10 +78,7 @@ def cosines(facets: Facets) -> Drawing | Absent:
 
 
 def _sorted(groups: Sequence[Group]) -> dict[str, pd.DataFrame]:
-    """Sorted cosines of the last round, mean over units by rank in per cent of the pairs.
-
-    Runs with more pairs than others are interpolated at the ranks of the run with the fewest.
-    """
+    """Cosines of the last round, mean over units by rank in per cent of the fewest pairs."""
     by_label: dict[str, list[tuple[Mapping[str, int], pd.Series]]] = {}
     for part in series.each(groups, "cosines", ["round", "cosine"]):
         frame = part.frame.dropna()
@@ -109,10 +106,7 @@ BY_ROUND: Sequence[tuple[str, str, str, float, tuple[float, float]]] = (
 
 
 def participation(facets: Facets) -> Drawing | Absent:
-    """Staleness, attack success and epsilon by round, and rounds by client; of those there are.
-
-    Rounds by client are shown where a run selects clients in another way than uniformly.
-    """
+    """Staleness, attack success and epsilon by round, and rounds by client; of those there are."""
     unit = unit_of(facets)
     panels = [
         Panel(

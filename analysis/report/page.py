@@ -91,17 +91,9 @@ def write(
     title: str | None = None, descriptions: Descriptions | None = None,
     metrics: Sequence[str] = ("accuracy",), unit: ExperimentalUnit | None = None,
 ) -> Written:  # fmt: skip
-    """Writes ``report.html``, ``figures/`` and ``tables/`` to a folder.
+    """Writes ``report.html``, ``figures/`` and ``tables/`` to a new, empty or earlier folder.
 
-    ``out`` is a new or empty folder, or one with an earlier report, whose files are replaced. The
-    columns ``by`` of summary.csv distinguish the groups (none: those of
-    :func:`analysis.runs.default_by`); settings among them become panels. The
-    ``metrics`` are keys of :data:`analysis.scores.ALL`; the first one leads. ``unit`` is what
-    the runs repeat; partitions where there are several, see :func:`analysis.runs.unit_among`.
-
-    Raises:
-        AnalysisError: runs that cannot be averaged or compared, an unreadable file, or ``out``
-            contains other files.
+    Settings in ``by`` become panels; the first of the ``metrics`` leads. Raises AnalysisError.
     """
     _check(out)
     finished, unfinished = find(dirs)
@@ -179,11 +171,7 @@ def _on_everybody(table: layout.Table, main: Outcome, metrics: Sequence[str]) ->
 
 
 def write_search(folder: Path, out: Path, title: str | None = None) -> Written:
-    """Writes the same files about the trials of ``fedsim tune`` in a folder.
-
-    Raises:
-        AnalysisError: the folder holds no search, an unreadable file, or ``out`` other files.
-    """
+    """Writes the same files about the trials of ``fedsim tune`` in a folder."""
     _check(out)
     search = trials.read_search(folder)
     again = trials.confirmed(folder, search)
@@ -207,11 +195,7 @@ def write_search(folder: Path, out: Path, title: str | None = None) -> Written:
 def _write_page(
     out: Path, files: Mapping[str, bytes], tables: Sequence[layout.Table], **content: object
 ) -> None:
-    """Writes the files, the tables, and the page of what the template asks for.
-
-    Raises:
-        StoreError: they cannot be written; then none of them is.
-    """
+    """Writes the files, the tables and the page of what the template asks for, or nothing."""
     contents = dict(files)
     for table in tables:
         for suffix, formatted in layout.FORMATS.items():
@@ -245,10 +229,7 @@ def _sites(split: Facets, score: str) -> dict[str, sites.Sites]:
 def _drawings(
     groups: Sequence[Group], settings: Sequence[str], main: Outcome
 ) -> Iterator[tuple[str, Drawing | Absent]]:
-    """Yields the figures, each with the key of its section; one is in memory at a time.
-
-    The score that was asked for is shown first.
-    """
+    """Yields the figures, each with the key of its section; one is in memory at a time."""
     split, score, unit = main.facets, main.wanted, groups[0].unit
     columns = ALWAYS if series.absent(groups, "rounds", IF_PRESENT) else (*ALWAYS, *IF_PRESENT)
     if not series.absent(groups, "rounds", [of_rounds(score)]):
@@ -276,10 +257,7 @@ def _tables(
     runs: pd.DataFrame, groups: Sequence[Group], by: Sequence[str], settings: Sequence[str],
     baseline: str | None, metrics: Sequence[str],
 ) -> Iterator[layout.Table]:  # fmt: skip
-    """All tables of scores and loss terms that the runs have data for.
-
-    If the groups differ in one setting, there are also tables with a column per value of it.
-    """
+    """All tables of scores and loss terms that the runs have data for."""
     crossed, unit = len(settings) == 1 and set(by) != set(settings), groups[0].unit
     yield from score_tables.all_scores(groups, baseline)
     for metric, take in product(metrics, TAKES):

@@ -22,10 +22,7 @@ HEADS: Mapping[str, str] = {
 
 
 def rounds_by_client(groups: Sequence[Group]) -> dict[str, pd.DataFrame]:
-    """By label, ``rounds`` in which the update of each client counted, in ascending order, by run.
-
-    Clients that may train and never did have 0.
-    """
+    """By label, ``rounds`` in which each client's update counted, ascending, by run."""
     paths = {str(row["path"]): row for one in groups for row in one.runs.to_dict("records")}
     found: dict[str, list[pd.DataFrame]] = {}
     for part in series.each(groups, "clients", ["client_id", "status"]):

@@ -50,9 +50,7 @@ def make(
 ) -> list[Table]:  # fmt: skip
     """The tables of one of :data:`NAMES`, as ``fedsim table --metric NAME`` shows them.
 
-    ``by`` are the columns of summary.csv that distinguish methods, and the values of ``columns``
-    become columns of the table. A score has a table for each of the ``takes``; those over
-    partitions are followed by one of the variances.
+    Columns ``by`` distinguish methods, values of ``columns`` become columns of the table.
     """
     _check(name, columns, baseline, test)
     runs = completed(runs, [name] if name in ALL else SCORES if name == "scores" else ())
@@ -139,10 +137,7 @@ def _check_there(runs: pd.DataFrame, score: str) -> None:
 def runs_without(
     name: str, runs: pd.DataFrame, by: Sequence[str], unit: ExperimentalUnit | None = None
 ) -> dict[str, list[Path]]:
-    """The runs that a table leaves out because they lack its file or rows in it, by the reason.
-
-    The arguments are those of :func:`make`.
-    """
+    """The runs that a table leaves out because they lack its file or rows in it, by the reason."""
     if name not in FILES:
         return {}
     return without_rows(name, group(runs, by, unit_among(runs, by, unit)))
@@ -156,10 +151,7 @@ def without_rows(name: str, groups: Sequence[Group]) -> dict[str, list[Path]]:
 def scored(
     groups: Sequence[Group], score: str, take: str, baseline: str | None = None, test: Test = T
 ) -> Table:
-    """A score of :func:`analysis.scores.completed` runs, with one row per method.
-
-    It has intervals and the comparison with a baseline.
-    """
+    """A score of :func:`analysis.scores.completed` runs, with one row per method."""
     shown = ALL[score]
     statistics = _cells({"": by_run(groups, score, take)}, {"": groups}, baseline, test, shown)
     caption = _meaning(groups, score, take) + signs(statistics, test, lowest=shown.lowest)
@@ -190,10 +182,7 @@ def crossed_score(
 
 
 def all_scores(groups: Sequence[Group], baseline: str | None = None, test: Test = T) -> list[Table]:
-    """All scores of the final models but the loss, one column each; empty columns are left out.
-
-    ``groups`` are of :func:`analysis.scores.completed` runs.
-    """
+    """All scores of the final models but the loss, one column each; empty columns are left out."""
     every = {name: by_run(groups, name, "final") for name, s in SCORES.items() if not s.lowest}
     values = {
         name: of for name, of in every.items() if any(one.notna().any() for one in of.values())
@@ -243,10 +232,7 @@ def image_groups(
 def decomposition(
     groups: Sequence[Group], baseline: str | None = None, test: Test = T
 ) -> list[Table]:
-    """The terms of the loss per method, by split and scope; [] if no run was decomposed.
-
-    There are two tables each: the mean over a run's decomposed rounds, and the last of them.
-    """
+    """The terms of the loss by split and scope: mean over the decomposed rounds, and last."""
     keys, unit = ["split", "scope"], groups[0].unit if groups else "seed"
     rounds = series.by_run(groups, "decomposition", [*TERMS], ["round", *keys])
     by = {k: f.sort_index().groupby(level=[*COLUMNS[unit], *keys]) for k, f in rounds.items()}
