@@ -21,8 +21,7 @@ ABSENT = "#E6E6E6"
 DIVERGING = LinearSegmentedColormap.from_list("influence", (HURT, "#FFFFFF", HELPED)).with_extremes(
     bad=ABSENT
 )
-LONG = 24
-"""Longer names are shortened."""
+LONG = 24  # longer names are shortened
 UNITS: Mapping[str, str] = {"step": "way along the rounds' steps"}
 """What is summed, by metric; of a score of the model it is the gain in it."""
 

@@ -109,9 +109,5 @@ def meant(name: str, labels: Iterable[str]) -> str:
     for label in labels:
         parts = label.split(", ")
         possible += [", ".join(parts[:end]) for end in range(len(parts), 0, -1)] + parts
-    for form in (str, title_of, lambda part: title_of(part).casefold(), str.casefold):
-        names = {form(part): part for part in reversed(possible)}
-        for wanted in (name, name.casefold()):
-            if wanted in names:
-                return names[wanted]
-    return name
+    folded = {f(part).casefold(): part for f in (str, title_of) for part in reversed(possible)}
+    return name if name in possible else folded.get(name.casefold(), name)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -94,7 +94,7 @@ def gather(
         scores = by_run(inside, metric, take)
         empty = next(iter(scores.values())).iloc[:0]
         every = {label: scores.get(label, empty) for label in labels}
-        for title, values in _blocks(setting, every, unit):
+        for title, values in _blocks(setting, every, unit).items():
             lost = missing(values)
             rows[title] = {
                 label: math.nan if lost[label] else series.mean()
@@ -123,19 +123,18 @@ def gather(
 
 def _blocks(
     setting: str, values: Mapping[str, pd.Series[float]], unit: ExperimentalUnit
-) -> Iterator[tuple[str, Mapping[str, pd.Series[float]]]]:
-    """Title and values by label of each block of a setting."""
+) -> dict[str, Mapping[str, pd.Series[float]]]:
+    """Values by title and label of each block of a setting."""
     if unit == "seed":
-        yield setting, values
-        return
-    for part in sorted({p for series in values.values() for p in series.index.unique(PARTITION)}):
-        yield (
-            f"{setting}{', ' * bool(setting)}partition {part}",
-            {
-                label: series[series.index.get_level_values(PARTITION) == part]
-                for label, series in values.items()
-            },
-        )
+        return {setting: values}
+    parts = sorted({p for series in values.values() for p in series.index.unique(PARTITION)})
+    return {
+        f"{setting}{', ' * bool(setting)}partition {part}": {
+            label: series[series.index.get_level_values(PARTITION) == part]
+            for label, series in values.items()
+        }
+        for part in parts
+    }
 
 
 def ranked(values: Floats, *, lowest: bool = False) -> Floats:

@@ -18,8 +18,7 @@ from .runs import conditions
 from .units import ExperimentalUnit, Levels
 
 LEVEL = 0.95  # coverage of every interval
-FEWEST = 3
-"""Over fewer common units nothing is said of what is detected, or whom a method helps."""
+FEWEST = 3  # over fewer common units nothing is said of what is detected, or whom a method helps
 EQUAL = 1e-12  # relative tolerance: differences closer than this differ by rounding alone
 Values = Mapping[str, Mapping[str, "pd.Series[float]"]]
 """By column of the table and label: one value per run, indexed by seed, or partition and seed."""

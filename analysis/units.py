@@ -1,8 +1,7 @@
 """The unit of intervals and tests: training seeds on one partition, or partitions of the data.
 
-In a nested design every method is trained with several training seeds (``seed``) on each of several
-partitions (``data.seed``). The unit is then the partition: its value is the mean over its training
-seeds. The tables of ``fedsim sweep`` use this module too.
+With several training seeds (``seed``) on each of several partitions (``data.seed``) the unit is the
+partition: its value is the mean over its training seeds.
 """
 
 from __future__ import annotations

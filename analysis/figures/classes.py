@@ -21,10 +21,8 @@ from ..words import say
 from . import grid, style
 from .grid import Absent, Drawing
 
-PRINTED = 12
-"""Numbers are printed in panels of at most this many classes."""
-MOST = 24
-"""A figure has at most this many confusion matrices."""
+PRINTED = 12  # numbers are printed in panels of at most this many classes
+MOST = 24  # a figure has at most this many confusion matrices
 KINDS: Mapping[str, tuple[str, int]] = {"recall": ("classes", 0), "auc": ("class_auc", 50)}
 """By column of classes.csv: the section of figures.j2, and the value of guessing in per cent."""
 Matrix = NDArray[np.float64]

@@ -27,8 +27,7 @@ from .grid import Absent, Drawing, Panel
 from .updates import Rounds
 
 X = Literal["round", "seconds"]
-POINTS = 200
-"""Points in time at which runs that end rounds at different times are averaged."""
+POINTS = 200  # points in time at which runs that end rounds at different times are averaged
 
 
 def by_round(group: Group, metric: str, smooth: int = 1) -> pd.DataFrame:

@@ -23,10 +23,8 @@ from ..units import ExperimentalUnit
 from ..words import say
 from . import style
 
-WIDTH = 8.8
-"""Width in inches of a figure of few columns."""
-FEW = 12
-"""Curves of at most this many points show them as dots."""
+WIDTH = 8.8  # width in inches of a figure of few columns
+FEW = 12  # curves of at most this many points show them as dots
 NOTE = "#555555"
 Array = np.ndarray[tuple[Any, ...], np.dtype[Any]]
 

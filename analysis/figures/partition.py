@@ -19,12 +19,9 @@ from ..words import say
 from . import grid, style
 from .grid import Absent, Drawing
 
-LABELLED = 16
-"""The axis shows the names of at most this many clients."""
-LONGEST = 40
-"""Longer names of clients are shortened."""
-MOST = 4
-"""A report shows at most this many partitions."""
+LABELLED = 16  # the axis shows the names of at most this many clients
+LONGEST = 40  # longer names of clients are shortened
+MOST = 4  # a report shows at most this many partitions
 NAMED = ("dataset", "data.partition", "alpha", "data.seed", "seed")
 """Columns of summary.csv that identify a partition."""
 CLIENTS, IMAGES = 10, 8

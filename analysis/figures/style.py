@@ -27,26 +27,14 @@ PALETTE = (
 also as seen with deuteranopia (Machado et al., 2009)."""
 DASHES: tuple[Literal["-", "--", ":", "-."], ...] = ("-", "--", ":", "-.")
 LOOK: dict[Any, Any] = {
-    "font.size": 11,
-    "axes.titlesize": 11,
-    "axes.labelsize": 11,
-    "xtick.labelsize": 10,
-    "ytick.labelsize": 10,
-    "legend.fontsize": 10.5,
-    "legend.frameon": False,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#DDDDDD",
-    "grid.linewidth": 0.6,
-    "lines.linewidth": 1.6,
-    "figure.constrained_layout.use": True,
-    "figure.constrained_layout.w_pad": 0.08,
-    "figure.constrained_layout.h_pad": 0.08,
-    "pdf.fonttype": 42,
+    "font.size": 11, "axes.titlesize": 11, "axes.labelsize": 11, "legend.fontsize": 10.5,
+    "xtick.labelsize": 10, "ytick.labelsize": 10, "legend.frameon": False,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
+    "axes.axisbelow": True, "grid.color": "#DDDDDD", "grid.linewidth": 0.6,
+    "lines.linewidth": 1.6, "pdf.fonttype": 42, "figure.constrained_layout.use": True,
+    "figure.constrained_layout.w_pad": 0.08, "figure.constrained_layout.h_pad": 0.08,
     "text.parse_math": False,  # names of classes, sites and settings may hold dollar signs
-}
+}  # fmt: skip
 """Matplotlib settings for figures shown at 800 pixels or one text width."""
 FORMATS: Mapping[str, dict[str, None]] = {
     ".png": {}, ".pdf": {"CreationDate": None}, ".svg": {"Date": None},

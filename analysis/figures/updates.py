@@ -116,7 +116,9 @@ def participation(facets: Facets) -> Drawing | Absent:
         for table, column, label, factor, possible in BY_ROUND
         for title, groups in facets.items()
     ]  # fmt: skip
-    selected = any(_selects(group) for groups in facets.values() for group in groups)
+    none = pd.Series(dtype=object)
+    selections = [g.runs.get("train.selection", none) for of in facets.values() for g in of]
+    selected = any((values.dropna() != "uniform").any() for values in selections)
     for title, groups in facets.items() if selected else ():
         places = {
             label: stats.over_units(series.per_unit(frame), ["place"])
@@ -129,9 +131,3 @@ def participation(facets: Facets) -> Drawing | Absent:
             )
         )  # fmt: skip
     return grid.of_panels("participation", panels, grid.facet_lines(facets))
-
-
-def _selects(group: Group) -> bool:
-    """Whether its runs select clients in another way than uniformly."""
-    selections = group.runs.get("train.selection", pd.Series(dtype=object)).dropna()
-    return bool((selections != "uniform").any())

@@ -15,16 +15,7 @@ from fedsim.core.terminal import printable
 
 from .. import AnalysisError, series, trials
 from ..facets import Facets, facets, settings_by, unit_of
-from ..figures import (
-    classes,
-    curves,
-    losses,
-    partition,
-    phases,
-    scores,
-    style,
-    updates,
-)
+from ..figures import classes, curves, losses, partition, phases, scores, style, updates
 from ..figures import clients as client_figures
 from ..figures.grid import Absent, Drawing, facet_lines
 from ..files import client_names
@@ -60,8 +51,7 @@ SECTIONS = {
 ALWAYS = ("test_accuracy", "test_loss", "conflict_ratio")
 IF_PRESENT = ("gradient_diversity", "top_axis_share")
 """Columns of rounds.csv in figures; the latter only if all runs have them."""
-LISTED = 60
-"""A page lists at most this many sites by name; ``fedsim table --metric sites`` lists all."""
+LISTED = 60  # a page lists at most this many sites by name; `fedsim table --metric sites` lists all
 
 
 Block = str | Drawing | layout.Table | Mapping[str, str]
@@ -143,23 +133,15 @@ def _sections(
 ) -> list[tuple[str, str, list[Block]]]:  # fmt: skip
     """Anchor, title and content of each section."""
     once, signs = layout.explained_once(made)
-    terms = [table for table in once if table.name.startswith("decomposition")]
-    before: dict[str, Sequence[Block]] = {
-        "runs": about, "clients": whom, "caveats": caveats,
-        "scores": [*([signs] if signs else []), *(table for table in once if table not in terms)],
+    first: dict[str, Sequence[Block]] = {
+        "runs": about, "clients": whom, "caveats": caveats, "scores": [signs] if signs else [],
     }  # fmt: skip
-    return [
-        (
-            section,
-            title,
-            [
-                *before.get(section, ()),
-                *(drawing for key, drawing in figures if key == section),
-                *(terms if section == "losses" else ()),
-            ],
-        )
-        for section, title in SECTIONS.items()
-    ]
+    content = {section: [*first.get(section, ())] for section in SECTIONS}
+    for section, drawing in figures:
+        content[section].append(drawing)
+    for table in once:
+        content["losses" if table.name.startswith("decomposition") else "scores"].append(table)
+    return [(section, title, content[section]) for section, title in SECTIONS.items()]
 
 
 def _on_everybody(table: layout.Table, main: Outcome, metrics: Sequence[str]) -> layout.Table:
@@ -174,8 +156,7 @@ def write_search(folder: Path, out: Path, title: str | None = None) -> Written:
     """Writes the same files about the trials of ``fedsim tune`` in a folder."""
     _check(out)
     search = trials.read_search(folder)
-    again = trials.confirmed(folder, search)
-    confirmed = [] if again is None else [again]
+    confirmed = list(filter(None, [trials.confirmed(folder, search)]))
     files: dict[str, bytes] = {}
     first, *rest = (_picture(drawing, files) for drawing in trials.drawings(search))
     table = trials.table(search)

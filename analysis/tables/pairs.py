@@ -30,10 +30,9 @@ TARGET = "target_accuracy"
 GLOBAL, LOCAL = "final_test_accuracy", "client_test_accuracy"
 """Accuracy on the pooled test data, and its mean over the clients' own test parts."""
 MEASURES: Mapping[str, str] = {
-    "rounds_to_target": "rounds",
-    "seconds_to_target": "seconds",
+    "rounds_to_target": "rounds", "seconds_to_target": "seconds",
     "simulated_seconds_to_target": "simulated seconds",
-}
+}  # fmt: skip
 """Columns of summary.csv and their units."""
 ONE = NumberFormat(digits=1)
 

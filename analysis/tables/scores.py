@@ -33,9 +33,7 @@ NAMES = (
     *ALL,
     *("scores", "clients", "sites", "pairs", "target", "groups", "decomposition", "participation"),
 )
-"""The tables by name; ``scores`` has all scores of the final models side by side, ``clients`` how
-the clients' accuracies spread, ``sites`` each client by name, ``participation`` how often clients
-took part."""
+"""The tables by name, which the help of ``fedsim table --metric`` explains."""
 VERDICTS = (*ALL, "pairs", "groups")  # the tables that show verdicts
 RESPLIT = (*SCORES, "scores", "pairs")
 """The tables of scores of the whole test part, whose size the corrected test takes."""
@@ -132,15 +130,6 @@ def _check_there(runs: pd.DataFrame, score: str) -> None:
         runs = runs.replace(math.inf, math.nan)
     if score != "accuracy" and runs[columns].isna().all(axis=None):
         raise AnalysisError(f"in no run rounds.csv has {scores.of_rounds(score)}")
-
-
-def runs_without(
-    name: str, runs: pd.DataFrame, by: Sequence[str], unit: ExperimentalUnit | None = None
-) -> dict[str, list[Path]]:
-    """The runs that a table leaves out because they lack its file or rows in it, by the reason."""
-    if name not in FILES:
-        return {}
-    return without_rows(name, group(runs, by, unit_among(runs, by, unit)))
 
 
 def without_rows(name: str, groups: Sequence[Group]) -> dict[str, list[Path]]:
@@ -252,7 +241,10 @@ def decomposition(
             caption += comparisons(statistics, baseline, test, NATS)
             name = f"decomposition_{span}_{split}_{scope}"
             title = f"Terms of the loss ({split}, {scope}), {words}"
-            texts = [*map(_with_interval, statistics)]
+            texts = []
+            for cell in statistics:  # ``0.4500 [0.3661, 0.5339] *``
+                interval = PLAIN.interval(cell.estimate).replace(NONE, "")
+                texts.append(f"{PLAIN.number(cell.estimate.mean)} {interval}".strip() + cell.mark)
             tables.append(crossed(name, title, caption, statistics, TERMS, texts=texts))
     return tables
 
@@ -278,9 +270,3 @@ def _meaning(groups: Sequence[Group], score: str, take: str) -> str:
     shown = ALL[score]
     unit = {"%": " in per cent", "nats": " in nats", "": ""}[shown.unit.name]
     return f"{_capital(shown.title)}{unit}{', lower is better' * shown.lowest}, {meaning}. "
-
-
-def _with_interval(cell: Cell) -> str:
-    """``0.4500 [0.3661, 0.5339] *``: the mean, its 95 % interval and the star."""
-    mean, interval = PLAIN.number(cell.estimate.mean), PLAIN.interval(cell.estimate)
-    return mean + f" {interval}" * (interval != NONE) + cell.mark

@@ -1,8 +1,7 @@
 """What every site gains: each client's score by name and approach, against its own local model.
 
-The score of a client is that of the final model on the client's own test part where the run has
-it (final_clients.csv), else that of the last evaluation by client (evaluations.csv). Only on its
-own test part can an approach help or harm a client.
+It is of the final model on the client's own test part (final_clients.csv), else of the last
+evaluation (evaluations.csv). Only on its own test part can an approach help or harm a client.
 """
 
 from __future__ import annotations
