@@ -151,12 +151,7 @@ class Details:
 
 
 def read(run: str | Path) -> Details:
-    """Reads a run, which may be unfinished.
-
-    Raises:
-        ConfigError: there is no run, or its configuration cannot be read.
-        StoreError: one of its tables cannot be read.
-    """
+    """Reads a run, which may be unfinished."""
     path = Path(run)
     if not path.is_dir():
         raise ConfigError(f"RUN {path}: there is no such folder")
@@ -183,11 +178,7 @@ def read(run: str | Path) -> Details:
 
 
 def _rows(file: Path, *numbers: str) -> list[dict[str, str]]:
-    """The rows of a table, none where the run has none; those columns are ``numbers``.
-
-    Raises:
-        StoreError: it cannot be read.
-    """
+    """The rows of a table, none where the run has none; those columns are ``numbers``."""
     try:
         rows = tables.read(file) if file.exists() else []
         for row in rows:

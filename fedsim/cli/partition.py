@@ -8,14 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fedsim.cli import options
 from fedsim.cli.common import configuration
-from fedsim.cli.options import (
-    SettingsCommand,
-    out_option,
-    preset_options,
-    set_any_option,
-    verbose_option,
-)
 from fedsim.core.analysis import analysis
 from fedsim.core.errors import ConfigError
 from fedsim.core.terminal import echo
@@ -37,11 +31,11 @@ SITES = 12
 """So many sites are listed with their numbers of training samples."""
 
 
-@click.command(cls=SettingsCommand, shown=lambda key: key.startswith("data."))
-@preset_options
-@set_any_option
-@out_option(help="Write partition.csv, split.csv and partition.png there.")
-@verbose_option
+@click.command(cls=options.SettingsCommand, shown=lambda key: key.startswith("data."))
+@options.preset_options
+@options.set_any_option
+@options.out_option(help="Write partition.csv, split.csv and partition.png there.")
+@options.verbose_option
 def partition(
     preset: str | None,
     config: str | None,

@@ -10,19 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fedsim.cli import options
 from fedsim.cli.common import check_new_file, on_run, records, write_table
 from fedsim.cli.names import files
-from fedsim.cli.options import (
-    GroupedOption,
-    SettingsCommand,
-    accept_option,
-    changeable,
-    files_option,
-    format_option,
-    number_or_name,
-    set_option,
-    verbose_option,
-)
 from fedsim.core.terminal import echo
 
 if TYPE_CHECKING:
@@ -37,18 +27,18 @@ ROUNDING = 1e-12
 
 
 rounds_option = partial(
-    click.option, cls=GroupedOption, group="Rounds", type=click.IntRange(1, 10**9)
+    click.option, cls=options.GroupedOption, group="Rounds", type=click.IntRange(1, 10**9)
 )
 
 
 def client(text: str) -> int | str:
     """A client given as ``client:12``, ``client:NAME``, or without the word."""
-    return number_or_name(text.removeprefix("client:"))
+    return options.number_or_name(text.removeprefix("client:"))
 
 
 @click.command(
-    cls=SettingsCommand,
-    takes=lambda key: key in ("server", "margin") or changeable(key),
+    cls=options.SettingsCommand,
+    takes=lambda key: key in ("server", "margin") or options.changeable(key),
     more={"attack.name": "--attack"},
     show_defaults=False,
 )
@@ -59,23 +49,23 @@ def client(text: str) -> int | str:
     "--without",
     type=client,
     multiple=True,
-    cls=GroupedOption,
+    cls=options.GroupedOption,
     group=CHANGE,
     metavar="client:K|NAME",
     help="Leave a client out, given by number or by the name of its site or hospital; nobody takes "
     "its place. Repeatable.",
 )
-@set_option(
+@options.set_option(
     group=CHANGE,
     help="Another setting: train.lr=0.1, fedgh.order=ascending. Keys of section evaluation hold "
     "for both sides: evaluation.decompose_every=1. Repeatable.",
 )
-@files_option(
+@options.files_option(
     "--out", metavar="FILE", shell_complete=files, help="A CSV file with all quantities, by client."
 )
-@accept_option
-@format_option
-@verbose_option
+@options.accept_option
+@options.format_option
+@options.verbose_option
 def replay(
     run: str,
     round: int,

@@ -11,21 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from fedsim.cli import searches
+from fedsim.cli import options, searches
 from fedsim.cli.common import make_importable, repeatable, tracebacks, trackers_of
 from fedsim.cli.dry_run import dry_run_options, show_estimate
 from fedsim.cli.names import preset_or_file
-from fedsim.cli.options import (
-    OF_SEVERAL_RUNS,
-    GroupedOption,
-    SettingsCommand,
-    accept_option,
-    out_option,
-    parallel_option,
-    set_any_option,
-    track_option,
-    verbose_option,
-)
 from fedsim.core.errors import ConfigError, FedsimError
 from fedsim.core.searches import METRICS, PRUNERS, SAMPLERS
 from fedsim.core.terminal import echo
@@ -41,27 +30,28 @@ if TYPE_CHECKING:
 Names = Mapping[str, Mapping[str, str]]
 MOST_RUNS = 10_000
 """The number in :data:`fedsim.config.experiments.MOST_RUNS`."""
-search_option = partial(click.option, cls=GroupedOption, group="Search", default=None)
+search_option = partial(click.option, cls=options.GroupedOption, group="Search", default=None)
 
 
 def of_several_runs(kind: str) -> Callable[[Callable[..., Any]], click.Command]:
     """Makes a command of a function of experiment, context, flags and options."""
-    options = (
+    decorators = (
         click.argument("experiment", metavar="FILE|PRESET", shell_complete=preset_or_file),
-        set_any_option,
-        out_option(help=f"Directory of the results; runs/{kind}-NAME by default."),
+        options.set_any_option,
+        options.out_option(help=f"Directory of the results; runs/{kind}-NAME by default."),
         dry_run_options,
-        parallel_option,
-        track_option,
-        accept_option,
-        verbose_option,
+        options.parallel_option,
+        options.track_option,
+        options.accept_option,
+        options.verbose_option,
         click.pass_context,
     )
 
     def command(function: Callable[..., Any]) -> click.Command:
-        for option in reversed(options):
-            function = option(function)
-        return click.command(cls=SettingsCommand, defaults=OF_SEVERAL_RUNS)(function)
+        for decorator in reversed(decorators):
+            function = decorator(function)
+        cls, defaults = options.SettingsCommand, options.OF_SEVERAL_RUNS
+        return click.command(cls=cls, defaults=defaults)(function)
 
     return command
 

@@ -152,11 +152,7 @@ def as_yaml(content: Mapping[str, Any]) -> str:
 
 
 def parse(text: str, source: str, with_lines: bool = True) -> Experiment:
-    """The experiment in a YAML text; ``source`` is its name in messages.
-
-    Raises:
-        ConfigError: not valid YAML, a key that is given twice, or a malformed grid.
-    """
+    """The experiment in a YAML text, whose name in messages is ``source``; or a ConfigError."""
     try:
         return _Document(text, source, with_lines).experiment()
     except yaml.YAMLError as error:

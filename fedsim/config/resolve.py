@@ -54,10 +54,7 @@ def resolve(*layers: Settings, build: bool = True) -> RunConfig:
     """Merges layers of settings to a configuration; a later layer wins.
 
     ``build=False`` is for a first look, without importing torch: hyperparameters of methods are not
-    checked, and ``train.momentum`` is what was given.
-
-    Raises:
-        ConfigError: as :func:`load_config`.
+    checked, and ``train.momentum`` is what was given. A ConfigError as of :func:`load_config`.
     """
     merged = {key: setting for layer in layers for key, setting in layer.items()}
     nested: dict[str, Any] = {}
@@ -171,9 +168,6 @@ def with_normalization(config: RunConfig) -> RunConfig:
 
     That of the network's pretraining where it starts from weights that timm or torchvision
     publish, with its image size where ``data.image_size`` is open as well; else the data set's.
-
-    Raises:
-        ConfigError: timm is not installed.
     """
     c, normalization = config.data, None
     if c.normalization is not None:

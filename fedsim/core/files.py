@@ -31,8 +31,7 @@ UNFINISHED = ".writing-"
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary path to write to; the file is then flushed to the disk and renamed to ``path``.
 
-    Raises:
-        StoreError: it cannot be written; what was there before is still there, as after any error.
+    After an error, a StoreError where it cannot be written, what was there before still is.
     """
     with (
         writing(path),

@@ -96,13 +96,9 @@ def records(path: Path) -> Iterator[tuple[int, list[str]]]:
 def read_table(
     path: Path, required: Sequence[str], aliases: Mapping[str, str] | None = None
 ) -> Table:
-    """A CSV file with a header, separated by commas, or by semicolons or tabs.
+    """A CSV file with a header, separated by commas, semicolons or tabs.
 
-    Args:
-        path: the file.
-        required: columns that must be there.
-        aliases: other names that a header may use, by the name that stands for them here; columns
-            of no meaning beside a column of that name.
+    A column may stand under an alias, which means nothing beside a column of the name itself.
     """
     text, twice = _text(path), ""
     for separator in SEPARATORS:

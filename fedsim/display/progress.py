@@ -39,11 +39,7 @@ def display(final_table: bool = True) -> Lines:
 
 
 def displays(wanted: bool | None) -> list[Callback]:
-    """What shows the progress of a run that is started from Python.
-
-    Args:
-        wanted: None: only where somebody looks, in a notebook or a terminal.
-    """
+    """What shows the progress of a run from Python; by default in notebooks and terminals."""
     shown = is_terminal() or hasattr(builtins, "__IPYTHON__") if wanted is None else wanted
     return [display(final_table=False)] if shown else []
 
