@@ -21,9 +21,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 def dry_run_options(function: F) -> F:
     """``--dry-run`` and ``--no-measure``."""
     unmeasured = several_option(
-        "--no-measure",
-        is_flag=True,
-        help="As --dry-run, but train nothing and estimate no time.",
+        "--no-measure", is_flag=True, help="As --dry-run, but train nothing and estimate no time."
     )
     dry = several_option(
         "--dry-run",

@@ -36,12 +36,7 @@ SITES = 12
 @options.set_any_option
 @options.out_option(help="Write partition.csv, split.csv and partition.png there.")
 @options.verbose_option
-def partition(
-    preset: str | None,
-    config: str | None,
-    out: str | None,
-    flags: Settings,
-) -> None:
+def partition(preset: str | None, config: str | None, out: str | None, flags: Settings) -> None:
     """Show how a run would split the data over clients.
 
     Prints the training samples of each client by class. --out DIR also writes the table, a figure,

@@ -8,11 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fedsim.cli import options
-from fedsim.cli.common import (
-    interruptible,
-    make_run_importable,
-    trackers_of,
-)
+from fedsim.cli.common import interruptible, make_run_importable, trackers_of
 from fedsim.cli.names import folders
 from fedsim.core.terminal import echo
 

@@ -33,10 +33,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
     After an error, a StoreError where it cannot be written, what was there before still is.
     """
-    with (
-        writing(path),
-        tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=path.parent) as folder,
-    ):
+    with writing(path), tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=path.parent) as folder:
         unfinished = Path(folder, path.name)
         yield unfinished
         sync(unfinished)
