@@ -57,7 +57,7 @@ def of_several_runs(kind: str) -> Callable[[Callable[..., Any]], click.Command]:
 
 
 @of_several_runs("sweep")
-def sweep(ctx: click.Context, /, **options: Any) -> None:
+def sweep(ctx: click.Context, /, **parameters: Any) -> None:
     """Run a grid of experiments; finished runs are skipped.
 
     FILE is a YAML file of settings with a 'grid:' of lists; PRESET is a name of 'fedsim list
@@ -77,7 +77,7 @@ def sweep(ctx: click.Context, /, **options: Any) -> None:
     stop the others. Afterwards the same command continues: unfinished runs resume from their
     newest checkpoint.
     """
-    _do(ctx, **options)
+    _do(ctx, **parameters)
 
 
 @search_option(
@@ -125,7 +125,7 @@ def sweep(ctx: click.Context, /, **options: Any) -> None:
     help="Search over a key, as in the section 'search:' of a file. Repeatable.",
 )
 @of_several_runs("tune")
-def tune(ctx: click.Context, /, **options: Any) -> None:
+def tune(ctx: click.Context, /, **parameters: Any) -> None:
     """Search hyperparameters by the validation part, with Optuna.
 
     FILE is a YAML file of settings with a section 'search:' of lines 'KEY: FORM', where FORM is
@@ -143,11 +143,11 @@ def tune(ctx: click.Context, /, **options: Any) -> None:
     report DIR' plots the search. After an interruption the same command continues to the same
     trials.csv.
     """
-    _do(ctx, "tune", **options)
+    _do(ctx, "tune", **parameters)
 
 
 @of_several_runs("study")
-def study(ctx: click.Context, /, **options: Any) -> None:
+def study(ctx: click.Context, /, **parameters: Any) -> None:
     """Tune methods on partitions with equal budgets, then compare them.
 
     FILE is a YAML file of settings with 'methods:' and 'partitions:' (rows 'NAME: {KEY: VALUE}'; of
@@ -164,7 +164,7 @@ def study(ctx: click.Context, /, **options: Any) -> None:
     (DIR/runs), and reported (DIR/report). After an interruption or a failure the same command
     continues.
     """
-    _do(ctx, "study", **options)
+    _do(ctx, "study", **parameters)
 
 
 def _do(

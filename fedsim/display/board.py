@@ -27,8 +27,7 @@ class OneByOne:
         self.verbose = verbose
         self.titles = {name: f"[{i}/{len(names)}] {name}" for i, name in enumerate(names, 1)}
 
-    def happened(self, slot: int, job: events.Job, event: events.Event) -> None:  # noqa: ARG002
-        """Says that a run begins, was finished before, or failed."""
+    def happened(self, slot: int, job: events.Job, event: events.Event) -> None:
         title = self.titles[job.name]
         if isinstance(event, events.Begun):
             logger.info("%s%s", title, ": resumed after an interruption" if event.resumed else "")
@@ -150,7 +149,6 @@ class Bars(Board):
         self.bars.start()
 
     def happened(self, slot: int, job: events.Job, event: events.Event) -> None:
-        """Also moves the bars."""
         super().happened(slot, job, event)
         run = self.active.get(slot)
         if run is None and slot in self.tasks:
@@ -167,7 +165,6 @@ class Bars(Board):
         self.bars.update(self.sweep, completed=self.ended, text=text)
 
     def close(self) -> None:
-        """Stops the display, so that the cursor is back."""
         self.bars.stop()
 
 
