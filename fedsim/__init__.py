@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from fedsim.training.callbacks import Callback as Callback
 
 _HOME = {
-    alias.name: node.module
+    alias.name: str(node.module)
     for node in ast.walk(ast.parse(Path(__file__).read_text(encoding="utf-8")))
     if isinstance(node, ast.ImportFrom) and str(node.module).startswith("fedsim.")
     for alias in node.names
