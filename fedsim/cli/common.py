@@ -34,10 +34,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def configuration(preset: str | None, config: str | None, flags: Settings) -> RunConfig:
-    """The configuration of one run, from --preset, --config and the other flags.
-
-    The user's modules can be imported from then on. Warns of settings without effect.
-    """
+    """The configuration of one run from flags; warns of settings without effect."""
     from fedsim.config.resolve import read_layers, resolve, warn_unused
 
     file = None if config is None else Path(config)
@@ -114,10 +111,7 @@ def on_run(
     importable: bool = True,
     **kinds: bool,
 ) -> Callable[[F], F]:
-    """A command on a run or ``several``: the argument for its directory, unset the :func:`newest`.
-
-    Where it is ``importable``, the user's own modules that the run names can then be imported.
-    """
+    """The argument of a command on a run or ``several``, unset the :func:`newest`."""
 
     def directory(ctx: click.Context, _: click.Parameter, value: Any) -> Any:
         if ctx.resilient_parsing or value not in (None, ()):
@@ -156,10 +150,7 @@ def check_new_file(file: Path, flag: str) -> None:
 
 
 class Echo(logging.Handler):
-    """Shows fedsim's log: notices on stdout, warnings on stderr, each a plain line.
-
-    Both streams are named: click would write into the lines of a display that is active.
-    """
+    """Shows fedsim's log beside an active display: notices on stdout, warnings on stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Prints a record."""
@@ -204,11 +195,7 @@ def error_text(error: Exception) -> str:
 
 @contextmanager
 def repeatable(ctx: click.Context, place: Callable[[], tuple[str, Path] | None]) -> Iterator[None]:
-    """Runs the block of a command that continues when it is given again.
-
-    ``place`` gives what the folder of the command holds, such as ``"the runs are"``, and the
-    folder, which may not exist yet; None as long as it is not known.
-    """
+    """Runs a command that continues when given again; ``place``: its folder and what that holds."""
     try:
         with handled():
             yield

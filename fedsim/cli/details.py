@@ -97,10 +97,7 @@ class Details:
 
     @property
     def privacy(self) -> dict[str, Any] | None:
-        """Level, delta, neighbours and epsilons at the end; None without privacy or rounds.
-
-        An epsilon is None where it is infinite. That of samples is the largest of all clients.
-        """
+        """Level, delta, neighbours, largest epsilons (None: infinite) at the end, if any."""
         settings = self.settings
         level, clients = settings["dp.level"], settings["data.num_clients"]
         if level is None or not self.rounds:
@@ -340,11 +337,7 @@ def show_comparison(runs: Sequence[Details]) -> None:
 
 
 def comparison(runs: Sequence[Details]) -> dict[str, Any]:
-    """The comparison for programs: lists in the order of the runs.
-
-    Of the settings those in which the runs are not all the same; a digest that one does not have
-    does not count.
-    """
+    """The settings that differ, but for digests that one run lacks, and results, for programs."""
     every = [run.conditions for run in runs]
     settings = {}
     for key in dict.fromkeys(key for conditions in every for key in conditions):

@@ -19,8 +19,6 @@ from fedsim.core.text import counted
 if TYPE_CHECKING:
     import pandas as pd
 
-    from fedsim.config.experiments import Settings
-
 measure_option = partial(click.option, cls=options.GroupedOption, group="What to measure")
 
 
@@ -76,7 +74,7 @@ def influence(
     out: str | None,
     figure: str | None,
     form: str,
-    flags: Settings,
+    flags: options.Settings,
     **choices: Any,
 ) -> None:
     """Who helped and who hurt: the influence of each client on a run.

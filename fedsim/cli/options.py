@@ -3,12 +3,15 @@
 import re
 from collections.abc import Callable, Mapping
 from functools import cache, cached_property, partial
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
 import click
 
 from fedsim.cli.names import files, folders, keys, named, value_of
 from fedsim.core.terminal import echo
+
+if TYPE_CHECKING:
+    from fedsim.config.experiments import Settings as Settings
 
 VERBOSE = "fedsim.verbose"
 """Key of a context's meta: whether tracebacks are shown."""
@@ -265,7 +268,9 @@ class WordOrNumber(click.ParamType[Any]):
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> str | int:
         """The value; refuses anything else."""
-        if value != self.word and not re.fullmatch(rf"[1-9][0-9]{{0,{self.digits - 1}}}", value):
+        if value != self.word and not re.fullmatch(
+            rf"[1-9][0-9]{{0,{self.digits - 1}}}", str(value)
+        ):
             self.fail(f"{value!r} given; must be {self.word} or a whole number from 1", param, ctx)
         return self.word if value == self.word else int(value)
 

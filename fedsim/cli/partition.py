@@ -16,7 +16,6 @@ from fedsim.core.terminal import echo
 from fedsim.core.text import counted, few
 
 if TYPE_CHECKING:
-    from fedsim.config.experiments import Settings
     from fedsim.core.types import Dataset, Partition
 
 FILES = ("partition.csv", "split.csv", "partition.png")
@@ -36,7 +35,9 @@ SITES = 12
 @options.set_any_option
 @options.out_option(help="Write partition.csv, split.csv and partition.png there.")
 @options.verbose_option
-def partition(preset: str | None, config: str | None, out: str | None, flags: Settings) -> None:
+def partition(
+    preset: str | None, config: str | None, out: str | None, flags: options.Settings
+) -> None:
     """Show how a run would split the data over clients.
 
     Prints the training samples of each client by class. --out DIR also writes the table, a figure,
@@ -84,10 +85,7 @@ def partition(preset: str | None, config: str | None, out: str | None, flags: Se
 
 
 def class_table(dataset: Dataset, split: Partition) -> list[dict[str, str]]:
-    """One row per client, then the sums: training samples by class and in all.
-
-    Of text there are columns for up to :data:`CLASSES_OF_TEXT` classes.
-    """
+    """One row per client, then the sums: training samples by class (of text by few) and in all."""
     import numpy as np
 
     names = dataset.class_names

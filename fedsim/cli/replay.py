@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from fedsim.audit.replay import Replay
-    from fedsim.config.experiments import Settings
 
 CHANGE = "What to change"
 ROUNDING = 1e-12
@@ -74,7 +73,7 @@ def replay(
     out: str | None,
     accept_changed_code: bool,
     form: str,
-    flags: Settings,
+    flags: options.Settings,
 ) -> None:
     """Do rounds of a run again with one thing changed.
 
@@ -139,10 +138,7 @@ def _show(made: Replay, table: pd.DataFrame) -> None:
 
 
 def of_clients(rows: pd.DataFrame) -> str:
-    """How many clients did the same on both sides, and which are on one side alone.
-
-    The last digits of a norm depend on how many updates were multiplied with each other.
-    """
+    """How many clients did the same on both sides, and which are on one side alone."""
     sides = rows.groupby("client_id")[["original", "replayed"]].count()
     alone = list(sides.index[(sides == 0).any(axis=1)])
     differs = rows["difference"].abs() > ROUNDING * rows["original"].abs()

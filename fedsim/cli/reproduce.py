@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fedsim.audit.published import Job, Result, Table
-    from fedsim.config.experiments import Settings
 
 
 def _of_the_machine(key: str) -> bool:
@@ -66,7 +65,7 @@ def reproduce(
     dry_run: bool,
     no_measure: bool,
     parallel: Literal["auto"] | int,
-    flags: Settings,
+    flags: options.Settings,
 ) -> None:
     """Test a published table: a verdict on each number and claim.
 

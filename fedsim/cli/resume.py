@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -11,9 +10,6 @@ from fedsim.cli import options
 from fedsim.cli.common import interruptible, make_run_importable, trackers_of
 from fedsim.cli.names import folders
 from fedsim.core.terminal import echo
-
-if TYPE_CHECKING:
-    from fedsim.config.experiments import Settings
 
 
 @click.command(cls=options.SettingsCommand, takes=options.changeable, show_defaults=False)
@@ -31,7 +27,7 @@ def resume(
     directory: str,
     track: tuple[str, ...],
     accept_changed_code: bool,
-    flags: Settings,
+    flags: options.Settings,
 ) -> None:
     """Continue a run that was interrupted, killed or failed.
 

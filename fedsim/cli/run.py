@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -11,9 +10,6 @@ from fedsim.cli import options
 from fedsim.cli.common import configuration, interruptible, trackers_of
 from fedsim.cli.dry_run import dry_run_options, show_estimate
 from fedsim.core.reading import check_on_disk
-
-if TYPE_CHECKING:
-    from fedsim.config.experiments import Settings
 
 
 @click.command(cls=options.SettingsCommand, shown=options.common)
@@ -34,7 +30,7 @@ def run(
     dry_run: bool,
     no_measure: bool,
     track: tuple[str, ...],
-    flags: Settings,
+    flags: options.Settings,
 ) -> None:
     """Run one experiment and write its tables.
 

@@ -182,10 +182,7 @@ def _do(
     searched: Sequence[str] = (),
     **budget: Any,
 ) -> None:
-    """Does what the file says; ``kind`` is what it must be, if any.
-
-    ``budget`` are the options of the search, None where they are not given.
-    """
+    """Does what the file says, which must be of this ``kind``; ``budget`` is of the search."""
     place: tuple[str, Path] | None = None
     with repeatable(ctx, lambda: place):
         from fedsim.storage.directories import folder_of

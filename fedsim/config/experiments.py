@@ -119,10 +119,7 @@ class Experiment:
         return "study" if self.methods else "tune" if self.search else "sweep"
 
     def over(self, base: Experiment) -> Experiment:
-        """This experiment over another one; its own settings, text, grid and search win.
-
-        Of a study neither grid nor search of the other one are taken.
-        """
+        """This experiment over another one; a study takes neither grid nor search of that."""
         alone = bool(self.methods)
         return replace(
             self,

@@ -35,10 +35,7 @@ def load_config(
 def read_layers(
     *, preset: str | None = None, file: Path | None = None, overrides: Settings | None = None
 ) -> tuple[Settings, Settings, Settings]:
-    """The settings of preset, file and flags; a later layer wins.
-
-    ``preset`` takes the place of that of ``file``; ``overrides`` are of :func:`from_flags`.
-    """
+    """The settings of preset (before that of the file), file and flags; a later layer wins."""
     written = experiments.read(file) if file is not None else experiments.Experiment()
     for key, command in (("methods", "study"), ("search", "tune"), ("grid", "sweep")):
         if getattr(written, key):
@@ -115,11 +112,7 @@ def unused(settings: Settings, runs: Iterable[RunConfig]) -> dict[str, str]:
 
 
 def from_flags(flags: Mapping[str, tuple[str, object]], sets: Iterable[str] = ()) -> Settings:
-    """The settings on a command line.
-
-    ``flags`` are by dotted key the flag and its value, None where the flag is absent; ``sets`` are
-    of ``--set``, each ``key=value``; ``null`` is None.
-    """
+    """The settings of flags, by key the flag and its value (None: absent), and of ``--set``."""
     settings = {
         key: Setting(None if value == "null" else value, flag)
         for key, (flag, value) in flags.items()

@@ -304,10 +304,7 @@ def _chain(server: Any) -> tuple[str, ...]:
 
 
 def _training(algorithm: str, rule: LocalRule | None, section: Any) -> TrainConfig:
-    """Section ``train`` as the client part of ``algorithm``, None where it is not built, allows.
-
-    There is no momentum with AdamW, nor where clients train by plain SGD.
-    """
+    """Section ``train``, if the client part of ``algorithm`` allows it; AdamW has no momentum."""
     train = TrainConfig.model_validate(section)
     for key, plain, what in (("optimizer", "sgd", "SGD"), ("lr_head", None, "one learning rate")):
         value = getattr(train, key)

@@ -61,10 +61,7 @@ class Active:
 
 @dataclass(kw_only=True)
 class Board:
-    """Shows several runs at once, of which some have ``ended``, as plain lines.
-
-    One is printed when a run ends, unless ``lines`` says no; ``metric`` is a column of rounds.csv.
-    """
+    """Shows several runs at once; ``metric`` of rounds.csv, ``lines`` when a run ends."""
 
     total: int
     ended: int = 0

@@ -209,10 +209,7 @@ def tracker(name: str) -> Tracker:
 
 
 def resumed(run: Path, callbacks: Sequence[Callback] = ()) -> list[Callback]:
-    """The callbacks of a run that is resumed: its trackers, which those given replace, and these.
-
-    A tracker whose package is missing here is left out, with a warning.
-    """
+    """The trackers of a resumed run, as far as their packages are here, then these callbacks."""
     names = [callback.name for callback in callbacks if isinstance(callback, Tracker)]
     trackers: list[Callback] = []
     for name in TRACKERS:
