@@ -65,16 +65,9 @@ def resume(
 ) -> RunStore:
     """Resumes a run that was interrupted; its files are then those of an undisturbed run.
 
-    A finished run is returned as it is. The run's trackers go on.
-
-    Args:
-        path: the run directory.
-        overrides: settings that say where the work is done, such as ``{"engine.kind": "serial"}``.
-        callbacks: as in :func:`run`.
-        session: as in :func:`run`.
-        progress: as in :func:`run`.
-        accept_changed_code: whether the source of the user's own functions may have changed, which
-            env.json then says.
+    A finished run is returned as it is. The run's trackers go on. ``overrides`` say where the work
+    is done, such as ``{"engine.kind": "serial"}``; with ``accept_changed_code`` the source of the
+    user's own functions may have changed, as env.json then says. The others are as in :func:`run`.
 
     Raises:
         FedsimError: no run is there, another process has it, its configuration, code or data were

@@ -64,14 +64,7 @@ def checked(
     given: Mapping[str, object],
     what: str = "hyperparameter",
 ) -> dict[str, Scalar]:
-    """Values for the declared keyword parameters of a function, converted to their types.
-
-    Args:
-        section: what the keys stand under, such as the name of a method.
-        declared: the parameters, with evaluated annotations.
-        given: by name; one with a default may be missing.
-        what: a parameter is called in messages.
-    """
+    """Values for the declared keyword parameters of a function, converted to their types."""
     values: dict[str, Scalar] = {}
     for name, value in given.items():
         key = f"{section}.{name}"
