@@ -115,7 +115,7 @@ def influence(
 
 
 def check(setup: Setup, metric: str) -> None:
-    """Refuses a run of whose clients nothing can be said, by a ConfigError with the reason."""
+    """Refuses a run of whose clients nothing can be said."""
     config, reason = setup.config, ""
     if setup.algorithm.pools or not setup.num_sent:
         reason = f"with algorithm {config.algorithm} clients send no parameters to aggregate"

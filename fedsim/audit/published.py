@@ -49,19 +49,15 @@ COLUMNS = ("table", "job", "method", "setting", "data.seed", "seed", "value", "s
 
 @dataclass(frozen=True, kw_only=True)
 class Number:
-    """A published number, in the table's unit, and the margin of equivalence with it.
-
-    ``sd`` is the standard deviation (ddof 1) over the ``n`` published runs, NaN and None where they
-    are not known; ``values`` are by seed, where these are published.
-    """
+    """A published number, in the table's unit, and the margin of equivalence with it."""
 
     method: str
     setting: str
     value: float
     margin: float
-    sd: float = math.nan
-    n: int | None = None
-    values: Mapping[int, float] = field(default_factory=dict)
+    sd: float = math.nan  # standard deviation (ddof 1), NaN where it is not known
+    n: int | None = None  # published runs
+    values: Mapping[int, float] = field(default_factory=dict)  # by seed, if these are published
 
 
 @dataclass(frozen=True)
@@ -83,20 +79,17 @@ class Job:
     """Runs that test a table, or a part of it.
 
     A job ``full`` has the protocol of the paper and tests numbers and claims, one ``scaled`` has
-    other data or a smaller network and tests claims alone. ``experiment`` is the preset with the
-    seeds of the job, and of its grid what the job names: ``methods`` and ``settings`` have by name
-    the labels on axes of the grid. ``data`` says what it needs, ``samples`` how many training
-    samples the published runs have, ``seconds`` what it took on two busy cores.
+    other data or a smaller network and tests claims alone.
     """
 
     name: str
     preset: str
-    experiment: Experiment
-    data: str
-    methods: Mapping[str, Mapping[str, str]]
-    settings: Mapping[str, Mapping[str, str]]
-    samples: int | None = None
-    seconds: float | None = None
+    experiment: Experiment  # the preset, of its grid what the job names, and the job's seeds
+    data: str  # what it needs
+    methods: Mapping[str, Mapping[str, str]]  # by name the labels on axes of the grid
+    settings: Mapping[str, Mapping[str, str]]  # the same
+    samples: int | None = None  # of training in the published runs
+    seconds: float | None = None  # on two busy cores
     about: str = ""
 
     @property
@@ -113,12 +106,7 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A published table; the fields are the keys of its entry in PAPER.yaml.
-
-    ``metric`` has by setting, under ``""`` that of all others, the arguments of :func:`read`;
-    ``margin`` of equivalence was fixed before the first run, and a 95 % interval above ``widest``
-    tests nothing; ``missing`` says why nothing can be tested, where no job does.
-    """
+    """A published table; the fields are the keys of its entry in PAPER.yaml."""
 
     name: str
     paper: str
@@ -126,15 +114,15 @@ class Table:
     place: str
     provenance: str
     about: str = ""
-    metric: Mapping[str, Mapping[str, Any]]
+    metric: Mapping[str, Mapping[str, Any]]  # arguments of read by setting, "": of all others
     unit: str
-    margin: float
-    widest: float = math.inf
+    margin: float  # of equivalence, fixed before the first run
+    widest: float = math.inf  # a wider 95 % interval tests nothing
     runs: int | None = None
     numbers: tuple[Number, ...]
     claims: tuple[Claim, ...]
     jobs: Mapping[str, Job]
-    missing: str = ""
+    missing: str = ""  # why nothing can be tested
 
     @property
     def source(self) -> str:
@@ -370,14 +358,9 @@ def read(
 
 
 def judge(table: Table, job: Job, values: pd.DataFrame) -> list[Result]:
-    """The verdicts of a job on the numbers and claims of its table.
+    """The verdicts of a job on the numbers and claims of its table, from rows of values.csv.
 
     A number that the job does not test is "not testable here", with what it would take.
-
-    Args:
-        table: that is tested.
-        job: of the table.
-        values: rows of values.csv of this table and job.
     """
     verdicts = analysis("verdicts")
     untestable = functools.partial(verdicts.Verdict, word=verdicts.UNTESTABLE)

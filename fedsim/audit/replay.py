@@ -91,14 +91,11 @@ class Without:
 
 @dataclass(frozen=True, kw_only=True)
 class Done:
-    """A round that was done again, its rows, and the model (D,) before and after it.
-
-    The first ``params`` of the D numbers are no statistics.
-    """
+    """A round that was done again, its rows, and the model (D,) before and after it."""
 
     before: Vector
     after: Vector
-    params: int
+    params: int  # the first of the D numbers, which are no statistics
     log: RoundLog
 
     @property
@@ -289,11 +286,8 @@ def parts(setup: Setup) -> dict[str, tuple[object, str]]:
 
 
 def carry_over(before: Setup, after: Setup, state: ServerState) -> tuple[ServerState, list[str]]:
-    """The state for other settings: of what is unchanged that of the run, else nothing.
-
-    Returns:
-        It, and what was there and starts afresh, in words.
-    """
+    """The state for other settings, of what is unchanged that of the run, else nothing; and what
+    was there and starts afresh, in words."""
     old, new = parts(before), parts(after)
     same = {name for name in old.keys() & new.keys() if equal(old[name][0], new[name][0])}
     arrays, fresh = {}, dict[str, None]()

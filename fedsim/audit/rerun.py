@@ -36,17 +36,14 @@ logger = logging.getLogger("fedsim")
 
 @dataclass(frozen=True, kw_only=True)
 class Rerun:
-    """The complete rounds of a run, which is only read, to be done again.
-
-    ``start`` is the state before the first one, ``fingerprint`` what checkpoints must agree with.
-    """
+    """The complete rounds of a run, which is only read, to be done again."""
 
     setup: Setup
     executor: Executor
     store: RunStore
     rounds: int
-    start: ServerState
-    fingerprint: Fingerprint
+    start: ServerState  # before the first round
+    fingerprint: Fingerprint  # what checkpoints must agree with
 
     def check(self, number: int, name: str) -> None:
         """Refuses a round that the run has not, by a ConfigError that begins with the name."""
@@ -100,12 +97,8 @@ def opened(
 ) -> Iterator[Rerun]:
     """The rounds of a run, finished or not; ends its processes at the end.
 
-    Args:
-        run: its directory.
-        overrides: settings of where the work is done, by dotted key; unless said one process, with
-            a GPU where the run was done on one and there is one here.
-        data_dir: where the run's data are now, in place of ``data.dir``.
-        accept_changed_code: go on where the user's code is not that of the run.
+    ``overrides`` say where the work is done, by dotted key; unless said one process, with a GPU
+    where the run was done on one and there is one here. ``data_dir`` replaces ``data.dir``.
     """
     store, rounds = RunStore(run), len(status.rounds(run))
     on_gpu = device_of(store.read_environment()) != "cpu" and num_gpus() > 0

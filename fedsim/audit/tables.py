@@ -66,18 +66,16 @@ class Comparison:
     """Compares the rows of rounds that are done again, and counts.
 
     Every cell must be the same, byte for byte, unless ``others`` says that processor or versions
-    are not those of the run. Counted are rows, models whose SHA-256 is that of models.csv, cells,
-    and those of them that are equal; ``largest`` is the largest difference of numbers that was
-    tolerated, relative to their size, ``scores`` that of scores.
+    are not those of the run.
     """
 
     others: str = ""
     rows: int = 0
-    models: int = 0
+    models: int = 0  # whose SHA-256 is that of models.csv
     cells: int = 0
-    equal: int = 0
-    largest: float = 0.0
-    scores: float = 0.0
+    equal: int = 0  # of the cells
+    largest: float = 0.0  # difference of numbers that was tolerated, relative to their size
+    scores: float = 0.0  # the same of scores
 
     def compare(self, run: Recorded, log: RoundLog) -> None:
         """The rows of a round, cell by cell."""

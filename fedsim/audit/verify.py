@@ -78,18 +78,13 @@ class NotPossible(FedsimError):
 
 @dataclass(kw_only=True)
 class Verification(Comparison):
-    """What a run was compared with; what is counted says :class:`Comparison`.
-
-    Of ``rounds`` complete ones those in ``drawn`` were drawn by the seed; ``executed`` has the
-    first and the last round of each stretch that was done again. A run of ``planned`` rounds may
-    have ``finished`` earlier.
-    """
+    """What a run was compared with; what is counted says :class:`Comparison`."""
 
     run: Path
     seed: int
-    rounds: int
-    drawn: Sequence[int] = ()
-    executed: list[tuple[int, int]] = field(default_factory=list)
+    rounds: int  # that are complete
+    drawn: Sequence[int] = ()  # of these, by the seed
+    executed: list[tuple[int, int]] = field(default_factory=list)  # first and last of a stretch
     differences: list[Difference] = field(default_factory=list)
     not_compared: list[str] = field(default_factory=list)
     planned: int = 0

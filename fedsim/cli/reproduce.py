@@ -96,7 +96,7 @@ def reproduce(
     from fedsim.audit import published
     from fedsim.display.progress import display
     from fedsim.storage.directories import folder_of
-    from fedsim.studies import execute
+    from fedsim.studies import execute, plan
     from fedsim.studies import sweep as sweeps
 
     folder = folder_of(out, "reproduce", f"{table.name}-{chosen.name}")
@@ -112,7 +112,7 @@ def reproduce(
         run_options = execute.RunOptions(
             verbose=tracebacks(ctx), displays=lambda: [display(final_table=False)]
         )
-        ended = execute.sweep(chosen.experiment, flags, folder, parallel, run_options)
+        ended = execute.run(plan.make(chosen.experiment, flags, parallel), folder, run_options)
         show_results(table, chosen, published.write(table, chosen, ended.runs, folder))
         echo(f"files: {folder}/{published.VALUES}, {folder}/{published.VERDICTS}")
         ended.check()

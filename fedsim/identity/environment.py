@@ -72,11 +72,8 @@ def check_begun(
     *,
     accept_changed_code: bool = False,
 ) -> dict[str, object]:
-    """Compares what a run is made of now with what it began with, as far as env.json says it.
-
-    Returns:
-        What env.json is to say as well: the code that was accepted.
-    """
+    """Compares what a run is made of now with what it began with, as far as env.json says it;
+    returns what env.json is to say as well: the code that was accepted."""
     before, began = RunStore(run).read_environment(), Provenance.read(run)
     changed = check_code(run, began, now.code, accept=accept_changed_code)
     check_data(run, began, now.data, "put the data back, or begin another run")
@@ -106,12 +103,7 @@ NUMERICAL = ("torch", "numpy")
 
 
 def other_versions(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """A line on the packages that were other ones when the run last went on; None where none was.
-
-    Args:
-        before: env.json of a run that is resumed.
-        now: what it will say of the part that follows.
-    """
+    """A line on the packages that were other ones when the run last went on, if any."""
     new = now["packages"]
     old = [before, *before.get("resumed", [])][-1].get("packages", new)
     changed = [name for name in NUMERICAL if old.get(name, new[name]) != new[name]]

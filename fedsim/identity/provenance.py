@@ -55,22 +55,13 @@ class Code:
 
 @dataclass(frozen=True)
 class Data:
-    """The data as their reader gives them: SHA-256 digests, before any feature shift.
+    """The data as their reader gives them: SHA-256 digests, before any feature shift."""
 
-    Args:
-        samples: of the decoded samples, with their shape and type; of texts also the vocabulary.
-        labels: of the labels, in the same way.
-        classes: of the names of the classes, in their order.
-        dir: ``data.dir`` as it was given; not compared.
-        file: of the file that was read, where the samples depend on which of them are for training
-            (a table's scaling and gaps), so that they differ between partitions of the same data.
-    """
-
-    samples: str
+    samples: str  # decoded, with their shape and type; of texts also the vocabulary
     labels: str
-    classes: str
-    dir: str | None
-    file: str | None = None
+    classes: str  # their names in their order
+    dir: str | None  # ``data.dir`` as it was given; not compared
+    file: str | None = None  # where the samples depend on the partition, as a table's scaling does
 
     @property
     def short(self) -> str:
@@ -162,14 +153,15 @@ class Provenance:
         """What env.json says that a run is made of."""
         recorded = RunStore(run).read_environment()
         try:
+            _ = [*recorded.get("resumed", ())]
             code, instead = (
                 {role: Code(**each) for role, each in recorded.get(key, {}).items()}
                 for key in ("code", ACCEPTED)
             )
             digests = Data(**recorded["data"] | {"dir": None}) if "data" in recorded else None
         except (AttributeError, TypeError) as error:
-            damaged = "damaged: 'code' or 'data' is not what fedsim writes there; restore it"
-            raise ConfigError(f"{run / 'env.json'}: {damaged}, or remove it") from error
+            damaged = "damaged: not what fedsim writes there; restore it, or remove it"
+            raise ConfigError(f"{run / 'env.json'}: {damaged}") from error
         return cls(code, digests, instead)
 
 
@@ -190,11 +182,7 @@ def changed_code(before: Provenance, now: Mapping[str, Code]) -> str | None:
 
 
 def check_code(run: Path, before: Provenance, now: Mapping[str, Code], *, accept: bool) -> bool:
-    """Refuses a run of other code, unless that is accepted.
-
-    Returns:
-        Whether the code is another one.
-    """
+    """Whether a run is of other code, which is refused unless that is accepted."""
     change = changed_code(before, now)
     if change is not None and not accept:
         raise ConfigError(

@@ -52,11 +52,8 @@ def has_patients(run: Path) -> bool:
 def difference(
     wanted: RunConfig, settings: Mapping[str, Any], patients: bool = False
 ) -> str | None:
-    """The first dotted key in which a finished run differs from the wanted configuration.
-
-    Placement and label cannot change a result. ``settings`` are those of the run's config.yaml,
-    nested or dotted; ``patients`` whether its data say whose the samples are.
-    """
+    """The first dotted key in which a finished run of such settings, nested or dotted, differs from
+    the wanted configuration, but for placement and label, which cannot change a result."""
     have = _flat(settings)
     left_open = {key for key, value in _flat(to_dict(wanted)).items() if value is None}
     resolved = _flat(to_dict(_as_the_data_decide(wanted, have, patients)))
@@ -68,11 +65,8 @@ def difference(
 
 
 def _as_the_data_decide(wanted: RunConfig, have: Mapping[str, Any], patients: bool) -> RunConfig:
-    """The configuration as :meth:`RunConfig.resolved`, as far as that is known without the data.
-
-    What only the data's files say is taken from the finished run ``have``, of whose ``patients``
-    :func:`difference` speaks.
-    """
+    """The configuration as :meth:`RunConfig.resolved`; what only the data's files say is taken from
+    the finished run ``have``, whose data may say whose the samples are (``patients``)."""
     info, section, done = data.find(wanted.data.name), wanted.data, have.get("data.partition")
     partition = wanted.named_partition or (info.default_partition if info else "dirichlet")
     may_have_lists = info is None or info.num_classes == 0  # or sites; the files say it
@@ -98,10 +92,8 @@ BEFORE_ROUNDS = frozenset(
 
 
 def archive(folder: Path) -> None:
-    """Makes room for a run in the directory of an incomplete one, which is renamed.
-
-    Where no round has finished, the run's files are deleted instead.
-    """
+    """Makes room for a run in the directory of an incomplete one, which is renamed, or emptied
+    where no round has finished."""
     if not folder.exists() or not any(folder.iterdir()):
         return
     count = itertools.count(1)
@@ -137,11 +129,7 @@ def configuration(
     data_dir: str | None = None,
     build: bool = True,
 ) -> RunConfig:
-    """The configuration of a run that was begun, with other settings of where the work is done.
-
-    ``data_dir`` is where its data are now, if not at ``data.dir``. For ``build`` see
-    :func:`~fedsim.config.resolve.resolve`.
-    """
+    """The configuration of a run that was begun, with other settings of where the work is done."""
     file = run / "config.yaml"
     if not file.is_file():
         hint = "; a sweep is resumed by the 'fedsim sweep' command that began it"
@@ -163,10 +151,8 @@ def configuration(
 
 
 def can_resume(wanted: RunConfig, run: Path, *, accept_changed_code: bool = False) -> bool:
-    """Whether the directory holds an unfinished run of this configuration with checkpoints.
-
-    A run of other code than that of now is none, unless that is accepted.
-    """
+    """Whether the directory holds an unfinished run of this configuration, and of this code unless
+    another one is accepted, with checkpoints."""
     from fedsim.storage import checkpoint  # imports torch, which a sweep's controller need not
 
     if (run / "summary.csv").exists() or not checkpoint.records(run):

@@ -28,14 +28,11 @@ INSTALLED = ("site-packages", "dist-packages")
 
 
 def sha256_of_files(module: str) -> dict[str, str]:
-    """By path the digests of the source files of a dotted module; sorted.
-
-    Empty where the module has no source file of the user's: it is installed, compiled, or not
-    there.
-    """
+    """By path the digests of the source files of a dotted module; none of an installed one."""
     top = module.partition(".")[0]
     root = next((r for r in _roots(top) if top not in OWN and any(_files(r, module))), None)
-    if root is None or _is_installed(root):
+    library = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
+    if root is None or {*INSTALLED} & {*root.parts} or library & {root, *root.parents}:
         return {}
     digests: dict[str, str] = {}
     waiting = list(_files(root, module))
@@ -81,12 +78,6 @@ def _roots(top: str) -> list[Path]:
     if not folders and spec.has_location and spec.origin:
         folders = [Path(spec.origin)]
     return [folder.parent for folder in folders]
-
-
-def _is_installed(folder: Path) -> bool:
-    """Whether a folder is one of installed packages, or of Python's own library."""
-    library = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
-    return bool({*INSTALLED} & {*folder.parts} or library & {folder, *folder.parents})
 
 
 def _files(root: Path, module: str) -> Iterator[PurePosixPath]:

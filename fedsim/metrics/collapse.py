@@ -19,16 +19,12 @@ TOLERANCE = 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class FinalPredictions:
-    """What the last evaluation of a run says of its predictions on the test part.
-
-    ``num_classes`` are those with test samples, at least 2, and ``only_class`` the one of them that
-    is predicted for every sample, by all models where clients have their own.
-    """
+    """What the last evaluation of a run says of its predictions on the test part."""
 
     num_samples: int
-    num_classes: int
+    num_classes: int  # with test samples, at least 2
     balanced_accuracy: float
-    only_class: int | None
+    only_class: int | None  # predicted for every sample, by all models
 
     @property
     def collapsed(self) -> bool:
@@ -53,11 +49,7 @@ class FinalPredictions:
 
 
 def final_predictions(table: pd.DataFrame) -> FinalPredictions | None:
-    """From the last evaluation in classes.csv, of which ``table`` has the rows.
-
-    None where every token has a label, or where fewer than two classes have
-    test samples.
-    """
+    """From the last evaluation in classes.csv; None where fewer than two classes have samples."""
     last = table[(table["round"] == table["round"].max()) & (table["support"] > 0)]
     if len(last) < 2:
         return None

@@ -25,19 +25,9 @@ TOLERANCE = 1e-9
 def terms(client_losses: F64, global_losses: F64, p: F64, q: F64, owners: I64) -> dict[str, float]:
     """The signed terms of Eq. 2, and two diagnostics; every sum is correctly rounded.
 
-    Args:
-        client_losses: (m, K), ``L_j(w_i)``.
-        global_losses: (m, K), ``L_j`` of the model after aggregation: of each client's own one in
-            personalised methods, else the same row m times.
-        p: (m,) weights of the clients, sum 1.
-        q: (K,) weights of the owners, sum 1.
-        owners: (m,) the column of each client's own data.
-
-    Returns:
-        ``local_loss``, ``shift_loss``, ``aggregation_loss`` (negative where aggregation helps) and
-        ``global_loss``; and, no part of the sum, ``shift_spread``, which is
-        ``sum_ij p_i q_j |L_j(w_i) - L_i(w_i)|``, and ``aggregation_spread``, which is
-        ``sum_i p_i |Lq(w) - Lq(w_i)|``.
+    Losses are (m, K): ``L_j(w_i)``, and ``L_j`` of the model after aggregation; ``owners`` (m,) are
+    the columns of the clients' own data. Diagnostics are the sums of absolute values:
+    ``shift_spread`` of the pairs, ``aggregation_spread`` of ``p_i |Lq(w) - Lq(w_i)|``.
     """
     at_home = client_losses[np.arange(len(p)), owners]
     shifts = client_losses - at_home[:, None]

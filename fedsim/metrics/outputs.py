@@ -22,15 +22,7 @@ _ROWS = 1024
 
 
 def token_scores(logits: Tensor, labels: Tensor, never_right: Sequence[int] = ()) -> SampleScores:
-    """The scores of n samples with a label for every token; as
-    :func:`fedsim.metrics.scores.score`, the prediction is the lowest of the classes
-    with the largest logit.
-
-    Args:
-        logits: (n, T, C), any precision; on the device of ``labels``.
-        labels: (n, T) int64 in 0..C-1, -1 where a token does not count.
-        never_right: classes that are wrong wherever they are predicted.
-    """
+    """The scores of n samples from logits (n, T, C) and labels (n, T), -1 where none counts."""
     if logits.ndim != 3 or logits.shape[:2] != labels.shape:
         raise ContractError(
             "labels for every token need logits (n, T, C) and labels (n, T), got "
@@ -78,11 +70,8 @@ def samples_of(outputs: Outputs, dataset: Dataset, index: I64) -> SampleScores:
 
 
 def scores_of(outputs: Outputs, dataset: Dataset, index: I64, groups: Mapping[str, I64]) -> Scores:
-    """The scores of all the n samples ``index`` of a data set together.
-
-    ``groups`` are positions in ``index`` of samples that are also scored apart, by name. A
-    DivergedError where a logit is NaN or infinite.
-    """
+    """The scores of all the n samples ``index`` of a data set together, and of groups of them; a
+    DivergedError where a logit is NaN or infinite."""
     if isinstance(outputs, SampleScores):
         return score_tokens(outputs, groups)
     return score(outputs, dataset.y[index], groups, dataset.never_right)

@@ -43,11 +43,8 @@ class GroupScore:
 
 @dataclass(frozen=True, kw_only=True)
 class Metrics:
-    """The metrics of an evaluation on one part; accuracies in 0..1, None where undefined.
-
-    Where every token has a label, loss and accuracy are means over the tokens that count, and what
-    follows them is None.
-    """
+    """The metrics of an evaluation on one part; accuracies in 0..1, None where undefined, as all
+    but loss and accuracy are where every token has a label."""
 
     loss: float
     accuracy: float
@@ -63,32 +60,21 @@ class Metrics:
 
 @dataclass(frozen=True, kw_only=True)
 class Scores(Metrics):
-    """An evaluation of one model on one part; no ``classes`` where every token has a label.
-
-    Args:
-        confusion: (n, 3) label, prediction, count > 0 of the pairs that occur, sorted; not part of
-            comparisons.
-    """
+    """An evaluation of one model on one part; no ``classes`` where every token has a label."""
 
     num_samples: int
     classes: tuple[ClassScore, ...] = ()
     groups: tuple[GroupScore, ...] = ()
-    confusion: I64 | None = field(default=None, compare=False)
+    confusion: I64 | None = field(default=None, compare=False)  # (n, 3) label, prediction, count
 
 
 @dataclass(frozen=True)
 class SampleScores:
-    """How well a model does on each of n samples.
+    """How well a model does on each of n samples."""
 
-    Args:
-        loss: (n,) float64 cross-entropy, summed over the sample's labels.
-        correct: (n,) whether it was classified right; or how many of its labels.
-        weight: (n,) int64, how many labels count: 1, or the tokens that do.
-    """
-
-    loss: F64
-    correct: NDArray[np.bool_] | I64
-    weight: I64
+    loss: F64  # (n,) cross-entropy, summed over the sample's labels
+    correct: NDArray[np.bool_] | I64  # (n,) whether it was classified right; or how many labels
+    weight: I64  # (n,) how many labels count: 1, or the tokens that do
 
     def at(self, index: I64) -> SampleScores:
         """The scores at some positions."""
@@ -118,12 +104,8 @@ BINS = 15
 def calibration_error(confidence: F64, right: Array) -> float:
     """The expected calibration error (Guo et al., 2017, equation 3; https://arxiv.org/abs/1706.04599).
 
-    Bin m holds the samples with a confidence in ((m - 1) / M, m / M], M = :data:`BINS`; the error
-    is the mean over the bins, weighted by samples, of |accuracy - mean confidence|.
-
-    Args:
-        confidence: (N,) float64 in 0..1, N >= 1, the probability of the predicted class.
-        right: (N,) whether that is the label.
+    The mean over the bins ((m - 1) / M, m / M] of the confidence (N,), weighted by samples, of
+    |accuracy - mean confidence|; ``right`` (N,) says whether the predicted class is the label.
     """
     bins = np.searchsorted(np.arange(1, BINS) / BINS, confidence)
     gap = right - confidence
@@ -132,13 +114,7 @@ def calibration_error(confidence: F64, right: Array) -> float:
 
 
 def gini(values: F64) -> float:
-    """The Gini coefficient: the mean difference of two values, divided by twice their mean.
-
-    sum_ij |x_i - x_j| / (2 n^2 mean(x)), of all n^2 pairs; 0 where all values are 0.
-
-    Args:
-        values: (n,) float64 >= 0, n >= 1.
-    """
+    """The Gini coefficient sum_ij |x_i - x_j| / (2 n^2 mean(x)) of values (n,) >= 0; 0 of zeros."""
     x, n = np.sort(values), len(values)
     total = math.fsum(x.tolist())
     ranked = math.fsum((x * (2 * np.arange(1, n + 1) - n - 1)).tolist())
@@ -159,18 +135,9 @@ def score(
     (two classes: class 1), ties counted half; None if a class has no sample. A class has an AUC of
     its own, against the rest, where both have samples. See :func:`calibration_error` for ``ece``.
 
-    Args:
-        logits: (N, C) float32, N >= 1.
-        labels: (N,) int64 in 0..C-1.
-        groups: by name, positions of samples that get a loss and accuracy of their own.
-        never_right: classes that are wrong wherever they are predicted.
-
-    Returns:
-        The scores, with one entry of ``classes`` for each of the C labels.
-
-    Raises:
-        ContractError: shapes that do not fit, no sample, or a label outside 0..C-1.
-        DivergedError: a logit is NaN or infinite.
+    Logits are (N, C), labels (N,); ``groups`` are positions of samples that get a loss and accuracy
+    of their own; classes that are ``never_right`` are wrong wherever they are predicted. A
+    DivergedError where a logit is NaN or infinite.
     """
     losses, predicted, chances = _outcome(logits, labels)
     num_samples, num_classes = chances.shape
@@ -232,6 +199,7 @@ def mean_scores(scores: Sequence[Scores]) -> Scores:
 
     A value that is None for one of the models is None in the mean; the confusion is the sum.
     """
+    confusions = [s.confusion for s in scores if s.confusion is not None]
     return replace(
         scores[0],
         **_means(scores, *(field.name for field in fields(Metrics))),
@@ -243,19 +211,13 @@ def mean_scores(scores: Sequence[Scores]) -> Scores:
             replace(rows[0], **_means(rows, "loss", "accuracy"))
             for rows in zip(*(s.groups for s in scores), strict=True)
         ),
-        confusion=_summed([s.confusion for s in scores if s.confusion is not None]),
+        confusion=_confusion(*np.concatenate(confusions).T) if confusions else None,
     )
 
 
 def auc(values: F64, positive: Array) -> float:
-    """The probability that a positive sample has the larger value, ties counted half.
-
-    The Mann-Whitney statistic U / (P * Q) by mid-ranks, for P positive and Q negative samples.
-
-    Args:
-        values: (N,) float64, larger for samples predicted positive.
-        positive: (N,) bool, with at least one True and one False.
-    """
+    """The probability that a positive sample has the larger value, ties counted half: the
+    Mann-Whitney statistic U / (P * Q) by mid-ranks; at least one sample of each kind."""
     everything, positives = np.sort(values), values[positive]
     below, upto = (np.searchsorted(everything, positives, side) for side in ("left", "right"))
     p, q = len(positives), len(values) - len(positives)
@@ -325,13 +287,6 @@ def _confusion(labels: I64, predicted: I64, count: I64) -> I64:
     total = np.zeros(len(pairs), dtype=np.int64)
     np.add.at(total, position, count)
     return np.stack([pairs // width, pairs % width, total], axis=1)
-
-
-def _summed(confusions: Sequence[I64]) -> I64 | None:
-    """The sum of confusions (n, 3); None where there are none."""
-    if len(confusions) < 2:
-        return confusions[0] if confusions else None
-    return _confusion(*np.concatenate(confusions).T)
 
 
 def _mean(values: list[float]) -> float:

@@ -53,12 +53,7 @@ def prefixes(order: Sequence[int]) -> list[int]:
 def sampled(orders: Sequence[Sequence[int]], value: Callable[[int], float]) -> tuple[F64, F64]:
     """(m,) estimates from orders drawn uniformly, and their standard errors (Castro et al. 2009).
 
-    The estimates sum to v(all) - v(none), whatever the orders. The standard error is that of a mean
-    over the orders, NaN of a single one.
-
-    Args:
-        orders: permutations of the m players.
-        value: of a coalition.
+    The estimates sum to v(all) - v(none), whatever the orders; the error of a single one is NaN.
     """
     gains = np.empty((len(orders), len(orders[0])))
     for row, order in zip(gains, orders, strict=True):

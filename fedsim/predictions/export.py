@@ -34,23 +34,8 @@ def export(
     *,
     accept_changed_code: bool = False,
 ) -> list[Path]:
-    """Writes the final model of a finished run on images to a new folder.
-
-    Args:
-        run: its directory.
-        form: ``torch`` or ``onnx``.
-        folder: to write to; new or empty.
-        client: only this client's model, by number or name.
-        accept_changed_code: use the user's own functions even if their code has changed.
-
-    Returns:
-        The files.
-
-    Raises:
-        ConfigError: as :func:`~fedsim.predictions.new_images.image_model`, a package is missing, or
-            the network cannot be exported.
-        StoreError: a file cannot be read or written.
-    """
+    """Writes the final model of a finished run on images, or that of one client, to a new folder;
+    returns the files. A ConfigError where the network cannot be exported."""
     if form == "onnx" and not all(map(importlib.util.find_spec, ("onnx", "onnxscript"))):
         install = f"pip install '{DISTRIBUTION}[export]'"
         raise ConfigError(f"--to onnx needs the packages onnx and onnxscript: {install}")

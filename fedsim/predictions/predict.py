@@ -146,15 +146,7 @@ def predict(
 def _frames(
     setup: Setup, state: ServerState, client: int | None, owned: Own | None, part: str
 ) -> Iterator[pd.DataFrame]:
-    """The rows, model by model and client by client.
-
-    Args:
-        setup: of the run, with the data to predict.
-        state: its final models.
-        client: the only one, or None for all.
-        owned: which of the clients' own parts, where they own the samples.
-        part: the common part, where they do not.
-    """
+    """The rows, model by model and client by client; ``owned`` is the clients' own part, if any."""
     with closing(SerialExecutor(with_features(setup.spec), setup.config.engine)) as executor:
         for clients, model, samples in _passes(setup, state, client, owned, part):
             (outputs,) = executor.evaluate([(model.load(), samples)], OUTPUTS)
@@ -288,10 +280,8 @@ def _check_fit(setup: Setup, description: Description, origin: str) -> None:
 
 def _owned(setup: Setup, split: str) -> Own | None:
     """Which of the clients' own parts a split is, None for a common part."""
-    for part in OWN:
-        if split == f"own_{part}" or (split == part == "test" and setup.tests_are_owned):
-            return part
-    return None
+    name = "own_test" if split == "test" and setup.tests_are_owned else split
+    return next((part for part in OWN if name == f"own_{part}"), None)
 
 
 def _check_samples(

@@ -55,18 +55,11 @@ TAIL = 10.0
 
 @dataclass(frozen=True)
 class Release:
-    """One round's release, from the sum of clipped contributions of a cohort.
+    """One round's release, from the sum of clipped contributions of a cohort."""
 
-    Args:
-        noise_multiplier: z, standard deviation of the noise over the clipping norm, >= 0.
-        population: number of those protected: clients, or the samples of a client.
-        cohort: how many contribute, at most all; with Poisson sampling on average.
-        sampling: how they are drawn.
-    """
-
-    noise_multiplier: float
-    population: int
-    cohort: float
+    noise_multiplier: float  # z, standard deviation of the noise over the clipping norm
+    population: int  # of those protected: clients, or the samples of a client
+    cohort: float  # how many contribute; with Poisson sampling on average
     sampling: Sampling = "poisson"
 
     @property
@@ -88,21 +81,9 @@ def neighbours(sampling: Sampling) -> Neighbours:
 def epsilons(
     release: Release, rounds: Sequence[int], delta: float, accountant: Accountant = "pld"
 ) -> list[float]:
-    """Epsilon of the first T rounds together, for each T of ``rounds``.
+    """Epsilon of the first T rounds together, for each T of ``rounds``; infinite without noise.
 
     A T costs some tenths of a second with ``pld``, and nothing with ``rdp``.
-
-    Args:
-        release: what each round releases, the same in all.
-        rounds: numbers of rounds T >= 0, in any order.
-        delta: in (0, 1).
-        accountant: ``pld`` or ``rdp``.
-
-    Returns:
-        Of each T; infinite without noise, 0 for no rounds.
-
-    Raises:
-        ConfigError: dp-accounting is not installed.
     """
     library()
     return [_epsilon(release, int(count), delta, accountant) for count in rounds]
@@ -172,7 +153,8 @@ def _rdp(release: Release) -> tuple[F64, F64]:
 @functools.lru_cache(maxsize=64)
 def _pld(release: Release) -> Any:
     """The privacy loss distribution of one round, with q < 1."""
-    interval = _interval(release.rate, release.effective_noise)
+    largest = _largest(release.rate, release.effective_noise)
+    interval = max(10.0 ** math.floor(math.log10(largest / POINTS)), FINEST)
     if release.sampling == "fixed":
         return _fixed(release.rate, release.effective_noise, interval)
     return library().pld.privacy_loss_distribution.from_gaussian_mechanism(
@@ -187,11 +169,6 @@ def _largest(rate: float, noise: float) -> float:
     return math.log1p(rate * math.expm1(min(0.5 / noise**2 + TAIL / noise, 700.0)))
 
 
-def _interval(rate: float, noise: float) -> float:
-    """At which the privacy losses of one round are discretised."""
-    return max(10.0 ** math.floor(math.log10(_largest(rate, noise) / POINTS)), FINEST)
-
-
 def _fixed(rate: float, noise: float, interval: float) -> Any:
     """The privacy loss distribution of a cohort of fixed size, neighbours replace one.
 
@@ -204,11 +181,6 @@ def _fixed(rate: float, noise: float, interval: float) -> Any:
     where delta_G is that of the Gaussian mechanism. The second line holds because the relation is
     symmetric. The distribution is the smallest one on a grid that is nowhere below the profile
     ("connect the dots", Doroshenko et al., PETS 2022, arXiv:2207.04380).
-
-    Args:
-        rate: q in (0, 1).
-        noise: standard deviation over the sensitivity.
-        interval: of the grid.
     """
     last = math.ceil(_largest(rate, noise) / interval)
     grid = interval * np.arange(1, last + 1)

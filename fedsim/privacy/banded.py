@@ -40,10 +40,6 @@ def coefficients(bands: int, rounds: int) -> F64:
     """c (b,) of the smallest error over so many rounds, of norm 1; (1,) for one band.
 
     L-BFGS from the coefficients of ``(1 - x)^(-1/2)``, the best matrix without bands.
-
-    Args:
-        bands: b >= 1; more than ``rounds`` are of no use, and left out.
-        rounds: T >= 1.
     """
     bands = min(bands, rounds)
     j = np.arange(1, bands)
@@ -90,15 +86,10 @@ def _objective(tail: F64, rounds: int) -> tuple[float, F64]:
 
 @dataclass(frozen=True)
 class BandedNoise:
-    """Noise that is correlated over b rounds; with c = (1,) it is that of independent rounds.
+    """Noise that is correlated over b rounds; with c = (1,) it is that of independent rounds."""
 
-    Args:
-        sent: the coordinates that clients send, P' together; the others get none.
-        coefficients: c (b,) of norm 1.
-    """
-
-    sent: tuple[slice, ...]
-    coefficients: tuple[float, ...]
+    sent: tuple[slice, ...]  # the coordinates that clients send, P' together; others get none
+    coefficients: tuple[float, ...]  # c (b,) of norm 1
 
     def __call__(
         self, step: Array, scale: float, state: Vectors, ctx: RoundContext

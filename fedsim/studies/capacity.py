@@ -34,13 +34,9 @@ than its actors gain: 18 short runs took 62 s instead of 43 s on two cores."""
 def with_engine(
     config: RunConfig, layers: Sequence[Settings], runs: int, parallel: Parallel = "auto"
 ) -> RunConfig:
-    """The configuration of one of several runs, with the serial engine where that is the default.
-
-    That is where neither an engine nor a setting of Ray's is given in the ``layers`` of settings
-    (``--gpus-per-client 0`` is none), this machine has no GPU, and Ray would not be faster: there
-    are enough runs to fill the machine (as many as it has cores, or as a round has clients), or,
-    one at a time, it has at most :data:`FEW_CORES`.
-    """
+    """The configuration of one of several runs, with the serial engine where that is the default:
+    no engine or setting of Ray's is given in the ``layers``, there is no GPU, and there are runs
+    enough to fill the machine or, one at a time, at most :data:`FEW_CORES`."""
     asks = any(key in layer for layer in layers for key in OF_RAY)
     gpus = config.engine.gpus_per_client
     cohort = cohort_size(config.data.num_clients, config.train.sample_rate)
@@ -58,8 +54,7 @@ def make_drivers(
 ) -> Drivers:
     """Starts what does some runs, and Ray where they use it; the stack closes both.
 
-    One run at a time is executed in this process, with these ``callbacks``, several at once in
-    processes on this machine. A ConfigError where fewer fit than ``parallel``.
+    One run at a time is executed in this process, several at once in processes on this machine.
     """
     on_ray = [config.engine for config in configs if config.engine.kind == "ray"]
     if on_ray and (parallel == 1 or len(configs) == 1):
@@ -92,10 +87,8 @@ def introduction(work: str, drivers: Drivers, configs: Sequence[RunConfig]) -> s
 
 
 def local_runs(configs: Sequence[RunConfig], parallel: Parallel) -> int:
-    """How many runs, each in one process, fit on this machine at once; at most all of them.
-
-    A ConfigError where ``parallel`` is a number, and fewer fit; the message says how many do.
-    """
+    """How many runs, each in one process, fit on this machine at once; a ConfigError where fewer
+    fit than a given number."""
     if parallel == 1 or len(configs) <= 1:
         return 1
     if parallel == "auto" and any(config.engine.kind != "serial" for config in configs):
@@ -145,10 +138,7 @@ def _need(config: RunConfig) -> Need:
 
 
 def memory_of(config: RunConfig) -> float:
-    """Estimated bytes that a run in one process needs; ``engine.memory_per_client`` replaces it.
-
-    Counted are torch, copies of the model and the updates of a round, not the data.
-    """
+    """Estimated bytes that a run in one process needs, without the data."""
     if config.engine.memory_per_client is not None:
         return config.engine.memory_per_client * GIB
     cohort = cohort_size(config.data.num_clients, config.train.sample_rate)

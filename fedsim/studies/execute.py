@@ -14,7 +14,6 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedsim.config.experiments import Experiment, Settings
 from fedsim.config.run import RunConfig
 from fedsim.core import files, reuse
 from fedsim.core.analysis import analysis
@@ -27,7 +26,6 @@ from fedsim.studies import capacity
 from fedsim.studies import plan as plans
 from fedsim.studies import sweep as sweeps
 from fedsim.studies import tune as tuning
-from fedsim.studies.capacity import Parallel
 from fedsim.studies.parallel import Drivers, Follower, Here, control
 from fedsim.studies.plan import Plan
 from fedsim.studies.sweep import SweepRun
@@ -73,21 +71,10 @@ class Outcome:
             )
 
 
-def sweep(
-    experiment: Experiment, overrides: Settings, out: Path, parallel: Parallel, options: RunOptions
-) -> Outcome:
-    """Does what is left of the work of a file or preset, see :func:`run`."""
-    return run(plans.make(experiment, overrides, parallel), out, options)
-
-
 def run(plan: Plan, out: Path, options: RunOptions) -> Outcome:
     """Does what is left: the searches, then the other runs, and writes their tables.
 
-    Raises:
-        ConfigError, DataError, StoreError: runs that cannot start, or go on, in ``out``.
-        FedsimError: a search without a complete trial, or a run failed for a reason that is not
-            its trial's.
-        Interrupted: Ctrl-C or SIGTERM came; the same call continues.
+    After Interrupted (Ctrl-C, SIGTERM) or a FedsimError the same call continues.
     """
     check_outside_runs(out / "sweep")  # nor is it one
     trackers, accept = options.trackers, options.accept_changed_code

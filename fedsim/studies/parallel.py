@@ -13,13 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
-from fedsim.core.errors import (
-    DivergedError,
-    FedsimError,
-    HeldError,
-    Interrupted,
-    described,
-)
+from fedsim.core.errors import DivergedError, FedsimError, HeldError, Interrupted, described
 from fedsim.display.trackers import resumed as with_trackers
 from fedsim.display.trackers import tracker
 from fedsim.identity.resume import archive, can_resume, is_complete, placement
@@ -51,11 +45,8 @@ def control(next_job: Callable[[], Job | None], drivers: Drivers, follower: Foll
     """Hands jobs to free slots until there are none; returns the names of those that failed.
 
     ``next_job`` returns None where there is no job now, and is asked again after the next event. A
-    run whose process is lost is resumed before other runs begin.
-
-    Raises:
-        Interrupted: this process or a run got Ctrl-C or SIGTERM. All runs have stopped with a
-            checkpoint; after a second signal they were killed. Its notes are those of the runs.
+    run whose process is lost is resumed before other runs begin. After Interrupted all runs have
+    stopped with a checkpoint, or, after a second signal, were killed.
     """
     free, again = deque(drivers.slots), deque[Job]()
     active: dict[int, Job] = {}
@@ -120,7 +111,16 @@ def execute(
             return events.Done({}, before=True)
         resumed = can_resume(job.config, job.out, accept_changed_code=job.accept_changed_code)
         tell(events.Begun(resumed))
-        _train(job, resumed, session(), [*callbacks, *map(tracker, job.trackers), watch])
+        ray, followers = session(), [*callbacks, *map(tracker, job.trackers), watch]
+        from fedsim.training import driver  # imports torch
+
+        if resumed:
+            followers = with_trackers(job.out, followers)
+            accept = job.accept_changed_code
+            driver.resume(job.out, placement(job.config), followers, ray, accept)
+        else:
+            archive(job.out)
+            driver.run(job.config, job.out, followers, ray)
     except KeyboardInterrupt as interrupt:
         number = getattr(interrupt, "number", signal.SIGINT)
         return Stopped(0 if orders.stop else int(number), _notes(interrupt))
@@ -129,24 +129,11 @@ def execute(
     return events.Done(watch.summary)
 
 
-def _train(job: Job, resumed: bool, session: Any, callbacks: Sequence[Callback]) -> None:
-    """Does the run, or what is left of it."""
-    from fedsim.training import driver  # imports torch
-
-    if resumed:
-        followers = with_trackers(job.out, callbacks)
-        accept = job.accept_changed_code
-        driver.resume(job.out, placement(job.config), followers, session, accept)
-    else:
-        archive(job.out)
-        driver.run(job.config, job.out, callbacks, session)
-
-
 def _failure(error: Exception) -> Failed:
-    expected = isinstance(error, FedsimError)
-    reason = str(error) if expected else f"unexpected {described(error)}"
+    reason, status = f"unexpected {described(error)}", 1
+    if isinstance(error, FedsimError):
+        reason, status = str(error), error.exit_status
     line = "; ".join(filter(None, [" ".join(reason.split()), _notes(error)]))
-    status = error.exit_status if isinstance(error, FedsimError) else 1
     unusable = status == 2 and not isinstance(error, HeldError)
     lasting = unusable or isinstance(error, DivergedError)
     return Failed(line, "".join(traceback.format_exception(error)), status, lasting)

@@ -44,17 +44,13 @@ COLUMNS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """A method on a partition, by their names in the file; that of a single partition is empty.
-
-    Later ``settings`` of file, partition and method win. Without ``plan`` it is not tuned;
-    ``examples`` are configurations of its runs, without the searched values.
-    """
+    """A method on a partition, by their names in the file; that of a single partition is empty."""
 
     method: str
     partition: str
-    settings: Settings
-    plan: SearchPlan | None
-    examples: Sequence[RunConfig]
+    settings: Settings  # of file, partition and method
+    plan: SearchPlan | None  # None: not tuned
+    examples: Sequence[RunConfig]  # of its runs, without the searched values
 
     @property
     def name(self) -> str:
@@ -153,10 +149,7 @@ def make(
 
 
 def _study(plan: Plan) -> Plan:
-    """The plan of a study; every method, partition and searched key is checked.
-
-    The sampler's seed is the place of the partition, from 0, and the same for all its methods.
-    """
+    """The plan of a study; the sampler's seed is the same for all methods of a partition."""
     file, overrides, parallel = plan.file, plan.overrides, plan.parallel
     for searched in (file.search, *file.search_of.values()):
         search.check_searched(searched, file.settings)
@@ -299,10 +292,8 @@ def _typed(flags: Settings, config: RunConfig) -> dict[str, object]:
 
 
 def grouping(out: Path) -> tuple[list[str], str]:
-    """By which columns of summary.csv the comparison is grouped in tables, and the unit.
-
-    Partitions that differ in their seeds alone are the unit; others are columns to group by.
-    """
+    """By which columns of summary.csv the comparison is grouped in tables, and the unit:
+    partitions where they differ in their seeds alone."""
     with files.reading(out / CHOSEN) as path:
         searched = path.read_text(encoding="utf-8").partition("\n")[0].split(",")
     rows = [row.settings for row in experiments.read(out / COMPARISON).grid[0].values]

@@ -49,8 +49,7 @@ START = (
 class Process:
     """A process that does runs, and the controller's end of its pipe.
 
-    Unlike one of :mod:`multiprocessing` it does not import the main module again, and it has a
-    process group of its own, so that Ctrl-C at a terminal goes to the controller alone.
+    It has a process group of its own, so that Ctrl-C at a terminal goes to the controller alone.
     """
 
     def __init__(self, ray: SharedRay | None) -> None:
@@ -93,10 +92,9 @@ class Process:
 
 
 class Processes:
-    """A number of processes, which import torch at once.
+    """A number of processes; one that ends is replaced when its slot gets a job.
 
-    One that ends is replaced when its slot gets a job. A warning of Python's is reported once,
-    whichever processes and runs repeat it. Runs on Ray share ``ray``.
+    A warning of Python's is reported once. Runs on Ray share ``ray``.
     """
 
     def __init__(self, count: int, ray: SharedRay | None = None) -> None:

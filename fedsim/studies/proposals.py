@@ -2,8 +2,7 @@
 
 A trial depends only on the search's settings and on given earlier trials: every proposal is that of
 a study made anew, with a sampler of its own seed, so that a search that was killed continues to the
-same table. A journal of Optuna's would show a trial all that have ended, not those that its number
-says, and a killed trial would shift the numbers of the others.
+same table.
 """
 
 from __future__ import annotations

@@ -150,10 +150,7 @@ def make_plan(
 
 
 def check_searched(wanted: Settings, settings: Settings) -> None:
-    """Refuses ``wanted`` keys that trials, and the methods of a study, must have in common.
-
-    The other ``settings`` say what the data set, its partition and ``dp.level`` are.
-    """
+    """Refuses ``wanted`` keys that trials, and the methods of a study, must have in common."""
     names = {settings[k].value for k in ("data.name", "data.partition") if k in settings}
     level = settings["dp.level"].value if "dp.level" in settings else None
     for key, setting in wanted.items():
@@ -191,11 +188,8 @@ def seeds_of(experiment: Experiment, overrides: Settings) -> tuple[int, ...]:
 
 
 def write_best(plan: SearchPlan, out: Path, trial: Trial, value: str) -> None:
-    """Writes best.yaml: the configuration of a trial with its first training seed.
-
-    Where and how runs are placed is left out, unless it was given. The first line is a comment with
-    the value of the trial.
-    """
+    """Writes best.yaml: the configuration of a trial with its first training seed, below a comment
+    with its value; where and how runs are placed is left out, unless it was given."""
     values = yaml.safe_load(to_yaml(plan.config(trial.params, plan.seeds[0])))
     fixed = {*plan.settings, *plan.overrides}
     values["engine"] = {

@@ -119,11 +119,9 @@ def _run(grid: Sequence[Axis], values: Sequence[AxisValue], config: RunConfig) -
 
 
 def label_of(grid: Sequence[Axis], values: Sequence[AxisValue]) -> str | None:
-    """The name that the user gives a run by its rows in a grid; None where there is none.
+    """The name that the user gives a run by its rows in a grid: ``fedavg, clipped``; or None.
 
-    Named rows of several axes are joined, with the plain values of an axis of methods, as in
-    ``fedavg, clipped``. Beside an axis of methods, rows that say which data, model or clock is used
-    name none.
+    Beside an axis of methods, rows that say which data, model or clock is used name none.
     """
     parts, named = [], False
     alone = not any(map(_tells_methods, grid))
@@ -162,21 +160,13 @@ def varied_axes(experiment: Experiment, overrides: Settings) -> tuple[Axis, ...]
     return tuple(varied)
 
 
-def group_of(name: str, seeds: Sequence[str] = SEEDS) -> str:
-    """The name of a run without its seeds."""
-    return ",".join(part for part in name.split(",") if part.partition("=")[0] not in seeds)
-
-
 def _repeats(axis: Axis) -> bool:
     """Whether the values of an axis are repetitions: they set nothing but seeds."""
     return all(set(value.settings) <= set(SEEDS) for value in axis.values)
 
 
 def missing(runs: Sequence[SweepRun], out: Path, accept: bool = False) -> list[SweepRun]:
-    """The runs that are not finished; says which are.
-
-    A finished one of another configuration, code (unless ``accept``) or data is an error.
-    """
+    """The runs that are not finished; one of other settings, code or data is refused."""
     unfinished = [run for run in runs if not is_complete(run.config, out / run.name)]
     left = {run.name for run in unfinished}
     check_finished([(r.config, out / r.name) for r in runs if r.name not in left], accept)
@@ -230,11 +220,8 @@ def run_all(
     trackers: tuple[str, ...] = (),
     accept: bool = False,
 ) -> tuple[pd.DataFrame, list[str]]:
-    """Does the ``wanted`` runs in their order, then writes OUT/summary.csv and OUT/aggregate.csv.
-
-    First OUT/sweep.json says which runs the sweep has. A run that fails does not stop the others.
-    Returns aggregate.csv, without rows where no run finished, and the names of runs that failed.
-    """
+    """Does the ``wanted`` runs in their order, then writes OUT/summary.csv and OUT/aggregate.csv;
+    returns the latter and the names of runs that failed, which do not stop the others."""
     out.mkdir(parents=True, exist_ok=True)
     directories.write_grid(out, [run.name for run in runs])
     jobs = (Job(run.name, run.config, out / run.name, trackers, accept) for run in wanted)

@@ -22,8 +22,6 @@ from fedsim.training.summary import (
     UNDER_ATTACK,
 )
 
-SUMMARY, AGGREGATE = "summary.csv", "aggregate.csv"
-"""The tables of a sweep."""
 AVERAGED = (
     *(metric_column("test", metric, when) for metric in FIRST for when in WHEN),
     *CLIENT_COLUMNS,
@@ -45,21 +43,11 @@ def write(runs: Mapping[str, str], out: Path) -> pd.DataFrame:
     """
     if not runs:
         return pd.DataFrame()
-    frames = tables(runs, out)
-    for name, frame in frames.items():
-        files.write(out / name, text(frame).encode())
-    return frames[AGGREGATE]
-
-
-def tables(runs: Mapping[str, str], out: Path) -> dict[str, pd.DataFrame]:
-    """Both tables by the name of their file, from name and group of the runs."""
     summary = summarise(runs, out)
-    return {SUMMARY: summary, AGGREGATE: aggregate(summary, runs)}
-
-
-def text(table: pd.DataFrame) -> str:
-    """The content of a table's file."""
-    return table.to_csv(index=False, lineterminator="\n")
+    aggregated = aggregate(summary, runs)
+    for name, frame in (("summary.csv", summary), ("aggregate.csv", aggregated)):
+        files.write(out / name, frame.to_csv(index=False, lineterminator="\n").encode())
+    return aggregated
 
 
 def summarise(runs: Iterable[str], out: Path) -> pd.DataFrame:

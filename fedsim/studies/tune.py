@@ -318,10 +318,8 @@ def write_confirmed(
     """Writes confirm.csv, and best.yaml of the trial with the best mean on the fresh seeds.
 
     ``leaders`` are the trials, the best of the search first, ``failed`` names runs of theirs,
-    ``table`` is aggregate.csv of the others. A row, the best first, has trial, value of the search,
-    searched keys, n, mean, std and half width of the 95 % t-interval of the metric, the columns of
-    aggregate.csv, and the number of seeds without a finite metric; where that is not 0 the trial
-    has failed, as in the search. Where all have, best.yaml is that of the search.
+    ``table`` is aggregate.csv of the others. A trial with a seed without a finite metric has
+    failed, as in the search; where all have, best.yaml is that of the search.
     """
     import pandas as pd  # for which no run has to wait
 

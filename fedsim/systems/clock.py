@@ -54,13 +54,10 @@ class Series:
 class LocalSchedule:
     """The steps of local training when nothing cuts it short."""
 
-    epochs: int = 0
-    """Over the client's data, of all phases together."""
+    epochs: int = 0  # over the client's data, of all phases together
     batch_size: int = 1
-    skips_single: bool = False
-    """A last batch of a single sample is left out (BatchNorm cannot train on it)."""
-    fixed: int | None = None
-    """Steps in place of epochs, counted as if each round began with a new pass."""
+    skips_single: bool = False  # a last batch of one sample: BatchNorm cannot train on it
+    fixed: int | None = None  # steps in place of epochs, as if each round began with a new pass
 
     def samples_per_epoch(self, n: int) -> int:
         """The samples that an epoch over n samples uses."""
@@ -84,27 +81,18 @@ class LocalSchedule:
 class Participation:
     """How a client of the cohort takes part in a round."""
 
-    max_steps: int | None = None
-    """It stops after so many steps; None: its training ends by itself."""
-    compute: float = 0.0
-    """Seconds of its steps."""
-    download: float = math.inf
-    """MB per second, as for ``upload``."""
+    max_steps: int | None = None  # None: its training ends by itself
+    compute: float = 0.0  # seconds of its steps
+    download: float = math.inf  # MB per second
     upload: float = math.inf
-    absent: str | None = None
-    """Why it is left out; None: it takes part."""
-    late: bool = False
-    """It is left out because it would miss the deadline."""
-    probed: int = 0
-    """Bytes that it sent in a pass before training, known after that pass."""
-    received: int = 0
-    """Bytes of the model that it has from such a pass."""
+    absent: str | None = None  # why it is left out; None: it takes part
+    late: bool = False  # left out because it would miss the deadline
+    probed: int = 0  # bytes that it sent in a pass before training, known after that pass
+    received: int = 0  # bytes of the model that it has from such a pass
 
     def seconds(self, down: int, up: int) -> float:
-        """From the first of ``down`` bytes to it to the last of ``up`` bytes from it.
-
-        It does not wait for what it has ``received`` before.
-        """
+        """From the first of ``down`` bytes to it, less those received before, to the last of
+        ``up`` bytes from it."""
         down -= self.received
         return down / (MB * self.download) + self.compute + up / (MB * self.upload)
 
@@ -122,19 +110,13 @@ class Clock:
     """
 
     seed: int = 0
-    distributions: Mapping[str, Distribution] = field(default_factory=dict)
-    """By trait, drawn once for each client."""
-    trace: Mapping[str, Mapping[int, Series]] = field(default_factory=dict)
-    """By trait and client, in place of a distribution."""
-    work: Distribution = field(default_factory=lambda: constant(1.0))
-    """The share of its steps that a client does, drawn for each client in each round."""
-    deadline: float = math.inf
-    """Seconds of a round."""
-    late: Literal["drop", "partial"] = "drop"
-    """Whether a client that would miss the deadline is left out or does fewer steps."""
+    distributions: Mapping[str, Distribution] = field(default_factory=dict)  # drawn per client
+    trace: Mapping[str, Mapping[int, Series]] = field(default_factory=dict)  # in their place
+    work: Distribution = field(default_factory=lambda: constant(1.0))  # share of steps, each round
+    deadline: float = math.inf  # seconds of a round
+    late: Literal["drop", "partial"] = "drop"  # leave out who misses it, or do the steps that fit
     schedule: LocalSchedule = LocalSchedule()
-    vector_bytes: int = 0
-    """Size of the model, without the parts that stay on the clients."""
+    vector_bytes: int = 0  # of the model, without the parts that stay on the clients
 
     def __post_init__(self) -> None:
         if self.deadline < math.inf and not self.timed:

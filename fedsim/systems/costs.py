@@ -29,20 +29,10 @@ def round_costs(
     """The bytes and seconds of a round.
 
     Each client that answers, late ones included, downloads the model (without the parts that stay
-    on the clients) and what the server sends beside it. Each client that takes part uploads its
-    update and what its rule adds. A round lasts until its slowest client, or until the deadline if
-    a client missed it.
-
-    Args:
-        clock: of the run.
-        participation: of each client of the cohort.
-        downlinks: bytes that go to each client beside its version of the model, the answer to a
-            probe included.
-        private: what the server sends to single clients at the end of the round.
-        uploads: bytes that each client that takes part uploads.
-        plan_bytes: down and up of passes that the schedule asked for.
-        seconds: of the round where the schedule says it; None: until the slowest client.
-        pass_seconds: of these passes, before the round.
+    on the clients) and ``downlinks`` bytes beside it; each that takes part uploads its update and
+    what its rule adds. A round lasts until its slowest client, or until the deadline if a client
+    missed it, unless the schedule says its ``seconds``; ``plan_bytes`` (down, up) and
+    ``pass_seconds`` are of passes that the schedule asked for before.
     """
     model = clock.vector_bytes
     reached = [client for client, p in participation.items() if p.absent is None or p.late]

@@ -22,10 +22,8 @@ _TEXT = re.compile(r"\s*(choice|uniform|lognormal)\s*\(([^()]*)\)\s*")
 class Distribution:
     """A distribution; a ``choice`` of one value is constant."""
 
-    name: str
-    """Its family: choice, uniform or lognormal."""
-    values: tuple[float, ...]
-    """Of a ``choice``, equally likely; or low and high, or median and sigma."""
+    name: str  # choice, uniform or lognormal
+    values: tuple[float, ...]  # equally likely; or low and high, or median and sigma
 
     @property
     def bounds(self) -> tuple[float, float]:

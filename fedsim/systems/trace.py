@@ -12,16 +12,8 @@ from fedsim.systems.clock import BOUNDS, TRAITS, Series
 def read_trace(
     path: Path, num_clients: int, given: Mapping[str, object] = {}
 ) -> dict[str, dict[int, Series]]:
-    """The traits of all clients over the rounds, by trait and client.
-
-    Args:
-        path: CSV file with ``client_id``, traits, and ``round`` (from 1) where they change.
-        num_clients: K; ids go from 0 to K - 1.
-        given: traits that the trace may not have too, with what was given for them.
-
-    Raises:
-        ConfigError, DataError: a trait is given twice, or the file cannot be used.
-    """
+    """The traits of all clients over the rounds, by trait and client, from a CSV file with
+    ``client_id``, traits, and ``round`` (from 1) where they change; none may be ``given``, too."""
     if not path.is_file():
         raise DataError(f"clock.trace {path}: there is no such file")
     rows = read_table(path, ("client_id",))

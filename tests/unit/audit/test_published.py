@@ -310,9 +310,9 @@ def tables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / "cache"))
 
 
-def planted(experiment, overrides, out, parallel, how) -> execute.Outcome:
+def planted(plan, out, how) -> execute.Outcome:
     """A sweep that has ended: IID has 50 to 50.3 % on three seeds, Shards 40 points less."""
-    runs = sweeps.expand(experiment, overrides, build=False)
+    runs = plan.grid
     for run in runs:
         accuracy = 0.5 + run.config.seed / 1000 - 0.4 * (run.config.data.partition == "shards")
         folder = out / run.name
@@ -325,7 +325,7 @@ def planted(experiment, overrides, out, parallel, how) -> execute.Outcome:
 
 @pytest.mark.usefixtures("tables")
 def test_the_verdicts_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(execute, "sweep", planted)
+    monkeypatch.setattr(execute, "run", planted)
     done = call("tiny", "--out", "out")
     assert done.exit_code == 0, done.output
     lines = [line.split("  ") for line in done.output.splitlines()]
