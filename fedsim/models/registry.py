@@ -41,21 +41,9 @@ def start(spec: ModelSpec, seed: int, adapt: Adapt = None, classes: Sequence[str
     A name ``module:function`` calls your function(num_classes, in_channels, image_size),
     ``timm:NAME`` and ``torchvision:NAME`` are networks of these libraries. ``norm="group"``
     replaces BatchNorm, where there is any. What ``spec.trainable`` leaves out is frozen and no part
-    of the model's vector; what ``adapt`` adds trains. Generators and threads are left as they were.
-
-    Args:
-        spec: name, sizes, kind of input, norm, start weights and projection head.
-        seed: the run's seed; the stream is "model", or torch's of ``spec.init``.
-        adapt: a method's change of the model, after the start weights are there.
-        classes: names of the data's classes, which the head of start weights must have.
-
-    Returns:
-        The model: images (B, channels, H, W) or features (B, d) float32, or tokens (B, T) int64 ->
-        (B, C) logits, (B, T, C) where every token has a label.
-
-    Raises:
-        ConfigError: the name is unknown, inputs or start weights do not fit, there is no place for
-            a projection head, or a function of your own returns no such model.
+    of the model's vector; what ``adapt``, a method's change of the model after the start weights
+    are there, adds trains. Generators and threads are left as they were. ``classes`` are the names
+    of the data's classes, which the head of start weights must have.
     """
     key = spec, seed, adapt, tuple(classes)
     return reuse.copied("model", key, lambda: _start(*key))

@@ -37,11 +37,7 @@ class Loaded:
 
 
 def check(flat: FlatModel, name: str) -> None:
-    """Refuses start weights that are not finite, and a model of which nothing is trained.
-
-    Raises:
-        ConfigError: names the model, and the tensor.
-    """
+    """Refuses start weights that are not finite, and a model of which nothing is trained."""
     bad = not_finite(flat.vector(), flat.layout)
     bad += [tensor for tensor, array in flat.frozen.items() if not np.isfinite(array).all()]
     if bad:
@@ -58,9 +54,6 @@ def apply(model: nn.Module, spec: ModelSpec, classes: Sequence[str] = ()) -> Loa
     ``spec.weights``, a file or a run, comes before ``spec.pretrained``; with neither nothing
     happens. The head fits where it has the same shape and, as far as the file says, the same
     ``classes`` in the same order; otherwise it stays as drawn.
-
-    Raises:
-        ConfigError: the weights cannot be had, or other tensors do not fit the model.
     """
     theirs: tuple[str, ...] = ()
     if spec.weights is not None:
