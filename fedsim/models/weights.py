@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fedsim.core.errors import ConfigError, one_line
 from fedsim.core.files import MODEL
 from fedsim.core.layout import FlatModel, changed, not_finite
+from fedsim.core.text import few
 from fedsim.core.types import ModelSpec
 from fedsim.models import libraries
 from fedsim.models.frozen import merged
@@ -121,7 +122,7 @@ def read_tensors(path: str) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     odd = [*tensors] if isinstance(tensors, dict) else []
     odd = [key for key in odd if not isinstance(tensors[key], Tensor)]
     if not isinstance(tensors, dict) or not tensors or odd:
-        what = f"{_few(odd)} is no tensor" if odd else "it holds no tensors by name"
+        what = f"{few(odd, 3)} is no tensor" if odd else "it holds no tensors by name"
         raise ConfigError(
             f"model.weights={path}: not a plain state dict, {what}; save model.state_dict() alone"
         )
@@ -202,7 +203,7 @@ def _copy(
             {name: every[name] for name in fixed}, fixed
         ),
     }
-    faults = [f"{fault} {_few(keys)}" for fault, keys in problems.items() if keys]
+    faults = [f"{fault} {few(keys, 3)}" for fault, keys in problems.items() if keys]
     if faults:
         raise ConfigError(f"{origin}: the weights do not fit the model: {'; '.join(faults)}")
     for key, value in new.items():
@@ -215,7 +216,3 @@ def _own_name(key: str, state: Mapping[str, Tensor], classifier: str) -> str:
     of_head = key.startswith(f"{classifier}.")
     name = f"head.{key.removeprefix(f'{classifier}.')}" if of_head else f"features.{key}"
     return name if name in state and key not in state else key
-
-
-def _few(keys: Sequence[str]) -> str:
-    return ", ".join(keys[:3]) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")

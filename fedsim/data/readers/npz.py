@@ -16,7 +16,7 @@ from fedsim.data.files import (
     check_labels,
     unreadable,
 )
-from fedsim.data.readers.tables import coded, names_by_number
+from fedsim.data.readers.tables import Coded, coded, names_by_number, people
 
 
 def load_npz(
@@ -55,21 +55,22 @@ def with_sites(request: Request) -> Raw:
                 f"{path}, {key}: {arrays[key].shape}, labels have {arrays['labels'].shape}"
             )
     classes, y = _named(arrays, "labels", "class_names", path)
-    sites, site = _named(arrays, "sites", "site_names", path) if "sites" in arrays else ((), None)
-    patients: tuple[str, ...] = ()
-    patient: I64 | None = None
+    sites: Coded = ((), None)
+    if "sites" in arrays:
+        sites = _named(arrays, "sites", "site_names", path)
+
+    def where(row: int) -> str:
+        return f"{path}, row {row}"
+
+    patients: Coded = ((), None)
     if "patients" in arrays:
-        values = arrays["patients"].tolist()
-        patients, patient = coded(values, lambda row: f"{path}, row {row}", "the patient")
+        patients = coded(arrays["patients"].tolist(), where, "the patient")
     return Raw(
         source=path,
         x=check_images(arrays["images"], len(y), f"{path}, images"),
         y=y,
         class_names=classes,
-        patient=patient,
-        patient_names=patients,
-        site=site,
-        site_names=sites,
+        **people(sites, patients, None, where),
     )
 
 

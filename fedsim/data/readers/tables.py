@@ -14,6 +14,8 @@ from fedsim.data.patients import numbered
 PARTS: Mapping[str, int] = {"train": TRAIN, "val": VAL, "test": TEST, "own_test": OWN_TEST}
 Where = Callable[[int], str]
 """What messages about a row begin with: "file, row n"."""
+Coded = tuple[tuple[str, ...], I64 | None]
+"""Names, and the index of each row's; ``((), None)`` where they are not known."""
 
 
 def coded(values: Sequence[Any], where: Where, noun: str) -> tuple[tuple[str, ...], I64]:
@@ -25,7 +27,7 @@ def coded(values: Sequence[Any], where: Where, noun: str) -> tuple[tuple[str, ..
     return tuple(map(str, number)), np.array([number[value] for value in values], np.int64)
 
 
-def coded_column(table: Table, column: str) -> tuple[tuple[str, ...], I64 | None]:
+def coded_column(table: Table, column: str) -> Coded:
     """:func:`coded` of a column that a table may have."""
     if column not in table.columns:
         return (), None
@@ -55,23 +57,23 @@ def parts_of_rows(table: Table, column: str, allowed: Sequence[str]) -> Parts | 
     return np.array([PARTS[name] for name in names], dtype=np.int8)
 
 
-def check_patients(
-    patient: I64 | None, site: I64 | None, parts: Parts | None, names: Sequence[str], where: Where
-) -> None:
-    """Refuses a patient, known by site and name, with samples in two parts.
+def people(sites: Coded, patients: Coded, parts: Parts | None, where: Where) -> dict[str, Any]:
+    """Sites and patients as fields of ``Raw``; refuses a patient with samples in two parts.
 
-    One may have samples in the common test part and in the site's own one.
+    One is known by site and name, and may be in the common test part and in the site's own one.
     """
-    if patient is None or parts is None:
-        return
-    common = np.where(parts == OWN_TEST, TEST, parts)
-    person = numbered(patient, site)
-    _, first, member = np.unique(person, return_index=True, return_inverse=True)
-    others = np.flatnonzero(common != common[first[member]])
-    if len(others):
-        row, before = int(others[0]), int(first[member[others[0]]])
-        here, there = (tuple(PARTS)[parts[i]] for i in (row, before))
-        raise DataError(
-            f"{where(row)}: patient {names[patient[row]]!r} is in part {here}, and in part {there} "
-            f"in {where(before)}"
-        )
+    (site_names, site), (names, patient) = sites, patients
+    if patient is not None and parts is not None:
+        common = np.where(parts == OWN_TEST, TEST, parts)
+        person = numbered(patient, site)
+        _, first, member = np.unique(person, return_index=True, return_inverse=True)
+        others = np.flatnonzero(common != common[first[member]])
+        if len(others):
+            row, before = int(others[0]), int(first[member[others[0]]])
+            here, there = (tuple(PARTS)[parts[i]] for i in (row, before))
+            raise DataError(
+                f"{where(row)}: patient {names[patient[row]]!r} is in part {here}, and in part "
+                f"{there} in {where(before)}"
+            )
+    both = {"patient": patient, "patient_names": names}
+    return {"site": site, "site_names": site_names, **both}
