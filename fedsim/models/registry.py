@@ -53,20 +53,21 @@ def _start(spec: ModelSpec, seed: int, adapt: Adapt, classes: Sequence[str]) -> 
     """What :func:`start` returns, built now."""
     drawn = seed if spec.init == "torch" else seed_for(seed, "model")
     with one_torch_thread(), torch_scope(drawn):
+        sizes = spec.num_classes, spec.in_channels, spec.image_size
+        where = f"model.name={spec.name}"
         model: nn.Module
         if libraries.library_of(spec.name) is not None:
             model = checked(libraries.build(spec), spec)
         elif ":" in spec.name:
-            model = make(spec)
+            model = checked(call(resolve(spec.name, where), where, *sizes), spec)
         else:
             module = {"vision": vision, "leaf": leaf}[find(spec).module]
-            sizes = spec.num_classes, spec.in_channels, spec.image_size
             model = getattr(module, spec.name)(*sizes)
         if spec.norm == "group":
             vision.with_group_norm(model)
         loaded = weights.apply(model, spec, classes)
         if spec.projection:
-            vision.with_projection(model, spec.projection, f"model.name={spec.name}")
+            vision.with_projection(model, spec.projection, where)
         frozen = frozen_tensors(model, spec)
         for change in (None, adapt):
             model = model if change is None else change(model)
@@ -117,22 +118,14 @@ def zeros(spec: ModelSpec) -> Tensor:
     return torch.zeros(2, spec.in_channels, spec.image_size, spec.image_size)
 
 
-def make(spec: ModelSpec) -> nn.Module:
-    """What the user's function returns; a ConfigError where that is no model for such data."""
-    where = f"model.name={spec.name}"
-    function = resolve(spec.name, where)
-    model = call(function, where, spec.num_classes, spec.in_channels, spec.image_size)
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"{where}: returned {type(model).__name__}, not a torch.nn.Module")
-    return checked(model, spec)
-
-
-def checked(model: nn.Module, spec: ModelSpec) -> nn.Module:
+def checked(model: object, spec: ModelSpec) -> nn.Module:
     """The model in training mode, as it was given but for lazy tensors, which have their shapes.
 
     A ConfigError where it does not turn samples into logits, or has tensors that cannot be trained.
     """
     where = f"model.name={spec.name}"
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"{where}: returned {type(model).__name__}, not a torch.nn.Module")
     samples = zeros(spec)
     takes = f"{where}: does not take {spec.inputs} {tuple(samples.shape)}"
     if any(isinstance(m, torch.jit.ScriptModule) for m in model.modules()):

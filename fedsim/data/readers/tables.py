@@ -1,6 +1,7 @@
 """What readers of tables share: classes by number, sites and patients by name, parts by row."""
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ import numpy as np
 from fedsim.core.errors import DataError
 from fedsim.core.tables import Table
 from fedsim.core.types import I64, Array
-from fedsim.data.dataset import OWN_TEST, TEST, TRAIN, VAL, Parts
+from fedsim.data.dataset import OWN_TEST, TEST, TRAIN, VAL, Parts, Raw
 from fedsim.data.patients import numbered
 
 PARTS: Mapping[str, int] = {"train": TRAIN, "val": VAL, "test": TEST, "own_test": OWN_TEST}
@@ -16,6 +17,27 @@ Where = Callable[[int], str]
 """What messages about a row begin with: "file, row n"."""
 Coded = tuple[tuple[str, ...], I64 | None]
 """Names, and the index of each row's; ``((), None)`` where they are not known."""
+
+
+def of_users(
+    source: Path | str, blocks: Mapping[tuple[int, str], tuple[Array, I64]], names: Sequence[str]
+) -> Raw:
+    """The samples of users with these ``names``, who become sites: x and y by part and user.
+
+    Class names are not set.
+    """
+    sizes = [len(y) for _, y in blocks.values()]
+    number = {user: i for i, user in enumerate(names)}
+    return Raw(
+        source=source,
+        x=np.concatenate([x for x, _ in blocks.values()]),
+        y=np.concatenate([y for _, y in blocks.values()]),
+        class_names=(),
+        parts=np.repeat(np.array([part for part, _ in blocks], dtype=np.int8), sizes),
+        site=np.repeat([number[user] for _, user in blocks], sizes),
+        site_names=tuple(names),
+        sites_are_users=True,
+    )
 
 
 def coded(values: Sequence[Any], where: Where, noun: str) -> tuple[tuple[str, ...], I64]:
