@@ -194,7 +194,7 @@ FAULTS = {
     "missing": ({"layer1.0.conv1.weight": None}, r"missing features\.layer1\.0\.conv1\.weight$"),
     "unknown": (
         {f"new{i}": torch.zeros(1) for i in range(5)},
-        "unknown new0, new1, new2 and 2 more",
+        "unknown new0, new1, new2, and 2 more",
     ),
     "misshapen": ({"bn1.weight": torch.zeros(63)}, r"bn1\.weight \(63,\) \(the model's: \(64,\)\)"),
     "not finite": (
