@@ -79,9 +79,11 @@ def server_control(
     c = np.zeros(cohort.layout.num_params) + state.get("c", 0.0)
     total = sum(update.num_samples for update in cohort.updates)
     for update in cohort.updates:
-        share = update.num_samples / total * len(cohort.updates) / ctx.num_clients
         change = update.extras["c"]
-        c += change * share if by_samples else change / ctx.num_clients
+        if by_samples:
+            c += change * (update.num_samples / total * len(cohort.updates) / ctx.num_clients)
+        else:
+            c += change / ctx.num_clients
     return Exchanged({"c": c}, {"c": c.astype(cohort.columns.dtype)})
 
 
