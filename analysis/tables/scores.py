@@ -21,7 +21,7 @@ from ..stats import Cell, Values, cells, ranked
 from ..units import COLUMNS, ExperimentalUnit, finite
 from ..words import say
 from . import clients, pairs, participation, sites
-from .captions import comparisons, incomplete, signs, unit_words
+from .captions import comparisons, incomplete, signs
 from .layout import Table, crossed, detailed, with_differences, with_variances
 
 TERMS: Mapping[str, str] = {
@@ -235,7 +235,7 @@ def decomposition(
             statistics = cells(values, baseline, test)
             caption = say(
                 "tables.decomposition", split=split, scope=scope, span=words, unit=unit,
-                unit_words=unit_words(unit),
+                unit_words=say(f"units.{unit}"),
             )  # fmt: skip
             caption += incomplete(statistics, ranked=False)
             caption += comparisons(statistics, baseline, test, NATS)
