@@ -87,10 +87,7 @@ def expected_best(validation: Floats, test: Floats, *, lowest: bool = False) -> 
 
 
 def gather(places: Sequence[str], metric: str | None = None) -> Budgets:
-    """The searches at or below the places, each a folder, or ``NAME=DIR`` for one search.
-
-    Behind a + in a name is the setting; ``metric`` is that by which all searches chose, if None.
-    """
+    """The searches at or below the places, each a folder, or ``NAME=DIR`` for one search."""
     found: dict[str, dict[str, Candidates]] = {}
     wanted = metric
     for method, setting, folder in _named(places):

@@ -36,10 +36,7 @@ MOST, FINDINGS = 3, 6
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The values that a report compares: by setting and label one per run of the groups.
-
-    With ``by_site`` they are means over the sites' own test samples; ``wanted`` was asked for.
-    """
+    """The values that a report compares: by setting and label one per run of the groups."""
 
     facets: Facets
     wanted: str

@@ -1,7 +1,4 @@
-"""FedGH's tables: methods with and without another server rule, and rounds to a target accuracy.
-
-There is one column per experiment: the settings of :data:`EXPERIMENT` in which the runs differ.
-"""
+"""FedGH's tables: methods with and without another server rule, and rounds to a target accuracy."""
 
 from __future__ import annotations
 

@@ -46,10 +46,7 @@ def make(
     baseline: str | None = None, test: Test = T, takes: Sequence[str] = tuple(TAKES),
     unit: ExperimentalUnit | None = None,
 ) -> list[Table]:  # fmt: skip
-    """The tables of one of :data:`NAMES`, as ``fedsim table --metric NAME`` shows them.
-
-    Columns ``by`` distinguish methods, values of ``columns`` become columns of the table.
-    """
+    """The tables of one of :data:`NAMES`, as ``fedsim table --metric NAME`` shows them."""
     _check(name, columns, baseline, test)
     runs = completed(runs, [name] if name in ALL else SCORES if name == "scores" else ())
     if columns is not None:
