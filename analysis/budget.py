@@ -57,11 +57,6 @@ class Budgets:
     searches: Mapping[str, Mapping[str, Candidates]]
     score: Score
 
-    @property
-    def labels(self) -> list[str]:
-        """The methods, in the order in which they are found."""
-        return labels_of(self.searches)
-
 
 def expected_best(validation: Floats, test: Floats, *, lowest: bool = False) -> Floats:
     """The mean over all subsets of k of n candidates of the chosen one's test score, k = 1 .. n.
@@ -92,10 +87,7 @@ def expected_best(validation: Floats, test: Floats, *, lowest: bool = False) -> 
 
 
 def gather(places: Sequence[str], metric: str | None = None) -> Budgets:
-    """The searches at or below the places, each a folder, or ``NAME=DIR`` for one search.
-
-    Behind a + in a name is the setting; ``metric`` is that by which all searches chose, if None.
-    """
+    """The searches at or below the places, each a folder, or ``NAME=DIR`` for one search."""
     found: dict[str, dict[str, Candidates]] = {}
     wanted = metric
     for method, setting, folder in _named(places):
@@ -199,7 +191,7 @@ def _grouped(budgets: Budgets, unit: ExperimentalUnit) -> dict[tuple[str, str], 
     if unit == "seed":
         every = budgets.searches.items()
         return {(setting, method): [one] for setting, of in every for method, one in of.items()}
-    for method in budgets.labels:
+    for method in labels_of(budgets.searches):
         for setting, of in budgets.searches.items():
             if method not in of:
                 raise AnalysisError(
@@ -207,7 +199,7 @@ def _grouped(budgets: Budgets, unit: ExperimentalUnit) -> dict[tuple[str, str], 
                     "over other partitions does not compare"
                 )
     searches = budgets.searches.values()
-    return {("", method): [of[method] for of in searches] for method in budgets.labels}
+    return {("", method): [of[method] for of in searches] for method in labels_of(budgets.searches)}
 
 
 def _band(many: Sequence[Floats]) -> pd.DataFrame:
@@ -283,5 +275,5 @@ def figure(budgets: Budgets, unit: ExperimentalUnit = "seed") -> Figure:
     note = say("budget.note")
     if unit == "partition" and len(budgets.searches) > 1:
         note += say("budget.band", count=len(budgets.searches))
-    lines = style.lines(budgets.labels)
+    lines = style.lines(labels_of(budgets.searches))
     return grid.curves_figure(shown, note, lines)

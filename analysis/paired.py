@@ -1,7 +1,4 @@
-"""Tests of paired differences: Student's t, corrected for resplits, signed ranks, Bayesian ranks.
-
-docs/how-to/statistics.md says what each assumes, and which to take.
-"""
+"""Tests of paired differences: Student's t, corrected, signed ranks, Bayesian signed ranks."""
 
 from __future__ import annotations
 

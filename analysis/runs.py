@@ -116,10 +116,7 @@ def unit_among(
 def group(
     table: pd.DataFrame, by: Sequence[str] = (LABEL,), unit: ExperimentalUnit = "seed"
 ) -> list[Group]:
-    """Groups the runs of :func:`summaries` by any of its columns, in the papers' order.
-
-    They must agree in all else but what the ``unit`` repeats; named groups in the experiment.
-    """
+    """Groups the runs of :func:`summaries` by any of its columns, in the papers' order."""
     by = expanded(table, by)
     check_columns(table, by)
     repeated = list(units.COLUMNS[unit])

@@ -1,7 +1,4 @@
-"""Scores by run: final, best and last ten, and whether the final model collapsed.
-
-Scores that summary.csv does not have are computed from rounds.csv and classes.csv, as it is.
-"""
+"""Scores by run: final, best and last ten, and whether the final model collapsed."""
 
 from __future__ import annotations
 

@@ -141,10 +141,7 @@ def of_runs(values: pd.Series[float], ratio: float = 0.0) -> Estimate:
 
 
 def paired(values: pd.Series[float], baseline: pd.Series[float], test: Test = T) -> Comparison:
-    """Compares two methods over their common runs, by the mean differences of common units.
-
-    A test needs :data:`FEWEST` units and differences that vary.
-    """
+    """Compares two methods over their common runs, by the mean differences of common units."""
     ours, theirs = (units.finite(series).dropna() for series in (values, baseline))
     ours, theirs = ours.align(theirs, join="inner")
     result = Comparison(of_runs(ours - theirs, test.ratio), math.nan)

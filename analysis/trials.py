@@ -112,13 +112,9 @@ def findings(search: Search) -> list[str]:
     if best is None:
         return ["No trial is complete."]
     values = ", ".join(f"`{key} = {_short(best[key])}`" for key in search.keys)
-    score = search.score.title
-    said = {"trial": best["trial"], "score": score, "value": _value(search, best)}
-    return [say("trials.best", settings=values, **said)]
-
-
-def _value(search: Search, trial: pd.Series) -> str:
-    return f"{search.score.unit.number(trial['value'])} {search.score.unit.name}".strip()
+    title, unit = search.score.title, search.score.unit
+    value = f"{unit.number(best['value'])} {unit.name}".strip()
+    return [say("trials.best", settings=values, trial=best["trial"], score=title, value=value)]
 
 
 def table(search: Search) -> Table:

@@ -48,10 +48,7 @@ class Panel:
 def grid(
     places: Mapping[tuple[str, str], str], *, height: float = 2.5, most: int = 3
 ) -> tuple[Figure, dict[tuple[str, str], Axes]]:
-    """An empty figure with axes at each (row, column), with the label of its horizontal axis.
-
-    A row of more than ``most`` columns takes several lines, and its panels share both axes.
-    """
+    """An empty figure with axes at each (row, column), with the label of its horizontal axis."""
     rows, columns = (list(dict.fromkeys(place[i] for place in places)) for i in (0, 1))
     lines = math.ceil(len(columns) / most)
     across = math.ceil(len(columns) / lines)

@@ -23,7 +23,7 @@ from ..paired import SIGNIFICANT, T
 from ..runs import Group, first_run
 from ..scores import ALL, COLLAPSED, Score, by_run, counts, heading
 from ..stats import FEWEST, cells, ranked
-from ..tables.captions import comparisons, interval_words, power_words, signs, unit_words
+from ..tables.captions import comparisons, interval_words, power_words, signs
 from ..tables.clients import last_scores
 from ..tables.layout import Table, detailed
 from ..tables.sites import BY_SITE, COMMON, FIRST, OWN, TUNED, Sites
@@ -36,10 +36,7 @@ MOST, FINDINGS = 3, 6
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The values that a report compares: by setting and label one per run of the groups.
-
-    With ``by_site`` they are means over the sites' own test samples; ``wanted`` was asked for.
-    """
+    """The values that a report compares: by setting and label one per run of the groups."""
 
     facets: Facets
     wanted: str
@@ -98,7 +95,7 @@ class Outcome:
         for number, (setting, values) in enumerate(self.values.items(), 1):
             base = baseline or (self.sites[setting].reference if several else None)
             shown, lowest = cells({"": values}, base), self.shown.lowest
-            texts = [unit_words(self.unit), interval_words(self.unit)]
+            texts = [say(f"units.{self.unit}"), interval_words(self.unit)]
             texts.append(say("sites.too_few", fewest=FEWEST))
             if several:
                 collapsed = {("", label): n for label, n in self.collapsed[setting].items()}

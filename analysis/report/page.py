@@ -4,7 +4,7 @@ import base64
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import groupby, product
 from pathlib import Path
 
 import pandas as pd
@@ -375,11 +375,6 @@ def _meaning(label: str, meanings: Mapping[str, str]) -> str:
 
 def _ranges(numbers: Sequence[int]) -> str:
     """``0-4, 7`` for 0, 1, 2, 3, 4, 7."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    dash = "\N{EN DASH}"
-    return ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]}{dash}{r[-1]}" for r in runs)
+    ranges = groupby(enumerate(numbers), lambda place: place[1] - place[0])
+    runs = [[number for _, number in part] for _, part in ranges]
+    return ", ".join("\N{EN DASH}".join(dict.fromkeys((str(r[0]), str(r[-1])))) for r in runs)

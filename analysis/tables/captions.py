@@ -24,11 +24,6 @@ NAMED = 3  # a caption names at most this many runs that are left out
 LEVELS = {"level": SIGNIFICANT, "certain": CERTAIN, "fewest": FEWEST}
 
 
-def unit_words(unit: ExperimentalUnit) -> str:
-    """A sentence: what the unit of intervals and tests is."""
-    return say(f"units.{unit}")
-
-
 def interval_words(unit: ExperimentalUnit, test: Test = T) -> str:
     """A sentence: what ± is, and for which images intervals and tests over partitions hold."""
     return say("units.interval", unit=unit, ratio=test.ratio if test.kind == "corrected" else None)
@@ -40,9 +35,9 @@ def signs(shown: Sequence[Cell], test: Test, *, lowest: bool = False) -> str:
     rivals = Counter((cell.column, conditions(cell.row)) for cell in shown)
     several = any(cell.estimate.n > 1 for cell in shown)
     return say(
-        "caption.signs", unit=unit, unit_words=unit_words(unit), bayes=test.bayes, test=test.title,
+        "caption.signs", unit=unit, unit_words=say(f"units.{unit}"), bayes=test.bayes,
         interval=interval_words(unit, test) if several else "", lowest=lowest,
-        ranked=max(rivals.values(), default=0) > 1,
+        test=test.title, ranked=max(rivals.values(), default=0) > 1,
         columns=len({cell.column for cell in shown}) > 1,
         settings=len({settings for _, settings in rivals}) > 1,
         missing=any(cell.missing for cell in shown), leads=any(cell.leads for cell in shown),

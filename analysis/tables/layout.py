@@ -130,10 +130,7 @@ def crossed(
     unit: NumberFormat | None = None, texts: Sequence[str] = (),
     rows: Mapping[str, str] | None = None,
 ) -> Table:  # fmt: skip
-    """One row per method and one column per column of the cells, under ``heads``.
-
-    A cell shows its :func:`spread` in the ``unit``, or its one of ``texts``.
-    """
+    """One row per method and one column per column of the cells, under ``heads``."""
     if unit is not None:
         texts, seeds = _with_seeds(cells, unit)
         caption += seeds

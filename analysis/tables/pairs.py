@@ -1,7 +1,4 @@
-"""FedGH's tables: methods with and without another server rule, and rounds to a target accuracy.
-
-There is one column per experiment: the settings of :data:`EXPERIMENT` in which the runs differ.
-"""
+"""FedGH's tables: methods with and without another server rule, and rounds to a target accuracy."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from ..scores import completed, counts
 from ..stats import Cell, cells, compared, missing, ranked
 from ..units import ExperimentalUnit
 from ..words import say
-from .captions import comparisons, interval_words, signs, unit_words
+from .captions import comparisons, interval_words, signs
 from .layout import EMPTY, Table, crossed, interval_heads, spread
 
 EXPERIMENT = ("dataset", "alpha", "num_clients", "sample_rate", "train.local_epochs")
@@ -178,7 +175,7 @@ def reached(
         for cell, count in zip(shown, runs, strict=True)
     ]
     caption = say(
-        "target.caption", unit_words=unit_words(unit), interval_words=interval_words(unit),
+        "target.caption", unit_words=say(f"units.{unit}"), interval_words=interval_words(unit),
         level=SIGNIFICANT, test=T.title, unit=unit,
         fewer=list(dict.fromkeys(title_of(cell.row) for cell in shown if cell.missing)),
     )  # fmt: skip

@@ -21,7 +21,7 @@ from ..stats import Cell, Values, cells, ranked
 from ..units import COLUMNS, ExperimentalUnit, finite
 from ..words import say
 from . import clients, pairs, participation, sites
-from .captions import comparisons, incomplete, signs, unit_words
+from .captions import comparisons, incomplete, signs
 from .layout import Table, crossed, detailed, with_differences, with_variances
 
 TERMS: Mapping[str, str] = {
@@ -46,10 +46,7 @@ def make(
     baseline: str | None = None, test: Test = T, takes: Sequence[str] = tuple(TAKES),
     unit: ExperimentalUnit | None = None,
 ) -> list[Table]:  # fmt: skip
-    """The tables of one of :data:`NAMES`, as ``fedsim table --metric NAME`` shows them.
-
-    Columns ``by`` distinguish methods, values of ``columns`` become columns of the table.
-    """
+    """The tables of one of :data:`NAMES`, as ``fedsim table --metric NAME`` shows them."""
     _check(name, columns, baseline, test)
     runs = completed(runs, [name] if name in ALL else SCORES if name == "scores" else ())
     if columns is not None:
@@ -235,7 +232,7 @@ def decomposition(
             statistics = cells(values, baseline, test)
             caption = say(
                 "tables.decomposition", split=split, scope=scope, span=words, unit=unit,
-                unit_words=unit_words(unit),
+                unit_words=say(f"units.{unit}"),
             )  # fmt: skip
             caption += incomplete(statistics, ranked=False)
             caption += comparisons(statistics, baseline, test, NATS)

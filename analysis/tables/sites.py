@@ -22,9 +22,8 @@ from ..paired import SIGNIFICANT, T, Test
 from ..runs import Group, first_run
 from ..scores import SCORES, counts
 from ..stats import EQUAL, FEWEST, NOTHING, Cell, holm, of_runs, paired
-from ..units import ExperimentalUnit
 from ..words import say
-from .captions import interval_words, unit_words
+from .captions import interval_words
 from .clients import last_scores
 from .layout import COLLAPSE, EMPTY, Table, data, interval_head, spread, unit_of
 
@@ -62,11 +61,6 @@ class Sites:
         """The approaches."""
         return list(self.values)
 
-    @property
-    def unit(self) -> ExperimentalUnit:
-        """What is repeated."""
-        return unit_of(self.cells)
-
     def means(self) -> dict[str, pd.Series[float]]:
         """By label each run's mean over the clients that trained; each client counts once."""
         trained = {
@@ -86,7 +80,7 @@ class Sites:
     def few(self, cell: Cell) -> bool:
         """Whether there are too few partitions to tell anything of a comparison."""
         other = cell.comparison
-        return self.unit == "seed" or (other is not None and other.difference.n < FEWEST)
+        return unit_of(self.cells) == "seed" or (other is not None and other.difference.n < FEWEST)
 
     def of(self, label: str) -> dict[str, Cell]:
         """The cells of an approach by the client's name."""
@@ -224,7 +218,7 @@ def tables(found: Mapping[str, Sites], test: Test = T) -> list[Table]:
 
 def _levels(sites: Sites) -> Table:
     """Accuracies: one row per site, one column per approach."""
-    cells, unit, shown = sites.cells, sites.unit, SCORES[sites.score]
+    cells, unit, shown = sites.cells, unit_of(sites.cells), SCORES[sites.score]
     samples = {
         head: [EMPTY if math.isnan(n) else f"{n:.0f}" for n in sites.samples[column]]
         for column, head in SAMPLES.items()
@@ -241,7 +235,7 @@ def _levels(sites: Sites) -> Table:
     caption = say(
         "sites.caption", score=score, part=sites.part, numbers=numbers, unit=unit,
         means=unit == "partition" and bool(samples), without=[*map(title_of, sites.without)],
-        reference=sites.reference, held_out=sites.held_out, unit_words=unit_words(unit),
+        reference=sites.reference, held_out=sites.held_out, unit_words=say(f"units.{unit}"),
         interval=interval_words(unit) if numbers[-1] > 1 else "", sign=COLLAPSE,
         collapsed=[*dict.fromkeys(title_of(cell.row) for cell in cells if cell.collapsed)],
     )  # fmt: skip
@@ -283,9 +277,9 @@ def _differences(sites: Sites, test: Test) -> Table:
             number = score.unit.number(difference.mean, "+")
             texts[cell.column, cell.row] = f"{number}{interval} {shown}"
     caption = say(
-        "sites.difference", reference=reference, unit=sites.unit, test=test.title, part=sites.part,
+        "sites.difference", reference=reference, unit=unit_of(sites.cells), test=test.title,
         lowest=score.lowest, level=SIGNIFICANT, fewest=FEWEST, few=all(map(sites.few, compared)),
-        too_few=say("sites.too_few", fewest=FEWEST), same=alike,
+        too_few=say("sites.too_few", fewest=FEWEST), same=alike, part=sites.part,
     )  # fmt: skip
     every = _data(sites)
     columns = ["label", "method", "site", "client_id", "num_samples", "split", "pairs"]
