@@ -39,10 +39,8 @@ SHOWN = (1, 2, 3, 5, 10, 20, 50, 100, 200, 500)
 class Candidates:
     """The trials of one method's search under one setting."""
 
-    # (n,) what they were chosen by, larger is better; -inf for those that failed or were pruned
-    validation: Floats
-    # (n,) test scores; NaN for the same, and for candidates whose test score is not finite
-    test: Floats
+    validation: Floats  # (n,) chosen by the largest; -inf for those that failed or were pruned
+    test: Floats  # (n,) test scores; NaN for the same, and where it is not finite
     failed: int  # number of trials that failed, or whose test score is not finite
     pruned: int  # number of trials that were stopped early
     sampler: str  # how they were proposed
@@ -96,8 +94,7 @@ def expected_best(validation: Floats, test: Floats, *, lowest: bool = False) -> 
 def gather(places: Sequence[str], metric: str | None = None) -> Budgets:
     """The searches at or below the places, each a folder, or ``NAME=DIR`` for one search.
 
-    A search is called NAME, else as its study calls it, else by its folder: what stands behind the
-    last + is the setting. ``metric`` is the test score; None for that by which all searches chose.
+    Behind a + in a name is the setting; ``metric`` is that by which all searches chose, if None.
     """
     found: dict[str, dict[str, Candidates]] = {}
     wanted = metric
@@ -189,11 +186,7 @@ def _tested(folder: Path, search: Search, names: pd.Series[str], metric: str) ->
 
 
 def curves(budgets: Budgets, unit: ExperimentalUnit = "seed") -> dict[str, dict[str, pd.DataFrame]]:
-    """Mean, low, high and n of the expected test score by setting, method and k.
-
-    With the partition as the unit the settings are averaged, with 95 % t intervals; else low is
-    NaN.
-    """
+    """Mean, low, high (95 % t interval over settings, or NaN) and n by setting, method and k."""
     made: dict[str, dict[str, pd.DataFrame]] = {}
     for (setting, method), group in _grouped(budgets, unit).items():
         band = _band([one.curve(budgets.score) for one in group])

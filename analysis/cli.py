@@ -220,7 +220,9 @@ def _scores(
     by, made = _grouping(runs, by, unit, *([columns] if columns else ())), []
     for metric in metrics:
         shown = tables.make(metric, runs, by, columns, baseline, paired, takes or [*TAKES], unit)
-        without = tables.runs_without(metric, runs, by, unit)
+        without: dict[str, list[Path]] = {}
+        if metric in tables.FILES:
+            without = tables.without_rows(metric, group(runs, by, unit_among(runs, by, unit)))
         _tell(without)
         made += captions.left_out(shown, unfinished | without)
     return made

@@ -24,10 +24,7 @@ def settings_by(by: Sequence[str], groups: Sequence[Group]) -> list[str]:
 
 
 def facets(groups: Sequence[Group], columns: Collection[str]) -> Facets:
-    """Splits the groups by their values in ``columns``, which are removed from the labels.
-
-    If each facet would have one group only, the groups are not split.
-    """
+    """Splits the groups by their values in ``columns``, which are removed from the labels."""
     split: dict[str, list[Group]] = {}
     for group in groups:
         values = {c: text(group.runs[c].iloc[0]) for c in columns if c in group.runs.columns}

@@ -18,10 +18,7 @@ def read_table(
     path: Path, numbers: Sequence[str], texts: Sequence[str] = (), optional: Sequence[str] = (),
     optional_texts: Sequence[str] = (),
 ) -> pd.DataFrame:  # fmt: skip
-    """Reads a CSV file that must have these columns, of numbers and text; an empty field is NaN.
-
-    ``optional`` columns are numbers, ``optional_texts`` text where the file has them.
-    """
+    """Reads a CSV file that must have these columns, of numbers and text; an empty field is NaN."""
     if not path.is_file():
         raise AnalysisError(f"{path}: there is no such file")
     try:

@@ -16,9 +16,7 @@ class NumberFormat:
     digits: int = 4  # after the decimal point
     name: str = ""  # the unit, such as ``%``, or empty
     of_differences: str = ""  # the unit of differences
-    # the largest difference, as stored, that a test can be meant to detect: half of the range of a
-    # score, or what lies between a perfect model and guessing among 1000 classes
-    largest: float = math.inf
+    largest: float = math.inf  # difference, as stored, that a test can be meant to detect
 
     def too_few(self, units: float, detectable: float) -> bool:
         """Whether so few units tell nothing of the differences that would be detected."""

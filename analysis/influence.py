@@ -21,18 +21,13 @@ ABSENT = "#E6E6E6"
 DIVERGING = LinearSegmentedColormap.from_list("influence", (HURT, "#FFFFFF", HELPED)).with_extremes(
     bad=ABSENT
 )
-LONG = 24
-"""Longer names are shortened."""
+LONG = 24  # longer names are shortened
 UNITS: Mapping[str, str] = {"step": "way along the rounds' steps"}
 """What is summed, by metric; of a score of the model it is the gain in it."""
 
 
 def summed(frame: pd.DataFrame) -> pd.DataFrame:
-    """Over the rounds of :func:`fedsim.influence`, a row per client, who helped most first.
-
-    Columns ``client_id``, ``name``, ``rounds`` (in which its update counted), ``leave_one_out`` and
-    ``shapley``, the sums, and ``shapley_error``, the root of the sum of squares.
-    """
+    """Over the rounds of :func:`fedsim.influence`, a row per client, who helped most first."""
     grouped = frame.assign(shapley_error=frame["shapley_error"].pow(2)).groupby(
         ["client_id", "name"], sort=True
     )

@@ -43,10 +43,7 @@ HALVES: Mapping[str, tuple[str, str]] = {
 
 
 def with_labels(table: pd.DataFrame) -> pd.DataFrame:
-    """Rows of summary.csv whose last column is ``label``; it is computed where no name was given.
-
-    A computed label is that of the columns :data:`METHOD`, such as ``fedprox, server=fedgh``.
-    """
+    """Rows of summary.csv with ``label`` last, computed where no name was given."""
     names = table.get(LABEL, pd.Series(index=table.index, dtype=object))
     labels = names.astype(object).where(names.notna(), computed(table))
     return pd.concat([table.drop(columns=LABEL, errors="ignore"), labels.rename(LABEL)], axis=1)
@@ -75,10 +72,7 @@ def _label(row: pd.Series[Any], names: Mapping[str, str]) -> str:
 
 
 def _short_names(table: pd.DataFrame) -> dict[str, str]:
-    """By ``module:function`` the function's name, or the module's where it is called ``build``.
-
-    Functions whose short name is also that of another method of the table are left out.
-    """
+    """By ``module:function`` the function's name, or the module's where it is called ``build``."""
     columns = (table[column] for column in METHOD[:2] if column in table.columns)
     cells = {str(cell) for column in columns for cell in column.dropna().unique()}
     short = {}
@@ -110,17 +104,10 @@ def title_of(label: str) -> str:
 
 
 def meant(name: str, labels: Iterable[str]) -> str:
-    """The label, or the part of labels, that a name stands for; itself without one.
-
-    A name is meant as it is, as it is printed (:func:`title_of`), or in another case.
-    """
+    """The label, or the part of labels, that a name stands for; itself without one."""
     possible: list[str] = []
     for label in labels:
         parts = label.split(", ")
         possible += [", ".join(parts[:end]) for end in range(len(parts), 0, -1)] + parts
-    for form in (str, title_of, lambda part: title_of(part).casefold(), str.casefold):
-        names = {form(part): part for part in reversed(possible)}
-        for wanted in (name, name.casefold()):
-            if wanted in names:
-                return names[wanted]
-    return name
+    folded = {f(part).casefold(): part for f in (str, title_of) for part in reversed(possible)}
+    return name if name in possible else folded.get(name.casefold(), name)

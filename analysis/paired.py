@@ -32,11 +32,9 @@ PRIOR = 0.5
 DRAWS, SEED = 50_000, 2017  # draws from the posterior of the Bayesian test, and their seed
 CERTAIN = 0.95  # posterior probability above which the Bayesian test decides
 FEWEST_BAYES = 5
-"""The Bayesian test decides nothing over fewer units: n differences have the same sign by chance,
-one or the other, with probability 2 / 2^n."""
+"""The Bayesian test decides nothing over fewer units, which agree by chance once in 2^(n - 1)."""
 FEWEST_EQUAL = 5
-"""Values that do not vary say that they never do from so many on: on a grid, such as accuracies of
-a hundred samples, fewer are alike by chance."""
+"""So many equal values say that they never vary; on a grid fewer are alike by chance."""
 Verdict = Literal["", "lower", "practically equal", "higher", "not decidable", "incomplete"]
 WORDS: tuple[Verdict, Verdict, Verdict] = ("lower", "practically equal", "higher")
 
@@ -52,9 +50,7 @@ class Test:
     """How methods are compared."""
 
     kind: Kind = "t"  # a key of `TESTS`
-    # half-width of the region of practical equivalence around zero, in the unit of the stored
-    # values (accuracy: 0..1); None for no verdicts
-    rope: float | None = None
+    rope: float | None = None  # half-width of practical equivalence around 0; None: no verdicts
     ratio: float = 0.0  # test over training samples, for the corrected test; else 0
 
     def __post_init__(self) -> None:
@@ -81,11 +77,7 @@ T = Test()  # the paired t test, without verdicts
 
 
 def p_value(differences: Floats, levels: Floats, test: Test) -> float:
-    """The two-sided p value of differences (n,) that vary, with their :func:`signed_levels`.
-
-    The statistic of both t tests is the mean over :func:`error` (Nadeau and Bengio, Inference for
-    the Generalization Error, Machine Learning 52, 2003, section 3).
-    """
+    """The two-sided p value of differences (n,) that vary, with their :func:`signed_levels`."""
     if test.kind == "wilcoxon":
         return float(stats.wilcoxon(levels).pvalue)
     if not test.ratio:
@@ -95,16 +87,12 @@ def p_value(differences: Floats, levels: Floats, test: Test) -> float:
 
 
 def error(differences: Floats, ratio: float) -> float:
-    """The standard error s sqrt(1 / n + ratio) of the mean of differences (n,)."""
+    """s sqrt(1 / n + ratio) of differences (n,) (Nadeau and Bengio, Machine Learning 52, 2003)."""
     return float(differences.std(ddof=1)) * math.sqrt(1 / len(differences) + ratio)
 
 
 def equivalence(differences: Floats, rounding: float, test: Test) -> float:
-    """The p value of two one-sided tests (TOST) that the true difference is within +-rope.
-
-    The larger of those of "below -rope" and "above rope" (Schuirmann, 1987), for signed ranks of
-    shifted differences; NaN for the Bayesian test, or without a rope.
-    """
+    """The p value of :func:`tost` or of its signed ranks; NaN without a rope or p values."""
     if test.rope is None or test.bayes:
         return math.nan
     if test.kind == "wilcoxon":
@@ -121,10 +109,9 @@ def equivalence(differences: Floats, rounding: float, test: Test) -> float:
 
 
 def tost(mean: float, scale: float, freedom: float, rope: float) -> float:
-    """The p value of two one-sided t tests that a true mean is within +-rope, on so much freedom.
+    """The p value of two one-sided t tests that a true mean is within +-rope (Schuirmann, 1987).
 
-    Where ``scale``, its standard error, is 0, the mean of :data:`FEWEST_EQUAL` values or more is
-    inside (0), or else not (1), without a test.
+    Without a standard error it is 0 inside, over :data:`FEWEST_EQUAL` values or more, else 1.
     """
     margin = rope - abs(mean)
     if scale == 0:
@@ -156,11 +143,7 @@ def chances(differences: Floats, rounding: float, rope: float) -> Chances:
 
 
 def verdict(n: int, sign: int, adjusted: float, equal: float, chances: Chances | None) -> Verdict:
-    """What a comparison over n units says, for a test with a rope.
-
-    By probabilities the region above :data:`CERTAIN`; else practically equal where ``equal``, the p
-    value of equivalence, is significant; then the ``sign`` where the ``adjusted`` p value is.
-    """
+    """What a comparison over n units says, for a test with a rope."""
     if chances is not None:
         likely = int(np.argmax(chances))
         certain = n >= FEWEST_BAYES and chances[likely] > CERTAIN
@@ -171,11 +154,7 @@ def verdict(n: int, sign: int, adjusted: float, equal: float, chances: Chances |
 
 
 def signed_levels(differences: Floats, rounding: float) -> Floats:
-    """The signed position (n,) of each difference (n,) among the distinct absolute values.
-
-    Absolute values are one where neighbours in their order are at most ``rounding`` apart, and 0
-    next to zero: 254/359 - 253/359 and 284/359 - 283/359 tie, though their floats differ.
-    """
+    """The signed position (n,) of each difference among the distinct sizes; 0 up to rounding."""
     size = np.abs(differences)
     ascending = np.sort(size)
     levels = np.cumsum(np.diff(ascending, prepend=0.0) > rounding)
@@ -184,10 +163,7 @@ def signed_levels(differences: Floats, rounding: float) -> Floats:
 
 
 def ratio(runs: pd.DataFrame, unit: ExperimentalUnit) -> float:
-    """The number of test samples over that of training samples; the largest among the runs.
-
-    ``runs`` are of :func:`analysis.runs.summaries`. One run of each partition is read.
-    """
+    """The largest number of test samples over training samples of one run per partition."""
     if unit != "partition":
         raise _refused("needs --unit partition and runs on several partitions (data.seed)")
     columns = [c for c in runs.columns if c in _DATA or str(c).startswith("data.")]
@@ -212,10 +188,7 @@ def _refused(reason: str) -> AnalysisError:
 
 
 def _sizes(run: Path) -> tuple[float, frozenset[int]]:
-    """Test over training samples of a run, and its test samples.
-
-    Clients that are held out of training have no training samples.
-    """
+    """Test over training samples of a run, and its test samples."""
     file = run / "split.csv"
     if not file.is_file():
         raise _refused(f"{file}: there is no such file, with the numbers of samples")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -31,17 +31,14 @@ from .words import say, sentences
 class Ranks:
     """Methods ranked within each of N blocks; rank 1 is the best of k."""
 
-    # by block and label (N, k), the best mean rank first; NaN where the method lacks a run of the
-    # block that another method has
-    values: pd.DataFrame
-    # of the same shape; equal values share the mean of their ranks, methods without a value that of
-    # the last ones
-    ranks: pd.DataFrame
+    values: (
+        pd.DataFrame
+    )  # by block and label (N, k), the best mean rank first; NaN for lacking runs
+    ranks: pd.DataFrame  # of the same shape
     score: Score  # what is ranked
     title: str  # of the score and the rounds that it is from
     unit: ExperimentalUnit = "seed"  # partitions are blocks of their own, seeds are averaged
-    # by label the number of runs whose final model has collapsed, of those with any
-    collapsed: Mapping[str, int] = field(default_factory=dict)
+    collapsed: Mapping[str, int] = field(default_factory=dict)  # number of runs, where there are
 
     @property
     def labels(self) -> list[str]:
@@ -71,10 +68,7 @@ class Ranks:
 
     @property
     def cliques(self) -> list[tuple[int, int]]:
-        """First and last position of each largest set of methods that do not differ.
-
-        All are one where Iman and Davenport's test finds no difference.
-        """
+        """First and last position of each largest set of methods that do not differ."""
         if not self.p < SIGNIFICANT:
             return [(0, len(self.labels) - 1)]
         return cliques(self.means.tolist(), self.difference)
@@ -84,11 +78,7 @@ def gather(
     runs: pd.DataFrame, by: Sequence[str] = (LABEL,), metric: str = "accuracy", take: str = "final",
     unit: ExperimentalUnit | None = None,
 ) -> Ranks:  # fmt: skip
-    """The ranks of methods over the settings in ``by`` and, as the unit, partitions.
-
-    A block is a value of the settings, or one partition under it; a method's value there is the
-    mean over its training seeds. Blocks in which no method has a value are left out.
-    """
+    """The ranks of methods over the settings in ``by`` and, as the unit, partitions."""
     runs = completed(runs, [metric])
     unit = unit_among(runs, by, unit)
     groups = group(runs, by, unit)
@@ -104,7 +94,7 @@ def gather(
         scores = by_run(inside, metric, take)
         empty = next(iter(scores.values())).iloc[:0]
         every = {label: scores.get(label, empty) for label in labels}
-        for title, values in _blocks(setting, every, unit):
+        for title, values in _blocks(setting, every, unit).items():
             lost = missing(values)
             rows[title] = {
                 label: math.nan if lost[label] else series.mean()
@@ -133,26 +123,22 @@ def gather(
 
 def _blocks(
     setting: str, values: Mapping[str, pd.Series[float]], unit: ExperimentalUnit
-) -> Iterator[tuple[str, Mapping[str, pd.Series[float]]]]:
-    """Title and values by label of each block of a setting."""
+) -> dict[str, Mapping[str, pd.Series[float]]]:
+    """Values by title and label of each block of a setting."""
     if unit == "seed":
-        yield setting, values
-        return
-    for part in sorted({p for series in values.values() for p in series.index.unique(PARTITION)}):
-        yield (
-            f"{setting}{', ' * bool(setting)}partition {part}",
-            {
-                label: series[series.index.get_level_values(PARTITION) == part]
-                for label, series in values.items()
-            },
-        )
+        return {setting: values}
+    parts = sorted({p for series in values.values() for p in series.index.unique(PARTITION)})
+    return {
+        f"{setting}{', ' * bool(setting)}partition {part}": {
+            label: series[series.index.get_level_values(PARTITION) == part]
+            for label, series in values.items()
+        }
+        for part in parts
+    }
 
 
 def ranked(values: Floats, *, lowest: bool = False) -> Floats:
-    """The ranks (N, k) of values (N, k) within each row, 1 for the best.
-
-    Values that are equal up to rounding share the mean of their ranks; NaN share that of the last.
-    """
+    """The ranks (N, k) of values in each row, 1 for the best; ties share a mean, NaN are last."""
     levels = np.full(values.shape, np.inf)
     for row, scores in zip(levels, values, strict=True):
         finite = np.isfinite(scores)
@@ -180,10 +166,7 @@ def friedman(ranks: Floats) -> tuple[float, float]:
 
 
 def iman_davenport(ranks: Floats) -> tuple[float, float]:
-    """Iman and Davenport's F of ranks (N, k) and its p value; less conservative than Friedman's.
-
-    ``F = (N - 1) chi2 / (N (k - 1) - chi2)`` with k - 1 and (k - 1)(N - 1) degrees of freedom.
-    """
+    """``F = (N - 1) chi2 / (N (k - 1) - chi2)`` of ranks (N, k), and its p value."""
     n, k = ranks.shape
     chi2, _ = friedman(ranks)
     if math.isnan(chi2):
@@ -194,19 +177,13 @@ def iman_davenport(ranks: Floats) -> tuple[float, float]:
 
 
 def critical_difference(k: int, n: int, level: float = SIGNIFICANT) -> float:
-    """Nemenyi's: mean ranks of k methods over n blocks that differ by more differ significantly.
-
-    ``q sqrt(k (k + 1) / (6 n))`` with q the studentized range's quantile over sqrt(2).
-    """
+    """Nemenyi's ``q sqrt(k (k + 1) / (6 n))``, q the studentized range's over sqrt(2)."""
     q = float(stats.studentized_range.ppf(1 - level, k, np.inf)) / math.sqrt(2)
     return q * math.sqrt(k * (k + 1) / (6 * n))
 
 
 def cliques(means: Sequence[float], difference: float) -> list[tuple[int, int]]:
-    """The largest runs of ascending means whose ends are no more than ``difference`` apart.
-
-    As first and last position; single methods are none.
-    """
+    """The largest runs of ascending means whose ends are no more than ``difference`` apart."""
     ends: list[tuple[int, int]] = []
     for first in range(len(means)):
         last = max(i for i, mean in enumerate(means) if mean - means[first] <= difference)

@@ -25,8 +25,7 @@ _EXPERIMENT = (
     *("dataset", "num_clients", "sample_rate", "alpha", "rounds", "best_by", DATA),
     *("data", "model", "evaluation", "clock", "async", "attack", "synthetic"),
 )
-"""Columns and sections in which compared runs must agree unless the user has named them or they are
-grouped by them. Methods may differ in others, such as a learning rate tuned for each."""
+"""Columns and sections in which compared runs without names must agree, if not grouped by them."""
 ALIASES = {**COLUMNS, **{title: column for column, title in NAMES.items()}}
 """Columns by their key in config.yaml, and by their name in figures."""
 NAMED = "named"  # the column that says whether the user has named a run
@@ -48,10 +47,7 @@ class Group:
 
 
 def find(paths: Iterable[Path]) -> tuple[list[Path], list[Path]]:
-    """Run directories (with a rounds.csv) at or below ``paths``: (finished, unfinished), sorted.
-
-    A run without a summary.csv is unfinished. Trials of a search below a path are left out.
-    """
+    """Run directories (with a rounds.csv) at or below ``paths``: (finished, unfinished), sorted."""
     runs: set[Path] = set()
     for path in paths:
         if not path.exists():
@@ -68,10 +64,7 @@ def find(paths: Iterable[Path]) -> tuple[list[Path], list[Path]]:
 
 
 def summaries(runs: Iterable[Path]) -> pd.DataFrame:
-    """The rows of the runs' summary.csv, with the run's folder in a column ``path``.
-
-    A run without a name has the computed one in column ``label``, see :mod:`analysis.labels`.
-    """
+    """The rows of the runs' summary.csv, with the run's folder in a column ``path``."""
     rows: list[dict[Any, Any]] = []
     for run in runs:
         file = run / "summary.csv"
@@ -89,10 +82,7 @@ def summaries(runs: Iterable[Path]) -> pd.DataFrame:
 
 
 def without_repeats(table: pd.DataFrame) -> tuple[pd.DataFrame, list[Path]]:
-    """The runs of :func:`summaries` without those that a later one repeats, and these.
-
-    They have the same name, seed, settings and results: counted twice, they would be two seeds.
-    """
+    """The runs without those that a later one repeats in settings and results, and these."""
     same = [*settings(table), units.SEED, LABEL, *RESULTS, *(c for c in [DATA] if c in table)]
     repeated = table[same].map(text).duplicated(keep="last")
     return table[~repeated], [Path(path) for path in table["path"][repeated]]
@@ -101,10 +91,7 @@ def without_repeats(table: pd.DataFrame) -> tuple[pd.DataFrame, list[Path]]:
 def unit_among(
     table: pd.DataFrame, by: Sequence[str], wanted: ExperimentalUnit | None
 ) -> ExperimentalUnit:
-    """The unit of intervals and tests of runs of :func:`summaries` that are grouped by columns.
-
-    Partitions are the unit where a group has several of them, unless seeds are ``wanted``.
-    """
+    """The unit of intervals and tests: partitions where a group has several, or as ``wanted``."""
     by = expanded(table, by)
     check_columns(table, by)
     partitions = table.get(PARTITION, pd.Series(math.nan, table.index))
@@ -131,9 +118,7 @@ def group(
 ) -> list[Group]:
     """Groups the runs of :func:`summaries` by any of its columns, in the papers' order.
 
-    ``algorithm`` stands for all of :data:`METHOD`. Runs of a group may differ in what the ``unit``
-    repeats alone; compared groups must agree in settings of the experiment, but for those that the
-    user has named. With partitions as the unit, one label may be tuned for each partition.
+    They must agree in all else but what the ``unit`` repeats; named groups in the experiment.
     """
     by = expanded(table, by)
     check_columns(table, by)
@@ -163,11 +148,7 @@ def group(
 def default_by(
     table: pd.DataFrame, unit: ExperimentalUnit | None = None, columns: Sequence[str] = ()
 ) -> list[str]:
-    """The label, ``columns``, and further columns by which :func:`group` takes the runs.
-
-    They are settings that runs of one label, or runs without a name, differ in but must agree in;
-    never the partition, which is the unit where there are several and no other ``unit`` is given.
-    """
+    """The label, ``columns``, and the settings in which runs must agree for :func:`group`."""
     by = expanded(table, [LABEL, *columns])
     check_columns(table, by)
     while differ := [
@@ -183,10 +164,7 @@ def default_by(
 def _checks(
     table: pd.DataFrame, by: Sequence[str], unit: ExperimentalUnit
 ) -> Iterator[tuple[pd.DataFrame, list[str], str]]:
-    """Runs, the columns in which they must agree when grouped by others, and who they are.
-
-    Runs that do not say what data they had go with any.
-    """
+    """Runs, the columns in which they must agree when grouped by others, and who they are."""
     free = [c for c in settings(table) if c not in (*by, *units.COLUMNS[unit])]
     options = [str(name) for name in table.get("dataset", pd.Series(dtype=str)).unique()]
 
@@ -263,10 +241,7 @@ def shared(groups: Sequence[Group]) -> dict[str, str]:
 
 
 def differing(groups: Sequence[Group]) -> pd.DataFrame:
-    """The settings that differ between runs, as text; one row per group, indexed by label.
-
-    A setting that was tuned for each partition has all its values.
-    """
+    """The settings that differ between runs, as text; one row per group, indexed by label."""
     table = pd.concat([group.runs for group in groups])
     repeated = units.COLUMNS[groups[0].unit]
     columns = [c for c in _differing(table, settings(table)) if c not in repeated]

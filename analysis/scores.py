@@ -68,8 +68,7 @@ TAKES: Mapping[str, str] = {
 }  # fmt: skip
 """The rounds that a score is taken from, and the title of its table, see :func:`heading`."""
 COLLAPSED = "collapsed"
-"""Column of summary.csv: whether the final model predicts one class only, or its balanced accuracy
-is at most that of chance."""
+"""Column of summary.csv: whether the final model's balanced accuracy is at most that of chance."""
 TOLERANCE = 1e-9  # a balanced accuracy above chance by less than this differs by rounding alone
 
 
@@ -91,11 +90,7 @@ def heading(score: str, take: str) -> str:
 
 
 def completed(runs: pd.DataFrame, names: Collection[str]) -> pd.DataFrame:
-    """The runs of :func:`analysis.runs.summaries` with these scores and :data:`COLLAPSED`.
-
-    ``names`` are keys of :data:`ALL`. What summary.csv lacks is computed from the run's other
-    files.
-    """
+    """The runs with :data:`COLLAPSED` and these scores, computed where summary.csv lacks them."""
     wanted = {column(name, take): (name, take) for name in names for take in TAKES}
     rows = []
     for run in runs.to_dict("records"):
@@ -127,10 +122,7 @@ def takes(run: Path, name: str, best: float | None) -> dict[str, float]:
 
 
 def epsilons(run: Path, name: str) -> pd.Series[float]:
-    """Epsilon by round, infinite without noise; NaN: the run stands for no deployment.
-
-    That of samples is the largest of all clients so far. ``name`` is one of :data:`EPSILONS`.
-    """
+    """Epsilon by round, infinite without noise; NaN: the run stands for no deployment."""
     rounds = read_table(run / "rounds.csv", ("round",), optional=EPSILONS).set_index("round")
     spent = rounds.get("epsilon", pd.Series(math.inf, rounds.index)).fillna(math.inf)
     if "epsilon" not in rounds and has_rows(run / "clients.csv", ("epsilon",)):
@@ -143,11 +135,7 @@ def epsilons(run: Path, name: str) -> pd.Series[float]:
 
 
 def collapsed(run: Path) -> bool | None:
-    """Whether the final model of a run has collapsed, from its classes.csv; None if unknown.
-
-    A model that predicts one class only has a recall of 1 there and 0 elsewhere, so that its mean
-    recall over the classes with test samples is that of chance.
-    """
+    """Whether the final model of a run has collapsed, from its classes.csv; None if unknown."""
     file = run / "classes.csv"
     if not file.is_file():
         return None
@@ -168,10 +156,7 @@ def counts(groups: Sequence[Group]) -> dict[str, int]:
 
 
 def by_run(groups: Sequence[Group], score: str, take: str) -> dict[str, pd.Series[float]]:
-    """A score's value per run of :func:`completed` groups, by label.
-
-    It is NaN where it is not finite, but for an infinite epsilon.
-    """
+    """A score per run of :func:`completed` groups, by label; NaN unless finite or epsilon."""
     values = {one.label: one.by_run(column(score, take)) for one in groups}
     if score in EPSILONS:
         return values

@@ -1,7 +1,4 @@
-"""Values of run tables by key (round, client, ...) and column, per run and aggregated over units.
-
-Only a few files are in memory at a time: a run is reduced to one value per key and column.
-"""
+"""Values of run tables by key (round, client, ...) and column, by run and over units."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -27,8 +24,7 @@ class Part(NamedTuple):
     """The rows of one run's table."""
 
     label: str  # of the group
-    # the columns of `analysis.units.COLUMNS` that identify the run in its group
-    run: Mapping[str, int]
+    run: Mapping[str, int]  # by column of `analysis.units.COLUMNS`
     path: Path  # of the run
     frame: pd.DataFrame  # never empty
 
@@ -36,10 +32,7 @@ class Part(NamedTuple):
 def each(
     groups: Sequence[Group], table: str, columns: Sequence[str], where: Where = None
 ) -> Iterator[Part]:
-    """Yields the named columns of a table (a file's name without ``.csv``), run by run.
-
-    Runs in :func:`absent` are left out, and rows whose columns have other values than ``where``.
-    """
+    """Yields the named columns of a table (a file's name without ``.csv``), run by run."""
     fields = list(dict.fromkeys((*columns, *(where or ()))))
     texts = [field for field in fields if field in TEXTS]
     numbers = [field for field in fields if field not in TEXTS]
@@ -69,11 +62,8 @@ def by_run(
 ) -> dict[str, pd.DataFrame]:  # fmt: skip
     """Each run's values by key, by label, indexed by (*:data:`analysis.units.COLUMNS`, *key).
 
-    Rows with the same key are averaged within the run (or ``reduced`` by another method of pandas'
-    groups); rows with an empty key are left out, so ``key="group"`` takes the group rows of
-    evaluations.csv and ``key="client_id"`` the others. () gives one value per run; ``take="last"``
-    keeps the rows of a run's last round in which any column has a value. Groups without values are
-    left out.
+    Rows with the same key are ``reduced``, those with an empty one left out; () is one per run.
+    ``take="last"`` keeps a run's last round in which any column has a value.
     """
     keys, columns = [*([key] if isinstance(key, str) else key)], list(columns)
     clock = ["round"] if take == "last" else []
@@ -93,10 +83,7 @@ def values(
     groups: Sequence[Group], table: str, columns: Sequence[str], key: Key = "round",
     where: Where = None, take: Take = "all",
 ) -> dict[str, pd.DataFrame]:  # fmt: skip
-    """The values of each seed or partition by label, indexed by (unit, *key); see :func:`by_run`.
-
-    The value of a partition is the mean over its training seeds that have one.
-    """
+    """Means over training seeds by label, indexed by (unit, *key); see :func:`by_run`."""
     runs = by_run(groups, table, columns, key, where, take)
     return {label: per_unit(frame) for label, frame in runs.items()}
 
@@ -113,19 +100,13 @@ def aggregated(
     groups: Sequence[Group], table: str, columns: Sequence[str], key: Key = "round",
     where: Where = None, take: Take = "all",
 ) -> dict[str, pd.DataFrame]:  # fmt: skip
-    """By label :func:`analysis.stats.over_units` of :func:`values`.
-
-    A mean is over the n units that have a value at that key; for curves use :func:`complete`.
-    """
+    """By label :func:`analysis.stats.over_units` of :func:`values`."""
     found = values(groups, table, columns, key, where, take)
     return {label: over_units(frame, _names(key)) for label, frame in found.items()}
 
 
 def complete(aggregate: pd.DataFrame, column: str) -> pd.DataFrame:
-    """One column of an aggregate (mean, std, n, half) at the keys where n is largest.
-
-    A curve through means over different units would jump where their number changes.
-    """
+    """One column of an aggregate at the keys where n is largest, so that curves do not jump."""
     part = aggregate[column]
     return part[part["n"] == max(part["n"].max(), 1)]
 

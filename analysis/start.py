@@ -10,8 +10,7 @@ from pathlib import Path
 
 import click
 
-OURS = "from fedsim.version import "
-"""In this project's ``fedsim/__init__.py``."""
+OURS = "from fedsim.version import "  # in this project's `fedsim/__init__.py`
 
 
 def main() -> None:

@@ -1,7 +1,4 @@
-"""Means with intervals over seeds or partitions, paired comparisons, Holm's correction.
-
-What is repeated, and one value for each, :mod:`analysis.units` says.
-"""
+"""Means with intervals over seeds or partitions, paired comparisons, Holm's correction."""
 
 from __future__ import annotations
 
@@ -21,9 +18,7 @@ from .runs import conditions
 from .units import ExperimentalUnit, Levels
 
 LEVEL = 0.95  # coverage of every interval
-FEWEST = 3
-"""With fewer common units too little is known of how differences vary to say what is detected, or
-whom a method helps."""
+FEWEST = 3  # over fewer common units nothing is said of what is detected, or whom a method helps
 EQUAL = 1e-12  # relative tolerance: differences closer than this differ by rounding alone
 Values = Mapping[str, Mapping[str, "pd.Series[float]"]]
 """By column of the table and label: one value per run, indexed by seed, or partition and seed."""
@@ -36,9 +31,7 @@ class Estimate:
     mean: float  # NaN without a value
     std: float  # sample standard deviation (ddof 1), NaN below two values
     n: int  # number of values
-    # half-width of the 95 % t interval of the mean, NaN below two values; in tables with the
-    # corrected test by its variance
-    half: float
+    half: float  # half-width of the 95 % t interval of the mean, NaN below two values
     unit: ExperimentalUnit = "seed"  # what the values are of
     levels: Levels | None = None  # the variance between and within partitions, if they are the unit
 
@@ -65,19 +58,13 @@ class Comparison:
     difference: Estimate  # method minus baseline, over the common units
     p: float  # two-sided p value; NaN if not available
     reason: str = ""  # why p is not available, else empty
-    # 1 if the method is above the baseline, by the mean difference and by the statistic of the
-    # test, -1 if it is below by both, else 0
-    sign: int = 0
-    # p value of the test that they are practically equal (`paired.equivalence`)
-    equal: float = math.nan
+    sign: int = 0  # 1 if above the baseline by mean and statistic, -1 if below by both, else 0
+    equal: float = math.nan  # p value of `paired.equivalence`
     chances: Chances | None = None  # of the Bayesian test (`paired.chances`)
 
     @property
     def doubt(self) -> float:
-        """By which methods are ranked: p, or one minus the probability of being the better one.
-
-        NaN over so few units that the test decides nothing.
-        """
+        """p, or one minus the probability of being better; NaN over too few units."""
         if self.chances is None:
             return self.p
         few = self.difference.n < by_test.FEWEST_BAYES
@@ -96,19 +83,13 @@ class Cell:
     column: str  # a setting's value or a group of images; empty in tables without columns
     estimate: Estimate  # over the seeds or partitions
     comparison: Comparison | None = None  # with the baseline; None for the baseline itself
-    # the p value after Holm's correction over the table; NaN if not available
-    adjusted: float = math.nan
-    # the smallest true difference from the baseline that a t test at `level` finds with probability
-    # 0.8 (`analysis.units.detectable`); NaN if not available
-    detectable: float = math.nan
+    adjusted: float = math.nan  # the p value after Holm's correction over the table
+    detectable: float = math.nan  # at `level` (`analysis.units.detectable`); NaN if not available
     level: float = math.nan  # 0.05 over the number of comparisons of the table
-    # whether the mean is the best of its column, and significantly so (`ranked`)
-    leads: bool = False
+    leads: bool = False  # whether it is significantly the best of its column (`ranked`)
     collapsed: int = 0  # number of runs whose final model has collapsed (`analysis.scores`)
     missing: int = 0  # number of runs without a value (`missing`)
-    # of the comparison, of tests with a rope; ``incomplete`` where the method or the baseline lacks
-    # runs
-    verdict: Verdict = ""
+    verdict: Verdict = ""  # with a rope; ``incomplete`` where it or the baseline lacks runs
 
     @property
     def mark(self) -> str:
@@ -119,10 +100,7 @@ class Cell:
 
 
 def half_width(std: Floats, n: Floats, ratio: float = 0.0) -> Floats:
-    """Half-widths t(0.975, n - 1) s sqrt(1 / n + ratio) of 95 % t intervals; NaN for n below 2.
-
-    ``std`` (ddof 1) and ``n`` have the same shape; the ratio is that of the corrected test.
-    """
+    """Half-widths t(0.975, n - 1) s sqrt(1 / n + ratio) of 95 % t intervals; NaN for n below 2."""
     factor = np.full(n.shape, math.nan)
     for count in np.unique(n[n > 1]):
         root = math.sqrt(count / (1 + count * ratio))
@@ -131,10 +109,7 @@ def half_width(std: Floats, n: Floats, ratio: float = 0.0) -> Floats:
 
 
 def over_units(values: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
-    """Mean, std, n and half-width of the 95 % interval by key, of values indexed by (unit, *keys).
-
-    NaN are excluded. The columns are (name of the value, mean | std | n | half).
-    """
+    """(name, mean | std | n | half) by key, without NaN, of values indexed by (unit, *keys)."""
     by = values.groupby(level=list(keys), sort=True)
     mean, std, n = by.mean(), by.std(ddof=1), by.count()
     half = half_width(std.to_numpy(float), n.to_numpy(float))
@@ -154,10 +129,7 @@ def estimate(values: Sequence[float], ratio: float = 0.0) -> Estimate:
 
 
 def of_runs(values: pd.Series[float], ratio: float = 0.0) -> Estimate:
-    """Mean, std and interval over the units, from one value per run, by seed or by partition.
-
-    Values that are not finite are excluded, unless all are infinite, as their mean then is.
-    """
+    """Mean, std and interval over the units of finite values by run; infinite if all are."""
     if units.infinite(values):
         alike = of_runs(pd.Series(0.0, values.index), ratio)
         return replace(alike, mean=math.inf, std=math.nan, half=math.nan)
@@ -169,11 +141,9 @@ def of_runs(values: pd.Series[float], ratio: float = 0.0) -> Estimate:
 
 
 def paired(values: pd.Series[float], baseline: pd.Series[float], test: Test = T) -> Comparison:
-    """Compares two methods over their common runs; the values are indexed by run.
+    """Compares two methods over their common runs, by the mean differences of common units.
 
-    The value of a partition is the mean difference of its common runs. A test needs :data:`FEWEST`
-    common units and differences that vary. The interval is the t interval for all tests, by the
-    variance of the corrected test for that one.
+    A test needs :data:`FEWEST` units and differences that vary.
     """
     ours, theirs = (units.finite(series).dropna() for series in (values, baseline))
     ours, theirs = ours.align(theirs, join="inner")
@@ -203,11 +173,7 @@ def paired(values: pd.Series[float], baseline: pd.Series[float], test: Test = T)
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Holm's step-down correction: adjusted p values, in the order given.
-
-    The k-th smallest of m is multiplied by m - k + 1, then results are clipped to 1 and made
-    non-decreasing. NaN (no comparison) stays NaN and does not count in m.
-    """
+    """Holm's step-down correction: adjusted p values in the order given; NaN do not count."""
     adjusted = np.array(p, dtype=float)
     m = int((~np.isnan(adjusted)).sum())
     order = np.argsort(adjusted)[:m]
@@ -233,8 +199,7 @@ def compared(
 ) -> list[Cell]:
     """The statistics of a table, with p values corrected over all its comparisons.
 
-    ``other`` maps a label and all labels of its column to the one it is compared with; itself or
-    None for no comparison. The paired test is over the seeds or partitions that both have.
+    ``other`` maps a label, and those of its column, to what it is compared with; None: nothing.
     """
     lacking = {
         (column, label): count
@@ -274,11 +239,7 @@ def _judged(cell: Cell, adjusted: float, level: float, test: Test) -> Cell:
 
 
 def missing(values: Mapping[str, pd.Series[float]]) -> dict[str, int]:
-    """How many runs each method lacks: its own without a finite value, and those of others.
-
-    A run that all methods have, and none a value of, is not missing: the score does not exist
-    there.
-    """
+    """By label the runs without a finite value, but for those that all have and none a value of."""
     runs = {label: set(series.index) for label, series in values.items()}
     valued = {
         label: set((series if units.infinite(series) else units.finite(series)).dropna().index)
@@ -295,16 +256,11 @@ def missing(values: Mapping[str, pd.Series[float]]) -> dict[str, int]:
 class Ranking:
     """The best of several methods, and its paired tests against each of the others."""
 
-    # the label with the best mean among the methods that lack no run; None if all do
-    leader: str | None
-    # by label of the others: the p value after Holm's correction over them, or `Comparison.doubt`
-    # of the Bayesian test; NaN if not available
+    leader: str | None  # the label with the best mean of those that lack no run; None if all do
+    # by label of the others: p, Holm-corrected, or `Comparison.doubt` of the Bayesian test; NaN
     adjusted: Mapping[str, float]
-    # by label of the others: 1 where the leader is better over the common units, -1 where it is
-    # worse (`Comparison.sign`)
-    signs: Mapping[str, int]
-    # by label the number of runs that it lacks, without those that lack none
-    missing: Mapping[str, int]
+    signs: Mapping[str, int]  # of the others: 1 where the leader is better, -1 where worse
+    missing: Mapping[str, int]  # the number of runs that each lacks, of those that lack any
 
     def differing(self, sign: int) -> list[str]:
         """The others than which the leader is significantly better (1), or worse (-1)."""
@@ -320,11 +276,7 @@ class Ranking:
 def ranking(
     values: Mapping[str, pd.Series[float]], test: Test = T, *, lowest: bool = False
 ) -> Ranking | None:
-    """Ranks methods by their mean over seeds or partitions; None without any value.
-
-    A method that lacks runs (:func:`missing`) cannot lead: its mean is over other units than the
-    rest.
-    """
+    """Ranks methods by their mean over units; None without any. One that lacks runs cannot lead."""
     lacking = {label: count for label, count in missing(values).items() if count}
     means = {label: units.means(units.finite(series)).mean() for label, series in values.items()}
     means = {label: mean for label, mean in means.items() if not math.isnan(mean)}
@@ -348,11 +300,7 @@ def ranked(
     shown: Sequence[Cell], values: Values, test: Test = T, *, lowest: bool = False,
     collapsed: Mapping[tuple[str, str], int] | None = None,
 ) -> list[Cell]:  # fmt: skip
-    """The cells with :attr:`Cell.leads` and :attr:`Cell.collapsed`, a count by column and label.
-
-    The methods of a column are ranked among those with the same settings of data and schedule. One
-    with a collapsed or missing run never leads.
-    """
+    """The cells with :attr:`Cell.leads` and :attr:`Cell.collapsed`; no collapsed one leads."""
     places = {key: ranking(series, test, lowest=lowest) for key, series in rivals(values).items()}
     leading = {(key[0], r.leader) for key, r in places.items() if r is not None and r.leads}
     counts = {(cell.column, cell.row): 0 for cell in shown} | dict(collapsed or {})
@@ -373,11 +321,7 @@ def rivals(values: Values) -> dict[tuple[str, str], dict[str, pd.Series[float]]]
 
 
 def reference(label: str, labels: Collection[str], baseline: str | None) -> str | None:
-    """The label of the baseline under the settings of ``label``; None if there is none.
-
-    With ``fedavg``, ``fedld, alpha=0.1`` is compared with ``fedavg, alpha=0.1``, and ``fedld,
-    fedld.keep=0.5`` with ``fedavg``, which has no such setting.
-    """
+    """The baseline's label with the most settings of ``label``, and no other; None without one."""
     if baseline is None:
         return None
     method, wanted = _split(baseline)

@@ -39,8 +39,7 @@ class Search:
     by: str  # the metric, such as ``val_accuracy``
     logarithmic: Sequence[str] = ()  # those of the settings that were searched so
     sampler: str = ""  # how candidates were proposed; empty where it is not known
-    # the number of trials of the whole search; None where it is not known
-    planned: int | None = None
+    planned: int | None = None  # number of trials of the whole search, where known
     seeds: Sequence[int] = ()  # training seeds of every trial; none where they are not known
 
     @property
@@ -202,10 +201,7 @@ def drawings(search: Search) -> Iterator[Drawing]:
 
 
 def _figure(search: Search, valued: pd.DataFrame, keys: Sequence[str]) -> tuple[Figure, list[Axes]]:
-    """A panel per column: dots of complete trials, crosses of pruned ones.
-
-    The axis of a loss ends where a few huge values would hide all others.
-    """
+    """A panel per column: dots of complete trials, crosses of pruned ones; huge losses cut."""
     across = min(3, len(keys))
     lines = -(-len(keys) // across)
     figure = Figure(figsize=(grid.WIDTH, 0.5 + 2.9 * lines))

@@ -1,8 +1,7 @@
 """The unit of intervals and tests: training seeds on one partition, or partitions of the data.
 
-In a nested design every method is trained with several training seeds (``seed``) on each of several
-partitions (``data.seed``). The unit is then the partition: its value is the mean over its training
-seeds. The tables of ``fedsim sweep`` use this module too.
+With several training seeds (``seed``) on each of several partitions (``data.seed``) the unit is the
+partition: its value is the mean over its training seeds.
 """
 
 from __future__ import annotations
@@ -52,10 +51,7 @@ def unit_of(index: pd.Index[Any]) -> ExperimentalUnit:
 
 
 def means(values: pd.Series[float]) -> pd.Series[float]:
-    """One value per unit from one value per run: of a partition the mean over its seeds.
-
-    Values by seed come back as they are, those of partitions without NaN.
-    """
+    """One value per unit from one per run: of a partition the mean over its seeds."""
     if unit_of(values.index) == "seed":
         return values
     return values.dropna().groupby(level=PARTITION).mean()
@@ -72,10 +68,7 @@ def infinite(values: pd.Series[float]) -> bool:
 
 
 def repeats_partitions(partitions: pd.Series[Any], groups: pd.Series[Any]) -> bool:
-    """Whether any group has runs on several partitions, ``data.seed`` by run; NaN does not count.
-
-    ``groups`` says what each run repeats, such as a method.
-    """
+    """Whether any group has runs on several partitions, ``data.seed`` by run."""
     return bool((partitions.groupby(groups).nunique() > 1).any())
 
 
@@ -108,19 +101,13 @@ def levels(values: pd.Series[float]) -> Levels:
 
 
 def power(effect: float, n: int, level: float, ratio: float = 0.0) -> float:
-    """Probability that a two-sided paired t test over n >= 2 pairs finds a difference.
-
-    ``effect`` is the true mean difference over the standard deviation of the differences.
-    """
+    """Power of a paired t test over n pairs at ``effect``, a mean over a standard deviation."""
     limit = float(stats.t.isf(level / 2, n - 1))
     return float(stats.nct.sf(limit, n - 1, effect * math.sqrt(n / (1 + n * ratio))))
 
 
 def detectable(std: float, n: int, level: float, ratio: float = 0.0) -> float:
-    """The smallest true difference that a paired t test finds with probability :data:`POWER`.
-
-    ``std``, of the differences over the n units, is taken as the true one. NaN below two units.
-    """
+    """The smallest true difference that a t test finds with :data:`POWER`; NaN below n = 2."""
     if n < 2 or math.isnan(std):
         return math.nan
     high = 1.0

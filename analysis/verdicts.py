@@ -1,16 +1,8 @@
 """Verdicts on published results: equivalence with a number, the order of two methods.
 
-A published number c and the mean m of our k values, with the margin D fixed beforehand and the
-standard error e of m - c on f degrees of freedom:
-
-- confirmed: the 90 % interval of m - c lies inside (-D, D), which is the two one-sided t tests at
-  level 0.05 (Schuirmann, J. Pharmacokinet. Biopharm. 15, 1987);
-- contradicted: its 95 % interval lies outside [-D, D];
-- not decidable: neither; with the number of values at which one of both would be found with
-  probability 0.8, if difference and standard deviation are the observed ones.
-
-That method A is above B is confirmed where a paired t test over common seeds or partitions finds
-it, contradicted where it finds the opposite, at level 0.05 with Holm's correction over the table.
+A number is confirmed where the 90 % interval of our mean minus it lies inside the margin (two
+one-sided t tests, Schuirmann, J. Pharmacokinet. Biopharm. 15, 1987), and contradicted where the
+95 % interval lies outside; an order by a paired t test at level 0.05, with Holm's correction.
 """
 
 from __future__ import annotations
@@ -40,32 +32,24 @@ FAR = 30.0  # from this noncentrality on the normal distribution stands for the 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What our values say about a published result.
-
-    Numbers that do not exist are NaN.
-    """
+    """What our values say about a published result."""
 
     word: str  # one of `WORDS`
     reason: str = ""  # what else is to be known, or why there is no verdict
-    # the mean of our values, of an order the mean of the method that is claimed above
-    ours: float = math.nan
+    ours: float = math.nan  # our mean, of an order that of the method claimed above
     n: int = 0  # number of our seeds or partitions
     unit: str = "seed"  # what they are, ``seed`` or ``partition``
-    # our mean minus the published number, or the first method minus the second
-    difference: float = math.nan
+    difference: float = math.nan  # ours minus the published, or the first minus the second
     half90: float = math.nan  # half-width of the 90 % t interval of the difference
     half95: float = math.nan  # of its 95 % interval
     p: float = math.nan  # of an order, with Holm's correction
-    # of an undecided one the number of seeds or partitions that would decide it with probability
-    # 0.8; None where none up to `MOST` would, or where it is not known
-    needed: int | None = None
+    needed: int | None = None  # units that would decide it with probability 0.8, if known
 
 
 def standard_error(std: float, k: int, sd: float, n: int | None) -> tuple[float, float]:
-    """Standard error and degrees of freedom of our mean minus a published number.
+    """Standard error and freedom of our k values' mean minus that of n published: Welch's.
 
-    ``std`` (ddof 1) is that of our k >= 2 values, ``sd`` that of the n published runs. With both it
-    is Welch's; with ``n`` alone these runs are taken to vary as ours do; else the number is exact.
+    Without ``sd`` both vary alike; without ``n`` the published number is exact.
     """
     if n is None:
         return std / math.sqrt(k), k - 1.0
@@ -81,11 +65,9 @@ def number(
     values: pd.Series[float], published: float, margin: float, *, sd: float = math.nan,
     n: int | None = None, widest: float = math.inf,
 ) -> Verdict:  # fmt: skip
-    """The verdict on a published number.
+    """The verdict on a published number, by one value of ours per run (NaN: a failed one).
 
-    Ours, one per run (:data:`analysis.units.COLUMNS`), are NaN where a run has failed, which leaves
-    the number undecided. ``margin`` is that of equivalence, ``sd`` and ``n`` are of the published
-    runs, NaN and None where they are not known. A 95 % interval beyond ``widest`` tests nothing.
+    ``sd`` and ``n`` are of the published runs; a 95 % interval beyond ``widest`` tests nothing.
     """
     each = units.means(units.finite(values).dropna()).to_numpy(float)
     k, unit = len(each), units.unit_of(values.index)
@@ -116,10 +98,7 @@ def seeds(
     values: pd.Series[float], published: Mapping[int, float], margin: float, *,
     widest: float = math.inf,
 ) -> Verdict:  # fmt: skip
-    """The verdict on a number that is published seed by seed; ``values`` are indexed by seed.
-
-    Confirmed exactly where every value is ours to :data:`EQUAL`; else that of :func:`number`.
-    """
+    """That on a number published by seed; exact where all are ours to :data:`EQUAL`."""
     theirs = pd.Series(published)
     equal = int(((values.astype(float) - theirs).abs() <= EQUAL).sum())
     mean, sd = float(np.mean(theirs)), float(theirs.std(ddof=1))
@@ -133,11 +112,7 @@ def seeds(
 def orders(
     pairs: Mapping[K, tuple[pd.Series[float], pd.Series[float]]], margin: float = math.nan
 ) -> dict[K, Verdict]:
-    """The verdicts on orders, corrected over all of them.
-
-    ``pairs`` have the values of the method that is claimed above, and those of the other one, by
-    run; a pair that lacks one is undecided. Of equivalence within ``margin`` the reason tells.
-    """
+    """The verdicts on orders of runs (above, below), corrected over all of them."""
     test = Test(rope=None if math.isnan(margin) else margin)
     compared = {key: stats.paired(above, below, test) for key, (above, below) in pairs.items()}
     lacking = {key: _lacking(above, below) for key, (above, below) in pairs.items()}
@@ -168,10 +143,7 @@ def orders(
 
 
 def power(difference: float, std: float, k: int, margin: float, sd: float, n: int | None) -> float:
-    """Probability that k values of ours decide about a published number.
-
-    Inside the margin by the bound of Bonferroni P(A and B) >= P(A) + P(B) - 1 on the two tests.
-    """
+    """Chance that k values decide; inside the margin by Bonferroni's bound on the two tests."""
     error, freedom = standard_error(std, k, sd, n)
     distance = abs(difference)
     if error == 0:
@@ -183,11 +155,7 @@ def power(difference: float, std: float, k: int, margin: float, sd: float, n: in
 
 
 def fewest(chance: Callable[[int], float]) -> int | None:
-    """The smallest number from 2 to :data:`MOST` with a chance of 0.8; None where there is none.
-
-    The chance rises with the number, or falls again beyond a peak, which steps of a tenth do not
-    miss.
-    """
+    """The smallest number from 2 to :data:`MOST` with a chance of 0.8; None without one."""
     low, high = 1, 2
     while chance(high) < units.POWER:
         if high == MOST:

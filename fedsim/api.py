@@ -65,16 +65,9 @@ def resume(
 ) -> RunStore:
     """Resumes a run that was interrupted; its files are then those of an undisturbed run.
 
-    A finished run is returned as it is. The run's trackers go on.
-
-    Args:
-        path: the run directory.
-        overrides: settings that say where the work is done, such as ``{"engine.kind": "serial"}``.
-        callbacks: as in :func:`run`.
-        session: as in :func:`run`.
-        progress: as in :func:`run`.
-        accept_changed_code: whether the source of the user's own functions may have changed, which
-            env.json then says.
+    A finished run is returned as it is. The run's trackers go on. ``overrides`` say where the work
+    is done, such as ``{"engine.kind": "serial"}``; with ``accept_changed_code`` the source of the
+    user's own functions may have changed, as env.json then says. The others are as in :func:`run`.
 
     Raises:
         FedsimError: no run is there, another process has it, its configuration, code or data were
@@ -201,6 +194,7 @@ def aggregate(
     *,
     sizes: Sequence[int] | None = None,
     num_steps: ArrayLike | None = None,
+    history: ArrayLike | None = None,
     reference: ArrayLike | None = None,
     seed: int = 0,
     round: int = 0,
@@ -215,6 +209,7 @@ def aggregate(
         algorithm: the method's name, ``module:function`` or ``FILE.py:function``.
         sizes: lengths of the tensors that make up d, for rules per tensor; default one tensor.
         num_steps: (m,) local steps of plain SGD, for rules that use them (``fednova``).
+        history: (d,) for ``fedgh_released`` after its first round, and ``fedld_released``.
         reference: (d,) the server's own update, for ``fltrust``.
         seed: of the rules that draw (``fedgh``).
         round: from 0; rules that draw, draw anew each round.
@@ -237,10 +232,15 @@ def aggregate(
     ctx = RoundContext(round=round, num_rounds=round + 1, num_clients=len(rows), lr=1.0, seed=seed)
     cohort = _cohort(rows, num_samples, num_steps, sizes)
     state = RuleState()
-    if isinstance(server.reduction, HistoryGram) and round > 0:
-        if algorithm == "fedgh_released":
-            raise ContractError(f"{algorithm} sorts by its history after round 0; use fedsim.run")
-        state = RuleState(reduction={"history": np.ones(rows[0].size)})
+    if isinstance(server.reduction, HistoryGram) and (history is not None or round > 0):
+        if history is None and algorithm == "fedgh_released":
+            raise ContractError(
+                f"{algorithm} sorts by its history after round 0: give history (d,)"
+            )
+        past = np.ones(rows[0].size) if history is None else np.asarray(history, dtype=np.float64)
+        if past.shape != rows[0].shape:
+            raise ContractError(f"history has shape {past.shape}, the updates {rows[0].shape}")
+        state = RuleState(reduction={"history": past})
     if server.root_samples:
         update = np.asarray(reference, dtype=rows[0].dtype)
         if update.shape != rows[0].shape or not np.isfinite(update).all():

@@ -21,10 +21,8 @@ from ..words import say
 from . import grid, style
 from .grid import Absent, Drawing
 
-PRINTED = 12
-"""Numbers are printed in panels of at most this many classes."""
-MOST = 24
-"""A figure has at most this many confusion matrices."""
+PRINTED = 12  # numbers are printed in panels of at most this many classes
+MOST = 24  # a figure has at most this many confusion matrices
 KINDS: Mapping[str, tuple[str, int]] = {"recall": ("classes", 0), "auc": ("class_auc", 50)}
 """By column of classes.csv: the section of figures.j2, and the value of guessing in per cent."""
 Matrix = NDArray[np.float64]
@@ -117,10 +115,7 @@ def confusion(facets: Facets) -> Drawing | Absent:
 
 
 def _matrix(counts: pd.Series[float], size: int) -> Matrix:
-    """Shares (C, C) in per cent of each class, mean over units; NaN for classes without samples.
-
-    ``counts`` are indexed by (unit, label, prediction).
-    """
+    """Shares (C, C) in per cent of each class, mean over units; NaN for classes without samples."""
     table = counts.unstack("prediction", fill_value=0)
     shares = 100 * table.div(table.sum(axis="columns").replace(0, math.nan), axis="index")
     by_class = shares.groupby(level="label").mean()

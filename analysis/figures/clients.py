@@ -24,10 +24,7 @@ DARK = "#444444"
 
 
 def by_client(facets: Facets) -> Drawing | Absent:
-    """One dot per client and one box per method; a client's accuracy is its mean over seeds.
-
-    Clients of different partitions hold different data: they are dots of their own.
-    """
+    """A dot per client (and partition), a mean over seeds, and a box per method."""
     by_part = {setting: _accuracies(groups) for setting, groups in facets.items()}
     part = next((name for name in PARTS if any(parts[name] for parts in by_part.values())), None)
     if part is None:
@@ -48,10 +45,7 @@ def by_client(facets: Facets) -> Drawing | Absent:
 
 
 def _accuracies(groups: Sequence[Group]) -> dict[str, dict[str, pd.DataFrame]]:
-    """By part and label, columns mean (in per cent) and n, indexed by client_id.
-
-    If the partition is the unit there is a row for each partition of a client, with n = 1.
-    """
+    """By part and label, mean (per cent) and n by client_id, or by client and partition."""
 
     def summary(frame: pd.DataFrame) -> pd.DataFrame:
         values = 100 * series.per_unit(frame)

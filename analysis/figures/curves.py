@@ -27,21 +27,11 @@ from .grid import Absent, Drawing, Panel
 from .updates import Rounds
 
 X = Literal["round", "seconds"]
-POINTS = 200
-"""Points in time at which runs that end rounds at different times are averaged."""
+POINTS = 200  # points in time at which runs that end rounds at different times are averaged
 
 
 def by_round(group: Group, metric: str, smooth: int = 1) -> pd.DataFrame:
-    """A metric by round and run, at the rounds where all runs of the group have it.
-
-    ``smooth`` is the window of the moving mean in evaluated rounds, 1 for none.
-
-    Returns:
-        (rounds, runs) indexed by round; the columns are :data:`analysis.units.COLUMNS`.
-
-    Raises:
-        AnalysisError: a file or column is missing, or no round has a value in all runs.
-    """
+    """A metric (rounds, runs) where all runs have it, as a moving mean over ``smooth`` rounds."""
     columns = {}
     for run, path in _paths(group).items():
         values = _values(path, metric)
@@ -79,11 +69,7 @@ def _has(group: Group, metric: str) -> bool:
 
 
 def by_seconds(group: Group, metric: str, smooth: int = 1) -> pd.DataFrame:
-    """A metric by simulated seconds since the start and run: the newest value at that time.
-
-    The times are :data:`POINTS` equal steps, from when all runs of the group have a value to the
-    end of the first that ends. Otherwise as :func:`by_round`.
-    """
+    """A metric (:data:`POINTS`, runs) by simulated seconds: the newest value at that time."""
     rounds, runs = by_round(group, metric, smooth), {}
     for run, path in _paths(group).items():
         file = path / "rounds.csv"
@@ -110,15 +96,7 @@ def figure(
     groups: Sequence[Group], metrics: Sequence[str] = ("test_accuracy", "test_loss"),
     smooth: int = 1, settings: Sequence[str] = (), x: X = "round",
 ) -> Figure:  # fmt: skip
-    """A row of panels per metric, a key of :data:`analysis.scores.METRICS`; a line per method.
-
-    If the groups differ in ``settings``, columns of summary.csv, a row has a panel for each of
-    their values. A line is the mean over seeds or partitions, the band its 95 % t interval (none
-    for one). ``x`` is the horizontal axis.
-
-    Raises:
-        AnalysisError: see :func:`by_round`.
-    """
+    """A row of panels per metric, a key of :data:`analysis.scores.METRICS`; a line per method."""
     split = facets(groups, settings)
     values_of = by_round if x == "round" else by_seconds
     axis = "Communication round" if x == "round" else "Simulated seconds"

@@ -23,39 +23,26 @@ from ..units import ExperimentalUnit
 from ..words import say
 from . import style
 
-WIDTH = 8.8
-"""Width in inches of a figure of few columns."""
-FEW = 12
-"""Curves of at most this many points show them as dots."""
+WIDTH = 8.8  # width in inches of a figure of few columns
+FEW = 12  # curves of at most this many points show them as dots
 NOTE = "#555555"
 Array = np.ndarray[tuple[Any, ...], np.dtype[Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """Curves in one place of a grid.
+    """Curves in one place of a grid."""
 
-    Attributes:
-        label: the vertical axis, with its unit: the name of the row.
-        curves: by group label, columns mean, low, high (NaN: no band) and n on an index of x.
-        title: the name of the column.
-        zero: whether a line marks the value 0.
-        possible: the range of possible values, at which bands and the vertical axis end.
-        reach: values that the vertical axis always includes.
-        x: the horizontal axis.
-        log: a logarithmic x axis that decreases to the right, with ticks at the points.
-        unit: what the means are over.
-    """
-
-    label: str
+    label: str  # the vertical axis, with its unit: the name of the row
+    # by group label, columns mean, low, high (NaN: no band) and n on an index of x
     curves: Mapping[str, pd.DataFrame]
-    title: str = ""
-    zero: bool = False
-    possible: tuple[float, float] = (-math.inf, math.inf)
-    reach: tuple[float, ...] = ()
-    x: str = "Communication round"
-    log: bool = False
-    unit: ExperimentalUnit = "seed"
+    title: str = ""  # the name of the column
+    zero: bool = False  # whether a line marks the value 0
+    possible: tuple[float, float] = (-math.inf, math.inf)  # where bands and vertical axis end
+    reach: tuple[float, ...] = ()  # values that the vertical axis always includes
+    x: str = "Communication round"  # the horizontal axis
+    log: bool = False  # a logarithmic x axis that decreases to the right, with ticks at the points
+    unit: ExperimentalUnit = "seed"  # what the means are over
 
 
 def grid(
@@ -63,10 +50,7 @@ def grid(
 ) -> tuple[Figure, dict[tuple[str, str], Axes]]:
     """An empty figure with axes at each (row, column), with the label of its horizontal axis.
 
-    Rows are labelled on the left and columns above. A row of more than ``most`` columns takes
-    several lines. The panels of a row share both axes, and where all labels are the same all
-    panels share the horizontal one. Call it, and draw on its axes, within
-    :func:`analysis.figures.style.look`.
+    A row of more than ``most`` columns takes several lines, and its panels share both axes.
     """
     rows, columns = (list(dict.fromkeys(place[i] for place in places)) for i in (0, 1))
     lines = math.ceil(len(columns) / most)
@@ -116,10 +100,7 @@ def method_rows(
 def curves_figure(
     panels: Sequence[Panel], note: str, lines: Mapping[str, style.Line] | None = None
 ) -> Figure:
-    """Curves on a grid with a legend below.
-
-    ``lines`` are by label, by default those of :func:`analysis.figures.style.lines`.
-    """
+    """Curves on a grid with a legend below."""
     labels = list(dict.fromkeys(label for panel in panels for label in panel.curves))
     looks = lines or style.lines(labels)
     with style.look():
@@ -173,10 +154,7 @@ def _frame(axes: Axes, panel: Panel) -> None:
 
 
 def legend(fig: Figure, handles: Sequence[Artist], labels: Sequence[str], note: str = "") -> None:
-    """Adds one legend below all panels; the figure grows by its height.
-
-    Its width is estimated with twelve characters per inch; a handle is as wide as seven.
-    """
+    """Adds one legend below all panels; the figure grows by its height."""
     labels = [printable(label) for label in labels]
     fit = int(11.5 * fig.get_figwidth()) // (max(map(len, labels), default=1) + 7)
     rows = math.ceil(len(labels) / max(1, fit))
@@ -207,10 +185,7 @@ def heat_cells(
     axes: Axes, values: Array, texts: Mapping[tuple[int, ...], tuple[str, bool]],
     size: float = 9.5, **mesh: Any,
 ) -> QuadMesh:  # fmt: skip
-    """Coloured cells (rows, columns), with a text and whether the cell is dark for some of them.
-
-    ``mesh`` are arguments of Matplotlib's ``pcolormesh``.
-    """
+    """Coloured cells (rows, columns); some have a text, white where they are dark."""
     edges = [np.arange(count + 1) - 0.5 for count in values.shape]
     image = axes.pcolormesh(edges[1], edges[0], values, cmap="Blues", edgecolors="white", **mesh)
     axes.grid(visible=False)
@@ -225,10 +200,7 @@ def heat_cells(
 def curves(
     aggregates: Mapping[str, pd.DataFrame], column: str, factor: float = 1
 ) -> dict[str, pd.DataFrame]:
-    """One column of :func:`analysis.series.aggregated` for a panel; groups without it are left out.
-
-    ``factor`` leads to the unit of the axis.
-    """
+    """One column of :func:`analysis.series.aggregated` times ``factor``, by label."""
     bands = {
         label: band(series.complete(frame, column), factor)
         for label, frame in aggregates.items()
@@ -262,10 +234,7 @@ def panel_note(panels: Sequence[Panel]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Drawing:
-    """A figure with its captions: what is shown over how many units, and how to read it.
-
-    ``name`` is that of its files, without suffix; ``png`` its file in base64, in a report.
-    """
+    """A figure with its captions, the name of its files, and its PNG in base64, in a report."""
 
     name: str
     title: str
@@ -286,10 +255,7 @@ class Absent:
 def drawing(
     key: str, figure: Figure, *, name: str = "", title: str = "", **values: object
 ) -> Drawing:
-    """A figure with its texts in figures.j2, which the values fill in.
-
-    The name of its files and its heading are those of the section unless given.
-    """
+    """A figure with its texts in figures.j2, by default named as their section."""
     values = {"title": title or say(f"{key}.title"), **values}
     return Drawing(
         name=name or key, title=str(values["title"]), figure=figure,

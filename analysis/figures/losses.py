@@ -11,16 +11,11 @@ from .. import series, stats
 from ..facets import Facets, unit_of
 from ..labels import text
 from ..runs import Group
+from ..tables.scores import TERMS as NAMES
 from . import grid, style
 from .grid import Absent, Drawing, Panel
 
-TERMS = {
-    "local_loss": "Local loss (nats)",
-    "shift_loss": "Shift loss (nats)",
-    "aggregation_loss": "Aggregation loss (nats)",
-    "global_loss": "Global loss (nats)",
-}
-"""The columns of decomposition.csv; the first three add up to the last."""
+TERMS = {column: f"{name} loss (nats)" for column, name in NAMES.items()}
 LINES = {
     "Shift: cross-entropy": ("shift_loss", "plain", style.Line(style.RED, "-")),
     "Shift: margin control": ("shift_loss", "margin", style.Line(style.RED, "--")),

@@ -19,12 +19,9 @@ from ..words import say
 from . import grid, style
 from .grid import Absent, Drawing
 
-LABELLED = 16
-"""The axis shows the names of at most this many clients."""
-LONGEST = 40
-"""Longer names of clients are shortened."""
-MOST = 4
-"""A report shows at most this many partitions."""
+LABELLED = 16  # the axis shows the names of at most this many clients
+LONGEST = 40  # longer names of clients are shortened
+MOST = 4  # a report shows at most this many partitions
 NAMED = ("dataset", "data.partition", "alpha", "data.seed", "seed")
 """Columns of summary.csv that identify a partition."""
 CLIENTS, IMAGES = 10, 8
@@ -50,11 +47,7 @@ def matrix(frame: pd.DataFrame) -> pd.DataFrame:
 def figure(
     frame: pd.DataFrame, class_names: Sequence[str] = (), rows: Sequence[ImageRow] = ()
 ) -> Figure:
-    """A heat map of the training samples of each class and client, and rows of images below it.
-
-    ``frame`` has columns client_id, label, train_samples, and ``name`` if clients have names;
-    ``class_names`` are by label, none: the labels' numbers.
-    """
+    """A heat map of the training samples of each class and client, rows of images below it."""
     clients, total = frame["client_id"].nunique(), int(frame["train_samples"].sum())
     title = f"{clients:,} client{'' if clients == 1 else 's'}, {total:,} training samples"
     frame = frame.assign(label=frame["label"].clip(lower=0))  # texts have the label -1
@@ -153,10 +146,7 @@ def spread(count: int, most: int) -> NDArray[np.int64]:
 
 
 def in_proportion(labels: NDArray[np.int64], most: int = IMAGES) -> NDArray[np.int64]:
-    """Indices of at most ``most`` samples, sorted by class, each class in proportion to its share.
-
-    ``labels`` are the (n,) classes of a client's samples.
-    """
+    """Indices of at most ``most`` samples of labels (n,), by class and its share."""
     by_class = np.argsort(labels, kind="stable")
     count = min(most, len(labels))
     return by_class[((np.arange(count) + 0.5) * len(labels) / max(1, count)).astype(np.int64)]

@@ -51,11 +51,7 @@ def draw(facets: Facets) -> Drawing | Absent:
 
 
 def _stack(seconds: pd.Series[float]) -> pd.Series[float]:
-    """Mean over the rounds, then over units, by phase in the order of :data:`PHASES`.
-
-    A phase without a row took no time in that round: evaluation every fifth round counts a fifth.
-    Phases of other names count as ``other``. ``seconds`` are indexed by (unit, phase, round).
-    """
+    """Mean over the rounds, then units, by phase, of ``seconds`` by (unit, phase, round)."""
     rounds = seconds.unstack("phase").fillna(0.0)
     means = rounds.groupby(level=series.UNIT).mean().mean()
     stack = means.reindex(list(PHASES)[:-1]).fillna(0.0)

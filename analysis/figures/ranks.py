@@ -12,10 +12,7 @@ from . import grid, style
 
 
 def figure(ranks: Ranks) -> Figure:
-    """A dot per method, the best on top, with half the critical difference to either side.
-
-    Two bars overlap where the mean ranks differ by less than the critical difference.
-    """
+    """A dot per method, the best on top, with half the critical difference to either side."""
     key = "found" if ranks.p < SIGNIFICANT else "none"
     note = sentences(
         say("ranks.note", score=ranks.title, blocks=len(ranks.ranks)),

@@ -27,26 +27,14 @@ PALETTE = (
 also as seen with deuteranopia (Machado et al., 2009)."""
 DASHES: tuple[Literal["-", "--", ":", "-."], ...] = ("-", "--", ":", "-.")
 LOOK: dict[Any, Any] = {
-    "font.size": 11,
-    "axes.titlesize": 11,
-    "axes.labelsize": 11,
-    "xtick.labelsize": 10,
-    "ytick.labelsize": 10,
-    "legend.fontsize": 10.5,
-    "legend.frameon": False,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#DDDDDD",
-    "grid.linewidth": 0.6,
-    "lines.linewidth": 1.6,
-    "figure.constrained_layout.use": True,
-    "figure.constrained_layout.w_pad": 0.08,
-    "figure.constrained_layout.h_pad": 0.08,
-    "pdf.fonttype": 42,
+    "font.size": 11, "axes.titlesize": 11, "axes.labelsize": 11, "legend.fontsize": 10.5,
+    "xtick.labelsize": 10, "ytick.labelsize": 10, "legend.frameon": False,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
+    "axes.axisbelow": True, "grid.color": "#DDDDDD", "grid.linewidth": 0.6,
+    "lines.linewidth": 1.6, "pdf.fonttype": 42, "figure.constrained_layout.use": True,
+    "figure.constrained_layout.w_pad": 0.08, "figure.constrained_layout.h_pad": 0.08,
     "text.parse_math": False,  # names of classes, sites and settings may hold dollar signs
-}
+}  # fmt: skip
 """Matplotlib settings for figures shown at 800 pixels or one text width."""
 FORMATS: Mapping[str, dict[str, None]] = {
     ".png": {}, ".pdf": {"CreationDate": None}, ".svg": {"Date": None},
@@ -63,10 +51,7 @@ class Line:
 
 
 def lines(labels: Sequence[str]) -> dict[str, Line]:
-    """The line of each label, by its place; beyond ten, colours come again with other dashes.
-
-    All figures of one report must be given the same labels.
-    """
+    """The line of each label, by its place; beyond ten, colours come again with other dashes."""
     every = [Line(colour, dashes) for dashes in DASHES for colour in PALETTE]
     return {label: every[i % len(every)] for i, label in enumerate(dict.fromkeys(labels))}
 
@@ -112,11 +97,7 @@ def logarithmic(axis: Axis) -> None:
 
 
 def check_output(path: Path) -> None:
-    """Refuses a file in no folder, or in that of a run.
-
-    Raises:
-        AnalysisError: there is no folder, or the path lies in a run directory.
-    """
+    """Refuses a file in no folder, or in that of a run."""
     if not path.parent.is_dir():
         raise AnalysisError(f"{path}: the folder {path.parent} does not exist")
     if folder := run_around(path):
@@ -124,12 +105,7 @@ def check_output(path: Path) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Writes a figure as PNG (200 dpi), PDF or SVG, by the suffix, with reproducible bytes.
-
-    Raises:
-        AnalysisError: another suffix, or as :func:`check_output`.
-        StoreError: the file cannot be written.
-    """
+    """Writes a figure as PNG (200 dpi), PDF or SVG, by the suffix, with reproducible bytes."""
     if path.suffix not in FORMATS:
         raise AnalysisError(f"{path}: a figure is a file named .png, .pdf or .svg")
     check_output(path)

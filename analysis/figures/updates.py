@@ -78,10 +78,7 @@ def cosines(facets: Facets) -> Drawing | Absent:
 
 
 def _sorted(groups: Sequence[Group]) -> dict[str, pd.DataFrame]:
-    """Sorted cosines of the last round, mean over units by rank in per cent of the pairs.
-
-    Runs with more pairs than others are interpolated at the ranks of the run with the fewest.
-    """
+    """Cosines of the last round, mean over units by rank in per cent of the fewest pairs."""
     by_label: dict[str, list[tuple[Mapping[str, int], pd.Series]]] = {}
     for part in series.each(groups, "cosines", ["round", "cosine"]):
         frame = part.frame.dropna()
@@ -109,10 +106,7 @@ BY_ROUND: Sequence[tuple[str, str, str, float, tuple[float, float]]] = (
 
 
 def participation(facets: Facets) -> Drawing | Absent:
-    """Staleness, attack success and epsilon by round, and rounds by client; of those there are.
-
-    Rounds by client are shown where a run selects clients in another way than uniformly.
-    """
+    """Staleness, attack success and epsilon by round, and rounds by client; of those there are."""
     unit = unit_of(facets)
     panels = [
         Panel(
@@ -122,7 +116,9 @@ def participation(facets: Facets) -> Drawing | Absent:
         for table, column, label, factor, possible in BY_ROUND
         for title, groups in facets.items()
     ]  # fmt: skip
-    selected = any(_selects(group) for groups in facets.values() for group in groups)
+    none = pd.Series(dtype=object)
+    selections = [g.runs.get("train.selection", none) for of in facets.values() for g in of]
+    selected = any((values.dropna() != "uniform").any() for values in selections)
     for title, groups in facets.items() if selected else ():
         places = {
             label: stats.over_units(series.per_unit(frame), ["place"])
@@ -135,9 +131,3 @@ def participation(facets: Facets) -> Drawing | Absent:
             )
         )  # fmt: skip
     return grid.of_panels("participation", panels, grid.facet_lines(facets))
-
-
-def _selects(group: Group) -> bool:
-    """Whether its runs select clients in another way than uniformly."""
-    selections = group.runs.get("train.selection", pd.Series(dtype=object)).dropna()
-    return bool((selections != "uniform").any())

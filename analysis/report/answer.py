@@ -1,9 +1,7 @@
 """What a report says: the values that it compares, and what they mean, in words.
 
-There is one value per run and approach, from which first screen, figure, statistics and the table
-of means follow. Where runs have scores by site and their own local models, these are the sites'
-scores on their own test samples, as in :mod:`analysis.tables.sites`; else the score of the common
-test part.
+The values are the sites' scores on their own test samples where runs have these and local models,
+else those of the common test part.
 """
 
 from __future__ import annotations
@@ -40,9 +38,7 @@ MOST, FINDINGS = 3, 6
 class Outcome:
     """The values that a report compares: by setting and label one per run of the groups.
 
-    ``wanted`` is the score that was asked for, ``score`` that of the values. With ``by_site`` a
-    value is the mean over the sites, each on its own test samples; else it is that of the common
-    test part. ``collapsed`` are numbers of runs by setting and label.
+    With ``by_site`` they are means over the sites' own test samples; ``wanted`` was asked for.
     """
 
     facets: Facets
@@ -97,10 +93,7 @@ class Outcome:
         return [label for label in self.values[setting] if label not in alone]
 
     def tables(self, baseline: str | None) -> dict[str, Table]:
-        """By setting the means over the sites, and differences from a baseline: local training.
-
-        Over training seeds nothing is bold, and nothing compared with local training.
-        """
+        """By setting the means over the sites; over partitions against local training too."""
         made, several = {}, self.unit == "partition"
         for number, (setting, values) in enumerate(self.values.items(), 1):
             base = baseline or (self.sites[setting].reference if several else None)
@@ -122,11 +115,7 @@ class Outcome:
 
 
 def outcome(facets: Facets, score: str, sites: Mapping[str, Sites]) -> Outcome:
-    """The values of a score, by site where all settings have local models to compare with.
-
-    ``sites`` are of :func:`analysis.tables.sites.by_setting`, of the score where it is one of
-    :data:`analysis.tables.sites.BY_SITE`, else of accuracy.
-    """
+    """The values of a score, by site where all settings have local models to compare with."""
     collapsed = {setting: counts(groups) for setting, groups in facets.items()}
     pooled = Outcome(
         facets=facets, wanted=score, score=score, by_site=False, collapsed=collapsed, sites=sites,
@@ -159,10 +148,7 @@ def _groups(of: Outcome) -> list[Group]:
 
 
 def standing(setting: str, of: Outcome) -> dict[str, Any]:
-    """What sentences say of the best approach under a setting, and of those that it differs from.
-
-    ``leader`` is None where there is none.
-    """
+    """What sentences say of the best approach under a setting, and of those it differs from."""
     shown, values = of.shown, of.values[setting]
     order = stats.ranking(values, lowest=shown.lowest)
     facts: dict[str, Any] = {
@@ -275,10 +261,7 @@ def unknown(of: Outcome, unfinished: Sequence[Path]) -> list[str]:
 
 
 def findings(of: Outcome, baseline: str | None, compared: Mapping[str, Table]) -> list[str]:
-    """Sentences: the best method of each setting, the comparisons with the baseline, collapses.
-
-    ``compared`` are tables of the values that the outcome has, by setting.
-    """
+    """Sentences: the best method of each setting, the comparisons with the baseline, collapses."""
     settings = list(of.values)
     texts = [say("finding.best", **standing(setting, of)) for setting in settings[:FINDINGS]]
     if len(settings) > FINDINGS:

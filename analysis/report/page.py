@@ -15,16 +15,7 @@ from fedsim.core.terminal import printable
 
 from .. import AnalysisError, series, trials
 from ..facets import Facets, facets, settings_by, unit_of
-from ..figures import (
-    classes,
-    curves,
-    losses,
-    partition,
-    phases,
-    scores,
-    style,
-    updates,
-)
+from ..figures import classes, curves, losses, partition, phases, scores, style, updates
 from ..figures import clients as client_figures
 from ..figures.grid import Absent, Drawing, facet_lines
 from ..files import client_names
@@ -60,8 +51,7 @@ SECTIONS = {
 ALWAYS = ("test_accuracy", "test_loss", "conflict_ratio")
 IF_PRESENT = ("gradient_diversity", "top_axis_share")
 """Columns of rounds.csv in figures; the latter only if all runs have them."""
-LISTED = 60
-"""A page lists at most this many sites by name; ``fedsim table --metric sites`` lists all."""
+LISTED = 60  # a page lists at most this many sites by name; `fedsim table --metric sites` lists all
 
 
 Block = str | Drawing | layout.Table | Mapping[str, str]
@@ -91,17 +81,9 @@ def write(
     title: str | None = None, descriptions: Descriptions | None = None,
     metrics: Sequence[str] = ("accuracy",), unit: ExperimentalUnit | None = None,
 ) -> Written:  # fmt: skip
-    """Writes ``report.html``, ``figures/`` and ``tables/`` to a folder.
+    """Writes ``report.html``, ``figures/`` and ``tables/`` to a new, empty or earlier folder.
 
-    ``out`` is a new or empty folder, or one with an earlier report, whose files are replaced. The
-    columns ``by`` of summary.csv distinguish the groups (none: those of
-    :func:`analysis.runs.default_by`); settings among them become panels. The
-    ``metrics`` are keys of :data:`analysis.scores.ALL`; the first one leads. ``unit`` is what
-    the runs repeat; partitions where there are several, see :func:`analysis.runs.unit_among`.
-
-    Raises:
-        AnalysisError: runs that cannot be averaged or compared, an unreadable file, or ``out``
-            contains other files.
+    Settings in ``by`` become panels; the first of the ``metrics`` leads. Raises AnalysisError.
     """
     _check(out)
     finished, unfinished = find(dirs)
@@ -151,23 +133,15 @@ def _sections(
 ) -> list[tuple[str, str, list[Block]]]:  # fmt: skip
     """Anchor, title and content of each section."""
     once, signs = layout.explained_once(made)
-    terms = [table for table in once if table.name.startswith("decomposition")]
-    before: dict[str, Sequence[Block]] = {
-        "runs": about, "clients": whom, "caveats": caveats,
-        "scores": [*([signs] if signs else []), *(table for table in once if table not in terms)],
+    first: dict[str, Sequence[Block]] = {
+        "runs": about, "clients": whom, "caveats": caveats, "scores": [signs] if signs else [],
     }  # fmt: skip
-    return [
-        (
-            section,
-            title,
-            [
-                *before.get(section, ()),
-                *(drawing for key, drawing in figures if key == section),
-                *(terms if section == "losses" else ()),
-            ],
-        )
-        for section, title in SECTIONS.items()
-    ]
+    content = {section: [*first.get(section, ())] for section in SECTIONS}
+    for section, drawing in figures:
+        content[section].append(drawing)
+    for table in once:
+        content["losses" if table.name.startswith("decomposition") else "scores"].append(table)
+    return [(section, title, content[section]) for section, title in SECTIONS.items()]
 
 
 def _on_everybody(table: layout.Table, main: Outcome, metrics: Sequence[str]) -> layout.Table:
@@ -179,15 +153,10 @@ def _on_everybody(table: layout.Table, main: Outcome, metrics: Sequence[str]) ->
 
 
 def write_search(folder: Path, out: Path, title: str | None = None) -> Written:
-    """Writes the same files about the trials of ``fedsim tune`` in a folder.
-
-    Raises:
-        AnalysisError: the folder holds no search, an unreadable file, or ``out`` other files.
-    """
+    """Writes the same files about the trials of ``fedsim tune`` in a folder."""
     _check(out)
     search = trials.read_search(folder)
-    again = trials.confirmed(folder, search)
-    confirmed = [] if again is None else [again]
+    confirmed = list(filter(None, [trials.confirmed(folder, search)]))
     files: dict[str, bytes] = {}
     first, *rest = (_picture(drawing, files) for drawing in trials.drawings(search))
     table = trials.table(search)
@@ -207,11 +176,7 @@ def write_search(folder: Path, out: Path, title: str | None = None) -> Written:
 def _write_page(
     out: Path, files: Mapping[str, bytes], tables: Sequence[layout.Table], **content: object
 ) -> None:
-    """Writes the files, the tables, and the page of what the template asks for.
-
-    Raises:
-        StoreError: they cannot be written; then none of them is.
-    """
+    """Writes the files, the tables and the page of what the template asks for, or nothing."""
     contents = dict(files)
     for table in tables:
         for suffix, formatted in layout.FORMATS.items():
@@ -245,10 +210,7 @@ def _sites(split: Facets, score: str) -> dict[str, sites.Sites]:
 def _drawings(
     groups: Sequence[Group], settings: Sequence[str], main: Outcome
 ) -> Iterator[tuple[str, Drawing | Absent]]:
-    """Yields the figures, each with the key of its section; one is in memory at a time.
-
-    The score that was asked for is shown first.
-    """
+    """Yields the figures, each with the key of its section; one is in memory at a time."""
     split, score, unit = main.facets, main.wanted, groups[0].unit
     columns = ALWAYS if series.absent(groups, "rounds", IF_PRESENT) else (*ALWAYS, *IF_PRESENT)
     if not series.absent(groups, "rounds", [of_rounds(score)]):
@@ -276,10 +238,7 @@ def _tables(
     runs: pd.DataFrame, groups: Sequence[Group], by: Sequence[str], settings: Sequence[str],
     baseline: str | None, metrics: Sequence[str],
 ) -> Iterator[layout.Table]:  # fmt: skip
-    """All tables of scores and loss terms that the runs have data for.
-
-    If the groups differ in one setting, there are also tables with a column per value of it.
-    """
+    """All tables of scores and loss terms that the runs have data for."""
     crossed, unit = len(settings) == 1 and set(by) != set(settings), groups[0].unit
     yield from score_tables.all_scores(groups, baseline)
     for metric, take in product(metrics, TAKES):

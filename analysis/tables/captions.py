@@ -52,19 +52,13 @@ def signs(shown: Sequence[Cell], test: Test, *, lowest: bool = False) -> str:
 
 
 def incomplete(shown: Sequence[Cell], *, ranked: bool = True) -> str:
-    """A sentence on the methods that lack runs; empty if none does.
-
-    ``ranked``: whether the best method of the table is bold.
-    """
+    """A sentence on the methods that lack runs; ``ranked``: the best of the table is bold."""
     counts = {cell: (cell.estimate.runs * bool(cell.missing), cell.missing) for cell in shown}
     return say("caption.incomplete", ranked=ranked, names=_by_method(shown, counts))
 
 
 def _by_method(shown: Sequence[Cell], counts: Mapping[Cell, tuple[int, int]]) -> str:
-    """``FedLD (1 of 3); MOON (2 of 3) in alpha=0.1``: by cell a number, and runs beside its own.
-
-    Cells without either are left out; columns are named where the text is not that of all.
-    """
+    """``FedLD (1 of 3); MOON (2 of 3) in alpha=0.1``: a number, and runs beside its own."""
     columns: dict[str, list[str]] = {}
     for cell, (number, more) in counts.items():
         if number or more:
@@ -87,10 +81,7 @@ def comparisons(
     shown: Sequence[Cell], baseline: str | None, test: Test, unit: NumberFormat, *,
     details: bool = False,
 ) -> str:  # fmt: skip
-    """The caption's sentences on the comparisons: what, how, and which were not possible.
-
-    ``baseline`` is a label, or words for it; with ``details`` the table shows the differences.
-    """
+    """The caption's sentences on the comparisons: what, how, and which were not possible."""
     if baseline is None:
         return ""
     over, fewer = unit_of(shown), []
@@ -122,10 +113,7 @@ def _verdict_words(test: Test, unit: NumberFormat, over: ExperimentalUnit) -> st
 
 
 def power_words(numbers: pd.DataFrame, unit: NumberFormat, test: Test = T) -> str:
-    """A sentence on the differences that a design detects; empty if no power is available.
-
-    ``numbers`` are from :func:`analysis.tables.layout.data`.
-    """
+    """A sentence on the differences that a design detects; empty if no power is available."""
     every = numbers[numbers["detectable"].notna()].sort_values("detectable", kind="stable")
     few = np.array([*map(unit.too_few, every["pairs"], every["detectable"])], dtype=bool)
     columns = every["column"].where(every["column"] == "", ", " + every["column"])

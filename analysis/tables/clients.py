@@ -1,9 +1,7 @@
 """Accuracy by client, and tables of how it spreads over the clients of a run.
 
-Only accuracies on the same kind of samples are in one table. In the last evaluation a client has
-one on its own test part or, with a model of its own, on the common test part (evaluations.csv).
-Those of the final model (summary.csv) are on its own test part; in a run where no held-out client
-has one, those of held-out clients are on their training samples (final_clients.csv).
+Only accuracies on the same kind of samples are in one table. Held-out clients are scored on their
+training samples where none has a test part.
 """
 
 from __future__ import annotations
@@ -42,11 +40,9 @@ SPREADS: Mapping[str, str] = {
 def last_scores(
     groups: Sequence[Group], score: str = "accuracy"
 ) -> dict[str, dict[str, pd.DataFrame]]:
-    """By part of :data:`PARTS` and label the ``score`` by run and client in the last rows of it.
+    """By part of :data:`PARTS` and label the ``score`` by run and client in its last rows.
 
-    Of a client with a model of its own, evaluations.csv has rows with the split ``test``. Where
-    that part belongs to clients (sites, users), they are on the client's own samples: such a run's
-    are values of ``own_test``, unless it has rows with that split too.
+    Rows of ``test`` on as many samples as the client owns are of ``own_test``, where it has none.
     """
     columns = [score, "num_samples"]
     last = {

@@ -59,10 +59,7 @@ def unit_of(cells: Sequence[Cell]) -> ExperimentalUnit:
 def detailed(
     name: str, title: str, caption: str, cells: Sequence[Cell], unit: NumberFormat, what: str
 ) -> Table:
-    """A table with one row per cell: estimate, interval, and the comparison with the baseline.
-
-    ``what`` heads the column of estimates.
-    """
+    """One row per cell: estimate (headed ``what``), interval, comparison with the baseline."""
     compared = any(cell.comparison for cell in cells)
     power = any(not math.isnan(cell.detectable) for cell in cells)
     bayes = any(cell.comparison and cell.comparison.chances for cell in cells)
@@ -133,10 +130,9 @@ def crossed(
     unit: NumberFormat | None = None, texts: Sequence[str] = (),
     rows: Mapping[str, str] | None = None,
 ) -> Table:  # fmt: skip
-    """A table with one row per method and one column per column of the cells.
+    """One row per method and one column per column of the cells, under ``heads``.
 
-    ``heads`` are the headings by column and ``rows`` the titles by label. A cell shows its
-    :func:`spread` in the ``unit``, the caption then the number of units; or its one of ``texts``.
+    A cell shows its :func:`spread` in the ``unit``, or its one of ``texts``.
     """
     if unit is not None:
         texts, seeds = _with_seeds(cells, unit)
@@ -152,10 +148,7 @@ def crossed(
 
 
 def _with_seeds(cells: Sequence[Cell], unit: NumberFormat) -> tuple[list[str], str]:
-    """:func:`spread` of the cells with their stars, and a sentence on the number of units.
-
-    If the numbers of units differ, each cell shows its own.
-    """
+    """The cells' :func:`spread`, with n where it differs, and a sentence on the units."""
     numbers = {cell.estimate.n for cell in cells}
     over, alike = unit_of(cells), len(numbers) == 1
     per = {cell.estimate.levels.seeds for cell in cells if cell.estimate.levels}
@@ -330,11 +323,7 @@ def _markdown(table: Table) -> str:
 
 
 def latex(tables: Sequence[Table], caption: str | None = None, label: str | None = None) -> str:
-    r"""A ``table`` environment per table; needs ``\usepackage{booktabs}``.
-
-    ``caption`` and ``label`` take the place of the table's own; of several tables each caption then
-    ends with the title, each label with the name.
-    """
+    r"""A ``table`` environment per table; needs ``\usepackage{booktabs}``."""
     several, texts = len(tables) > 1, []
     for table in tables:
         words, name = f"{table.title}. {table.caption}", f"tab:{table.name}"

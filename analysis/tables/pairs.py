@@ -30,10 +30,9 @@ TARGET = "target_accuracy"
 GLOBAL, LOCAL = "final_test_accuracy", "client_test_accuracy"
 """Accuracy on the pooled test data, and its mean over the clients' own test parts."""
 MEASURES: Mapping[str, str] = {
-    "rounds_to_target": "rounds",
-    "seconds_to_target": "seconds",
+    "rounds_to_target": "rounds", "seconds_to_target": "seconds",
     "simulated_seconds_to_target": "simulated seconds",
-}
+}  # fmt: skip
 """Columns of summary.csv and their units."""
 ONE = NumberFormat(digits=1)
 
@@ -42,11 +41,7 @@ def accuracies(
     table: pd.DataFrame, by: Sequence[str] = (LABEL,), columns: str | None = None,
     test: Test = T, unit: ExperimentalUnit = "seed",
 ) -> Table:  # fmt: skip
-    """Final accuracies as in FedGH's Tables II, IV and V, tested against the same clients.
-
-    If the clients own the test data there are two columns: Acc_l is the mean over clients of the
-    accuracy on their own, Acc_g that on the pooled data.
-    """
+    """FedGH's Tables II, IV and V: final accuracies on pooled (Acc_g) and own data (Acc_l)."""
     values: dict[str, dict[str, pd.Series[float]]] = {}
     collapsed: dict[tuple[str, str], int] = {}
     table = completed(table, ())
@@ -87,10 +82,7 @@ def experiments(
 
 
 def by_method(table: pd.DataFrame, by: Sequence[str]) -> list[str]:
-    """``by``, with the columns of the method in the place of names that stand for one method each.
-
-    A name does not say which server rule a row has, and to which row it is an addition.
-    """
+    """``by``, with the columns of the method for names that stand for one method each."""
     alone = bool((table.groupby(computed(table))[LABEL].nunique() <= 1).all())
     return ["algorithm" if column == LABEL and alone else column for column in by]
 
@@ -161,10 +153,7 @@ def reached(
     table: pd.DataFrame, by: Sequence[str] = (LABEL,), columns: str | None = None,
     unit: ExperimentalUnit = "seed",
 ) -> Table:  # fmt: skip
-    """Rounds and seconds to the target accuracy as in FedGH's Table III: methods by experiments.
-
-    Runs without a target are left out. Where some did not reach it, a cell has how many did.
-    """
+    """FedGH's Table III: rounds and seconds to the target accuracy, and how many reached it."""
     if not any_target(table):
         raise AnalysisError(f"in no run summary.csv has {TARGET}; evaluation.{TARGET} gives one")
     shown: list[Cell] = []

@@ -22,10 +22,7 @@ HEADS: Mapping[str, str] = {
 
 
 def rounds_by_client(groups: Sequence[Group]) -> dict[str, pd.DataFrame]:
-    """By label, ``rounds`` in which the update of each client counted, in ascending order, by run.
-
-    Clients that may train and never did have 0.
-    """
+    """By label, ``rounds`` in which each client's update counted, ascending, by run."""
     paths = {str(row["path"]): row for one in groups for row in one.runs.to_dict("records")}
     found: dict[str, list[pd.DataFrame]] = {}
     for part in series.each(groups, "clients", ["client_id", "status"]):
@@ -52,13 +49,7 @@ def table(groups: Sequence[Group]) -> Table:
         raise AnalysisError("in no run clients.csv has rows; every `fedsim run` writes them")
     levels = list(COLUMNS[groups[0].unit])
     by_run = {label: frame["rounds"].groupby(level=levels) for label, frame in counts.items()}
-    measures: tuple[Any, ...] = (
-        "min",
-        "mean",
-        "max",
-        lambda rounds: 100 * (rounds == 0).mean(),
-        gini,
-    )
+    measures: Any = ("min", "mean", "max", lambda rounds: 100 * (rounds == 0).mean(), gini)
     values = {
         name: {label: of.agg(measure) for label, of in by_run.items()}
         for name, measure in zip(HEADS, measures, strict=True)

@@ -33,9 +33,7 @@ NAMES = (
     *ALL,
     *("scores", "clients", "sites", "pairs", "target", "groups", "decomposition", "participation"),
 )
-"""The tables by name; ``scores`` has all scores of the final models side by side, ``clients`` how
-the clients' accuracies spread, ``sites`` each client by name, ``participation`` how often clients
-took part."""
+"""The tables by name, which the help of ``fedsim table --metric`` explains."""
 VERDICTS = (*ALL, "pairs", "groups")  # the tables that show verdicts
 RESPLIT = (*SCORES, "scores", "pairs")
 """The tables of scores of the whole test part, whose size the corrected test takes."""
@@ -50,9 +48,7 @@ def make(
 ) -> list[Table]:  # fmt: skip
     """The tables of one of :data:`NAMES`, as ``fedsim table --metric NAME`` shows them.
 
-    ``by`` are the columns of summary.csv that distinguish methods, and the values of ``columns``
-    become columns of the table. A score has a table for each of the ``takes``; those over
-    partitions are followed by one of the variances.
+    Columns ``by`` distinguish methods, values of ``columns`` become columns of the table.
     """
     _check(name, columns, baseline, test)
     runs = completed(runs, [name] if name in ALL else SCORES if name == "scores" else ())
@@ -136,18 +132,6 @@ def _check_there(runs: pd.DataFrame, score: str) -> None:
         raise AnalysisError(f"in no run rounds.csv has {scores.of_rounds(score)}")
 
 
-def runs_without(
-    name: str, runs: pd.DataFrame, by: Sequence[str], unit: ExperimentalUnit | None = None
-) -> dict[str, list[Path]]:
-    """The runs that a table leaves out because they lack its file or rows in it, by the reason.
-
-    The arguments are those of :func:`make`.
-    """
-    if name not in FILES:
-        return {}
-    return without_rows(name, group(runs, by, unit_among(runs, by, unit)))
-
-
 def without_rows(name: str, groups: Sequence[Group]) -> dict[str, list[Path]]:
     """The runs that lack the file of a table of :data:`FILES`, or rows in it, by the reason."""
     return {f"no rows in {FILES[name]}.csv": series.absent(groups, FILES[name])}
@@ -156,10 +140,7 @@ def without_rows(name: str, groups: Sequence[Group]) -> dict[str, list[Path]]:
 def scored(
     groups: Sequence[Group], score: str, take: str, baseline: str | None = None, test: Test = T
 ) -> Table:
-    """A score of :func:`analysis.scores.completed` runs, with one row per method.
-
-    It has intervals and the comparison with a baseline.
-    """
+    """A score of :func:`analysis.scores.completed` runs, with one row per method."""
     shown = ALL[score]
     statistics = _cells({"": by_run(groups, score, take)}, {"": groups}, baseline, test, shown)
     caption = _meaning(groups, score, take) + signs(statistics, test, lowest=shown.lowest)
@@ -190,10 +171,7 @@ def crossed_score(
 
 
 def all_scores(groups: Sequence[Group], baseline: str | None = None, test: Test = T) -> list[Table]:
-    """All scores of the final models but the loss, one column each; empty columns are left out.
-
-    ``groups`` are of :func:`analysis.scores.completed` runs.
-    """
+    """All scores of the final models but the loss, one column each; empty columns are left out."""
     every = {name: by_run(groups, name, "final") for name, s in SCORES.items() if not s.lowest}
     values = {
         name: of for name, of in every.items() if any(one.notna().any() for one in of.values())
@@ -243,10 +221,7 @@ def image_groups(
 def decomposition(
     groups: Sequence[Group], baseline: str | None = None, test: Test = T
 ) -> list[Table]:
-    """The terms of the loss per method, by split and scope; [] if no run was decomposed.
-
-    There are two tables each: the mean over a run's decomposed rounds, and the last of them.
-    """
+    """The terms of the loss by split and scope: mean over the decomposed rounds, and last."""
     keys, unit = ["split", "scope"], groups[0].unit if groups else "seed"
     rounds = series.by_run(groups, "decomposition", [*TERMS], ["round", *keys])
     by = {k: f.sort_index().groupby(level=[*COLUMNS[unit], *keys]) for k, f in rounds.items()}
@@ -266,7 +241,10 @@ def decomposition(
             caption += comparisons(statistics, baseline, test, NATS)
             name = f"decomposition_{span}_{split}_{scope}"
             title = f"Terms of the loss ({split}, {scope}), {words}"
-            texts = [*map(_with_interval, statistics)]
+            texts = []
+            for cell in statistics:  # ``0.4500 [0.3661, 0.5339] *``
+                interval = PLAIN.interval(cell.estimate).replace(NONE, "")
+                texts.append(f"{PLAIN.number(cell.estimate.mean)} {interval}".strip() + cell.mark)
             tables.append(crossed(name, title, caption, statistics, TERMS, texts=texts))
     return tables
 
@@ -292,9 +270,3 @@ def _meaning(groups: Sequence[Group], score: str, take: str) -> str:
     shown = ALL[score]
     unit = {"%": " in per cent", "nats": " in nats", "": ""}[shown.unit.name]
     return f"{_capital(shown.title)}{unit}{', lower is better' * shown.lowest}, {meaning}. "
-
-
-def _with_interval(cell: Cell) -> str:
-    """``0.4500 [0.3661, 0.5339] *``: the mean, its 95 % interval and the star."""
-    mean, interval = PLAIN.number(cell.estimate.mean), PLAIN.interval(cell.estimate)
-    return mean + f" {interval}" * (interval != NONE) + cell.mark

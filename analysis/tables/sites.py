@@ -1,8 +1,7 @@
 """What every site gains: each client's score by name and approach, against its own local model.
 
-The score of a client is that of the final model on the client's own test part where the run has
-it (final_clients.csv), else that of the last evaluation by client (evaluations.csv). Only on its
-own test part can an approach help or harm a client.
+It is of the final model on the client's own test part (final_clients.csv), else of the last
+evaluation (evaluations.csv). Only on its own test part can an approach help or harm a client.
 """
 
 from __future__ import annotations
@@ -51,8 +50,7 @@ class Sites:
     part: str  # that all are scored on, `OWN` or `COMMON`
     names: Mapping[int, str]  # of the clients by id
     samples: pd.DataFrame  # by client id, columns train_samples and, where known, test_samples
-    # by label of an approach (a method, or one with fine-tuning) and client id one value per run in
-    # which the client trained
+    # by label of an approach and client id one value per run in which the client trained
     values: Mapping[str, Mapping[int, pd.Series[float]]]
     cells: Sequence[Cell]  # one per client and approach, the column being the client's name
     reference: str | None  # the label that the others are compared with; None for no comparison
@@ -78,12 +76,7 @@ class Sites:
         return {label: pd.concat(of, axis=1).mean(axis=1) for label, of in trained.items() if of}
 
     def verdict(self, cell: Cell) -> Verdict:
-        """Whether an approach helps a site, by the paired test over common partitions.
-
-        It helps, or harms, where it is significantly better or worse on the site's own samples.
-        Over seeds on one partition nothing can be told, since other patients may turn the
-        difference round.
-        """
+        """Helps or harms where significantly so over partitions, on the site's own samples."""
         other = cell.comparison
         if other is None or self.part != OWN or self.few(cell) or not cell.adjusted < SIGNIFICANT:
             return "cannot be told"
@@ -103,10 +96,7 @@ class Sites:
 def gather(
     groups: Sequence[Group], baseline: str | None = None, test: Test = T, score: str = "accuracy"
 ) -> Sites | None:
-    """The scores by client of methods under one setting; None if no run has any.
-
-    ``baseline`` is the label to compare with; None for that of the runs of :data:`LOCAL`.
-    """
+    """The scores by client, compared with ``baseline`` or :data:`LOCAL`; None if no run has any."""
     by_label, part, held_out = _scores(groups, score)
     if not by_label:
         return None
@@ -157,10 +147,7 @@ def _cells(
 def _scores(
     groups: Sequence[Group], score: str
 ) -> tuple[dict[str, dict[int, pd.Series[float]]], str, frozenset[int]]:
-    """By approach and client the score of each run; the part; and the clients that never trained.
-
-    Of a client that is held out in some runs alone, these do not count.
-    """
+    """By approach and client the score of each run; the part; clients that never trained."""
     columns = [score, f"finetuned_{score}", "held_out"]
     final = series.by_run(groups, "final_clients", columns, "client_id", {"split": OWN})
     last = last_scores(groups, score)

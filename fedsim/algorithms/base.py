@@ -24,6 +24,11 @@ def no_slot(slot: Slot) -> bool:
     return False
 
 
+def every_slot(slot: Slot) -> bool:
+    """Every slot is personal."""
+    return True
+
+
 def identity(model: nn.Module) -> nn.Module:
     """The model, unchanged."""
     return model

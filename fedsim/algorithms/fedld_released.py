@@ -21,11 +21,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedsim.algorithms.base import Algorithm
-from fedsim.algorithms.fedld import Principal
 from fedsim.client import MarginControl
 from fedsim.core.settings import Fraction, NonNegative
 from fedsim.core.types import F64, Array, RoundContext
 from fedsim.server import HistoryGram, Server
+from fedsim.server.principal import Principal
 
 
 @dataclass(frozen=True)

@@ -159,19 +159,11 @@ def collaborate(cohort: Cohort, state: Vectors, ctx: RoundContext) -> Exchanged:
     alpha = head_weights(
         np.stack([e["H"].ravel() for e in extras]), np.concatenate([e["V"] for e in extras])
     )
-    mixed = _mix(alpha, [e["head"] for e in extras])
-    private = {
-        u.client_id: {"personal": head} for u, head in zip(cohort.updates, mixed, strict=True)
-    }
+    heads, private = [e["head"].astype(np.float64) for e in extras], {}
+    for update, row in zip(cohort.updates, alpha, strict=True):
+        mixed = sum(a * head for a, head in zip(row, heads, strict=True))
+        private[update.client_id] = {"personal": np.asarray(mixed, dtype=np.float32)}
     return Exchanged(shared, shared, private)
-
-
-def _mix(alpha: F64, heads: list[Array]) -> list[Array]:
-    """Row i: ``sum_j alpha_ij psi_j``, summed in order in float64."""
-    mixed = (
-        sum(a * h.astype(np.float64) for a, h in zip(row, heads, strict=True)) for row in alpha
-    )
-    return [np.asarray(head, dtype=np.float32) for head in mixed]
 
 
 def build(

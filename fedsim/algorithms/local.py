@@ -11,14 +11,8 @@ anew in each round. At a sample rate of 1 these are K separate trainings.
 :public code: PFLlib and FL-bench call it Local
 """
 
-from fedsim.algorithms.base import Algorithm
-from fedsim.core.types import Slot
+from fedsim.algorithms.base import Algorithm, every_slot
 from fedsim.server import Average, Server
-
-
-def every_slot(slot: Slot) -> bool:
-    """Every slot is personal."""
-    return True
 
 
 def build() -> Algorithm:

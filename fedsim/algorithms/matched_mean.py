@@ -23,7 +23,7 @@ GAMF's matching of all clients at once.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
@@ -31,9 +31,9 @@ from torch import nn
 
 from fedsim.algorithms.base import Algorithm
 from fedsim.core.errors import ConfigError, ContractError
-from fedsim.core.layout import frozen_names, layout_of
+from fedsim.core.layout import frozen_names
 from fedsim.core.types import F64, I64, Array, Layout, RoundContext, Vectors
-from fedsim.models.chain import Link, chain
+from fedsim.models.chain import chain
 from fedsim.server import Average, Cohort, Reduced, Server, Weights
 
 SWEEPS = 100
@@ -42,29 +42,9 @@ GAIN = 1e-9
 """Smaller relative gains in similarity are rounding."""
 
 
-def links_of(layout: Layout) -> tuple[Link, ...]:
-    """The links of a chain, read off the order of its slots: a weight, then its vectors."""
-    links: list[Link] = []
-    for slot in layout.slots:
-        if slot.role == "stat":
-            norm = slot.name.rpartition(".")[0]
-            at = next((i for i, one in enumerate(links) if f"{norm}.weight" in one.norm), -1)
-            links[at] = replace(links[at], norm=(*links[at].norm, slot.name))
-        elif len(slot.shape) > 1:
-            if links:
-                links[-1] = replace(links[-1], seen=slot.shape[1] // links[-1].outputs)
-            links.append(Link(weight=slot.name, bias=None, norm=(), outputs=slot.shape[0]))
-        elif slot.batchnorm:
-            links[-1] = replace(links[-1], norm=(*links[-1].norm, slot.name))
-        else:
-            links[-1] = replace(links[-1], bias=slot.name)
-    return tuple(links)
-
-
 def check(model: nn.Module) -> nn.Module:
     """The model."""
-    links = chain(model, "algorithm=matched_mean")
-    if len(links) < 2:
+    if len(chain(model, "algorithm=matched_mean")) < 2:
         raise ConfigError(
             "algorithm=matched_mean permutes the channels of hidden layers; the model has none, so "
             "that this is fedavg"
@@ -74,22 +54,20 @@ def check(model: nn.Module) -> nn.Module:
             "algorithm=matched_mean permutes channels in all tensors, none of which may be frozen: "
             "model.trainable must be all"
         )
-    if links_of(layout_of(model)) != links:
-        raise ConfigError(
-            "algorithm=matched_mean reads the chain of layers off the model's vector, for which "
-            "every BatchNorm has to have weights of its own"
-        )
     return model
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Layer:
-    """A link in a vector: weights (outputs, inputs' channels, rest), and vectors (outputs,)."""
+    """A layer in a vector: weights (outputs, inputs' channels, rest), and vectors (outputs,).
+
+    ``counted`` are statistics, which move but do not decide.
+    """
 
     weight: slice
     shape: tuple[int, int, int]
-    trained: tuple[slice, ...]
-    counted: tuple[slice, ...]
+    trained: list[slice] = field(default_factory=list)
+    counted: list[slice] = field(default_factory=list)
 
     def weights(self, vector: Array) -> Array:
         """The weights in a vector (D,)."""
@@ -97,17 +75,20 @@ class Layer:
 
 
 def layers_of(layout: Layout) -> tuple[Layer, ...]:
-    """The layers of a chain's layout; ``counted`` are statistics, which move but do not decide."""
-    slots, links = {slot.name: slot for slot in layout.slots}, links_of(layout)
-    before, layers = slots[links[0].weight].shape[1], []
-    for link in links:
-        weight, vectors = slots[link.weight], [slots[name] for name in link.vectors]
-        trained = tuple(s.where for s in vectors if s.role == "param")
-        counted = tuple(s.where for s in vectors if s.role == "stat")
-        rest = (weight.stop - weight.start) // (link.outputs * before)
-        shape = (link.outputs, before, rest)
-        layers.append(Layer(weight=weight.where, shape=shape, trained=trained, counted=counted))
-        before = link.outputs
+    """The layers of a chain, read off the order of its slots: a weight, then its vectors."""
+    layers: list[Layer] = []
+    of_module: dict[str, Layer] = {}
+    for slot in layout.slots:
+        module = slot.name.rpartition(".")[0]
+        if slot.role == "stat":
+            of_module[module].counted.append(slot.where)
+        elif len(slot.shape) > 1:
+            outputs, inputs = slot.shape[0], layers[-1].shape[0] if layers else slot.shape[1]
+            rest = (slot.stop - slot.start) // (outputs * inputs)
+            layers.append(Layer(slot.where, (outputs, inputs, rest)))
+        else:
+            layers[-1].trained.append(slot.where)
+            of_module[module] = layers[-1]
     return tuple(layers)
 
 

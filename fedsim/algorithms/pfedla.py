@@ -33,20 +33,15 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedsim.algorithms.base import Algorithm
+from fedsim.algorithms.base import Algorithm, every_slot
 from fedsim.client import LocalEnv, LocalRule, Uplink
 from fedsim.core.errors import ConfigError
 from fedsim.core.rng import generator, one_torch_thread
 from fedsim.core.settings import Positive
-from fedsim.core.types import F64, I64, Array, Layout, RoundContext, Slot, Vectors
+from fedsim.core.types import F64, I64, Array, Layout, RoundContext, Vectors
 from fedsim.server import Average, Cohort, Exchanged, Server
 
 DEPTH = 3
-
-
-def every_slot(slot: Slot) -> bool:
-    """All of the model is the client's own."""
-    return True
 
 
 def layers_of(layout: Layout) -> dict[str, list[slice]]:

@@ -23,6 +23,7 @@ evaluation mode, without augmentation.
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -71,21 +72,16 @@ class CorrectedGradient(LocalRule):
         return Uplink({"c": change}, {"c": after.cpu().numpy()})
 
 
-def server_control(cohort: Cohort, state: Vectors, ctx: RoundContext) -> Exchanged:
-    """``c <- c + (1/N) sum_S (c_i' - c_i)``, kept in float64."""
-    c = np.zeros(cohort.layout.num_params) + state.get("c", 0.0)
-    for update in cohort.updates:
-        c += update.extras["c"] / ctx.num_clients
-    return Exchanged({"c": c}, {"c": c.astype(cohort.columns.dtype)})
-
-
-def weighted_control(cohort: Cohort, state: Vectors, ctx: RoundContext) -> Exchanged:
-    """``c <- c + (|S|/N) sum_S p_i (c_i' - c_i)``, p_i by samples, kept in float64."""
+def server_control(
+    cohort: Cohort, state: Vectors, ctx: RoundContext, *, by_samples: bool = False
+) -> Exchanged:
+    """``c <- c + (|S|/N) sum_S p_i (c_i' - c_i)``, p_i = 1/|S| or by samples, kept in float64."""
     c = np.zeros(cohort.layout.num_params) + state.get("c", 0.0)
     total = sum(update.num_samples for update in cohort.updates)
     for update in cohort.updates:
         share = update.num_samples / total * len(cohort.updates) / ctx.num_clients
-        c += update.extras["c"] * share
+        change = update.extras["c"]
+        c += change * share if by_samples else change / ctx.num_clients
     return Exchanged({"c": c}, {"c": c.astype(cohort.columns.dtype)})
 
 
@@ -104,7 +100,8 @@ def build(
         weights: of the models, uniform (the paper) or by samples.
         control: weights of the control variates in the server's, uniform (the paper) or by samples.
     """
-    server = Server(Average(weights), optimizers=(Multiply(eta_g),), exchange=weighted_control)
+    by_samples = partial(server_control, by_samples=True)
+    server = Server(Average(weights), optimizers=(Multiply(eta_g),), exchange=by_samples)
     if control == "uniform":
         server = replace(server, exchange=server_control, sums=True, private_sum="c")
     return Algorithm(local=CorrectedGradient(option), server=server)

@@ -23,6 +23,11 @@ class Alie(ByCoordinate):
         z = alie_z(len(malicious), int(malicious.sum())) if self.z is None else self.z
         return self.with_vector(cohort, malicious, lambda x: x.mean(axis=0) - z * deviation(x))
 
+    def has_effect(self, m: int, malicious: int) -> bool:
+        """With z = 0 the malicious ones of m clients send the mean that they start from."""
+        alone = self.knows == "own" and malicious == 1  # no deviation
+        return not alone and bool(self.z or alie_z(m, malicious))
+
 
 def alie_z(n: int, f: int) -> float:
     """``Phi^-1((n - f - s) / (n - f))`` with ``s = floor(n / 2 + 1) - f`` supporters, at least one.

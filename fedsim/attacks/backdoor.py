@@ -67,10 +67,7 @@ def build(
 ) -> Attack:
     """A backdoor to class ``target``."""
     dataset = federation.dataset
-    for key, label in (("source", source), ("target", target)):
-        federation.check_class(key, label)
-    if source == target:
-        raise InvalidSetting("attack.source", f"{source} is attack.target, which needs no trigger")
+    federation.check_classes(source, target)
     if dataset.inputs != "images":
         raise ConfigError(
             f"attack.name backdoor: its trigger is a pattern of pixels; {dataset.name} has "

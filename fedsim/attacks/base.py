@@ -20,6 +20,7 @@ from fedsim.attacks.omniscient import Omniscient
 from fedsim.client import Coded
 from fedsim.core.errors import ConfigError
 from fedsim.core.rng import generator
+from fedsim.core.settings import InvalidSetting
 from fedsim.core.types import (
     ClientTask,
     Dataset,
@@ -40,11 +41,14 @@ class Federation:
     dataset: Dataset
     personal: Callable[[Slot], bool]
 
-    def check_class(self, key: str, label: int | None) -> None:
-        """Refuses a class that the data have not, by a ConfigError."""
+    def check_classes(self, source: int | None, target: int | None) -> None:
+        """Refuses classes that the data have not, and equal ones, by a ConfigError."""
         last = self.dataset.num_classes - 1
-        if label is not None and label > last:
-            raise ConfigError(f"attack.{key}: {label} given; the classes are 0 to {last}")
+        for key, label in (("source", source), ("target", target)):
+            if label is not None and label > last:
+                raise ConfigError(f"attack.{key}: {label} given; the classes are 0 to {last}")
+        if source is not None and source == target:
+            raise InvalidSetting("attack.source", f"{source} is attack.target, too")
 
 
 SampleAttack = Callable[[Tensor, Tensor, ClientTask], tuple[Tensor, Tensor]]

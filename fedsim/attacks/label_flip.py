@@ -37,13 +37,10 @@ class LabelFlip:
 def build(federation: Federation, source: int | None = None, target: int | None = None) -> Attack:
     """Flipped labels; those of one class with ``source`` and ``target``."""
     dataset = federation.dataset
-    for key, label in (("source", source), ("target", target)):
-        federation.check_class(key, label)
+    federation.check_classes(source, target)
     if (source is None) != (target is None):
         key, other = ("source", "target") if target is None else ("target", "source")
         raise InvalidSetting(f"attack.{key}", f"give attack.{other} too")
-    if source is not None and source == target:
-        raise InvalidSetting("attack.source", f"{source} is attack.target, too: no label changes")
     flip = LabelFlip(dataset.num_classes, source, target)
     measured = target is not None and not dataset.per_token
     triggered = Triggered(target or 0, source) if measured else None

@@ -15,14 +15,7 @@ import click
 
 from fedsim.cli.names import folders
 from fedsim.cli.options import VERBOSE
-from fedsim.core.errors import (
-    ConfigError,
-    FedsimError,
-    StoreError,
-    WorkerError,
-    described,
-    exit_status,
-)
+from fedsim.core import errors
 from fedsim.core.files import replacing
 from fedsim.core.reading import parse_json
 from fedsim.core.terminal import echo, printable, tell
@@ -41,10 +34,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def configuration(preset: str | None, config: str | None, flags: Settings) -> RunConfig:
-    """The configuration of one run, from --preset, --config and the other flags.
-
-    The user's modules can be imported from then on. Warns of settings without effect.
-    """
+    """The configuration of one run from flags; warns of settings without effect."""
     from fedsim.config.resolve import read_layers, resolve, warn_unused
 
     file = None if config is None else Path(config)
@@ -89,7 +79,7 @@ def make_importable(*layers: Settings) -> None:
     if settings and isinstance(settings[-1].value, str):
         folder = Path(settings[-1].value)
         if not folder.is_dir():
-            raise ConfigError(f"{settings[-1].origin}: {str(folder)!r} is not a directory")
+            raise errors.ConfigError(f"{settings[-1].origin}: {str(folder)!r} is not a directory")
         folders.insert(0, folder.resolve())
     sys.path[:0] = [str(path) for path in folders if str(path) not in sys.path]
 
@@ -108,7 +98,7 @@ def newest(argument: str, *, sweeps: bool = False, searches: bool = False) -> st
 
     path = directories.newest(Path("runs"), sweeps=sweeps, searches=searches)
     if path is None:
-        raise ConfigError(f"{argument}: none is named, and there is none below runs/")
+        raise errors.ConfigError(f"{argument}: none is named, and there is none below runs/")
     echo(f"newest: {path}", err=True)
     return str(path)
 
@@ -121,10 +111,7 @@ def on_run(
     importable: bool = True,
     **kinds: bool,
 ) -> Callable[[F], F]:
-    """A command on a run or ``several``: the argument for its directory, unset the :func:`newest`.
-
-    Where it is ``importable``, the user's own modules that the run names can then be imported.
-    """
+    """The argument of a command on a run or ``several``, unset the :func:`newest`."""
 
     def directory(ctx: click.Context, _: click.Parameter, value: Any) -> Any:
         if ctx.resilient_parsing or value not in (None, ()):
@@ -156,17 +143,14 @@ def check_new_file(file: Path, flag: str) -> None:
     from fedsim.storage.run_dir import check_outside_runs
 
     if file.exists():
-        raise ConfigError(f"{flag} {file}: is already there")
+        raise errors.ConfigError(f"{flag} {file}: is already there")
     if not file.parent.is_dir():
-        raise ConfigError(f"{flag} {file}: there is no directory {file.parent}")
+        raise errors.ConfigError(f"{flag} {file}: there is no directory {file.parent}")
     check_outside_runs(file, flag)
 
 
 class Echo(logging.Handler):
-    """Shows fedsim's log: notices on stdout, warnings on stderr, each a plain line.
-
-    Both streams are named: click would write into the lines of a display that is active.
-    """
+    """Shows fedsim's log beside an active display: notices on stdout, warnings on stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Prints a record."""
@@ -201,21 +185,17 @@ def tracebacks(ctx: click.Context) -> bool:
 
 def error_text(error: Exception) -> str:
     """What an error says; of the operating system's, ``FILE: reason`` as far as it names them."""
-    if isinstance(error, FedsimError):
+    if isinstance(error, errors.FedsimError):
         return str(error)
     if isinstance(error, OSError):
         reason = error.strerror or str(error) or type(error).__name__
         return reason if error.filename is None else f"{error.filename}: {reason}"
-    return f"unexpected {described(error)}; FEDSIM_DEBUG=1 shows where, please report it"
+    return f"unexpected {errors.described(error)}; FEDSIM_DEBUG=1 shows where, please report it"
 
 
 @contextmanager
 def repeatable(ctx: click.Context, place: Callable[[], tuple[str, Path] | None]) -> Iterator[None]:
-    """Runs the block of a command that continues when it is given again.
-
-    ``place`` gives what the folder of the command holds, such as ``"the runs are"``, and the
-    folder, which may not exist yet; None as long as it is not known.
-    """
+    """Runs a command that continues when given again; ``place``: its folder and what that holds."""
     try:
         with handled():
             yield
@@ -224,7 +204,7 @@ def repeatable(ctx: click.Context, place: Callable[[], tuple[str, Path] | None])
         there = f"{contents} in {folder}, " if folder is not None and folder.exists() else ""
         echo(f"interrupted; {there}the same command continues", err=True)
         show_notes(interrupt)
-        ctx.exit(exit_status(interrupt))
+        ctx.exit(errors.exit_status(interrupt))
 
 
 @contextmanager
@@ -237,8 +217,8 @@ def interruptible(ctx: click.Context, shown: Lines) -> Iterator[None]:
         shown.close()
         echo(shown.interrupted(), err=True)
         show_notes(interrupt)
-        ctx.exit(exit_status(interrupt))
-    except (WorkerError, StoreError) as error:
+        ctx.exit(errors.exit_status(interrupt))
+    except (errors.WorkerError, errors.StoreError) as error:
         if shown.how_to_resume:
             error.args = (f"{error}; resume with: {shown.how_to_resume}",)
         raise

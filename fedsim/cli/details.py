@@ -97,10 +97,7 @@ class Details:
 
     @property
     def privacy(self) -> dict[str, Any] | None:
-        """Level, delta, neighbours and epsilons at the end; None without privacy or rounds.
-
-        An epsilon is None where it is infinite. That of samples is the largest of all clients.
-        """
+        """Level, delta, neighbours, largest epsilons (None: infinite) at the end, if any."""
         settings = self.settings
         level, clients = settings["dp.level"], settings["data.num_clients"]
         if level is None or not self.rounds:
@@ -151,12 +148,7 @@ class Details:
 
 
 def read(run: str | Path) -> Details:
-    """Reads a run, which may be unfinished.
-
-    Raises:
-        ConfigError: there is no run, or its configuration cannot be read.
-        StoreError: one of its tables cannot be read.
-    """
+    """Reads a run, which may be unfinished."""
     path = Path(run)
     if not path.is_dir():
         raise ConfigError(f"RUN {path}: there is no such folder")
@@ -183,11 +175,7 @@ def read(run: str | Path) -> Details:
 
 
 def _rows(file: Path, *numbers: str) -> list[dict[str, str]]:
-    """The rows of a table, none where the run has none; those columns are ``numbers``.
-
-    Raises:
-        StoreError: it cannot be read.
-    """
+    """The rows of a table, none where the run has none; those columns are ``numbers``."""
     try:
         rows = tables.read(file) if file.exists() else []
         for row in rows:
@@ -349,11 +337,7 @@ def show_comparison(runs: Sequence[Details]) -> None:
 
 
 def comparison(runs: Sequence[Details]) -> dict[str, Any]:
-    """The comparison for programs: lists in the order of the runs.
-
-    Of the settings those in which the runs are not all the same; a digest that one does not have
-    does not count.
-    """
+    """The settings that differ, but for digests that one run lacks, and results, for programs."""
     every = [run.conditions for run in runs]
     settings = {}
     for key in dict.fromkeys(key for conditions in every for key in conditions):

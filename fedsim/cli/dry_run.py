@@ -21,9 +21,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 def dry_run_options(function: F) -> F:
     """``--dry-run`` and ``--no-measure``."""
     unmeasured = several_option(
-        "--no-measure",
-        is_flag=True,
-        help="As --dry-run, but train nothing and estimate no time.",
+        "--no-measure", is_flag=True, help="As --dry-run, but train nothing and estimate no time."
     )
     dry = several_option(
         "--dry-run",
@@ -36,10 +34,7 @@ def dry_run_options(function: F) -> F:
 def show_estimate(
     configs: Sequence[RunConfig], parallel: Literal["auto"] | int, measured: bool = True
 ) -> None:
-    """Prints what runs will take, so many at once; their time only if it may be ``measured``.
-
-    With Ray the runs are taken one after the other, each on all that it may use: an upper bound.
-    """
+    """Prints what runs will take; with Ray one after the other, an upper bound."""
     from fedsim.display.tables import show
     from fedsim.studies import estimate
     from fedsim.studies.capacity import by_kind, local_runs, memory_of

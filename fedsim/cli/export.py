@@ -8,21 +8,14 @@ from typing import Literal
 
 import click
 
+from fedsim.cli import options
 from fedsim.cli.common import on_run
-from fedsim.cli.options import (
-    GroupedCommand,
-    GroupedOption,
-    accept_option,
-    number_or_name,
-    out_option,
-    verbose_option,
-)
 from fedsim.core.terminal import echo
 
-export_option = partial(click.option, cls=GroupedOption, group="What to export")
+export_option = partial(click.option, cls=options.GroupedOption, group="What to export")
 
 
-@click.command(cls=GroupedCommand)
+@click.command(cls=options.GroupedCommand)
 @on_run()
 @export_option(
     "--to",
@@ -34,14 +27,14 @@ export_option = partial(click.option, cls=GroupedOption, group="What to export")
 )
 @export_option(
     "--client",
-    type=number_or_name,
+    type=options.number_or_name,
     metavar="K|NAME",
     help="Write this client's model: its number, or the name of its site or hospital; unset: the "
     "global model.",
 )
-@out_option(required=True, help="Directory for the files; new or empty.")
-@accept_option
-@verbose_option
+@options.out_option(required=True, help="Directory for the files; new or empty.")
+@options.accept_option
+@options.verbose_option
 def export(
     run: str,
     form: Literal["torch", "onnx"],

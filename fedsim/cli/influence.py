@@ -6,34 +6,23 @@ import json
 import math
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from fedsim.cli import options
 from fedsim.cli.common import check_new_file, on_run, records, write_table
 from fedsim.cli.names import files
-from fedsim.cli.options import (
-    GroupedOption,
-    SettingsCommand,
-    accept_option,
-    changeable,
-    files_option,
-    format_option,
-    set_option,
-    verbose_option,
-)
 from fedsim.core.terminal import echo
 from fedsim.core.text import counted
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from fedsim.config.experiments import Settings
-
-measure_option = partial(click.option, cls=GroupedOption, group="What to measure")
+measure_option = partial(click.option, cls=options.GroupedOption, group="What to measure")
 
 
-@click.command(cls=SettingsCommand, takes=changeable, show_defaults=False)
+@click.command(cls=options.SettingsCommand, takes=options.changeable, show_defaults=False)
 @on_run()
 @measure_option(
     "--rounds",
@@ -65,30 +54,28 @@ measure_option = partial(click.option, cls=GroupedOption, group="What to measure
     metavar="N",
     help="Random orders in each round, for cohorts of more than 10 clients.",
 )
-@files_option(
+@options.files_option(
     "--out", metavar="FILE", shell_complete=files, help="A CSV file: a row per round and client."
 )
-@files_option(
+@options.files_option(
     "--figure",
     metavar="FILE",
     shell_complete=files,
     help="A figure (.png, .pdf or .svg) of who helped and who hurt.",
 )
-@set_option(group="Engine", help="Another key of section engine. Repeatable.")
-@accept_option
-@format_option
-@verbose_option
+@options.set_option(group="Engine", help="Another key of section engine. Repeatable.")
+@options.accept_option
+@options.format_option
+@options.verbose_option
 def influence(
     run: str,
     rounds: str,
     metric: str,
-    shapley: bool,
-    permutations: int,
     out: str | None,
     figure: str | None,
-    accept_changed_code: bool,
     form: str,
-    flags: Settings,
+    flags: options.Settings,
+    **choices: Any,
 ) -> None:
     """Who helped and who hurt: the influence of each client on a run.
 
@@ -110,15 +97,8 @@ def influence(
     from fedsim.audit.influence import parse_rounds
     from fedsim.core.analysis import analysis
 
-    frame = measured(
-        run,
-        rounds=parse_rounds(rounds),
-        metric=metric,
-        shapley=shapley,
-        permutations=permutations,
-        overrides=flags,
-        accept_changed_code=accept_changed_code,
-    )
+    rows = parse_rounds(rounds)
+    frame = measured(run, rounds=rows, metric=metric, overrides=flags, **choices)
     drawing = analysis("influence")
     sums = drawing.summed(frame)
     if form == "json":

@@ -159,9 +159,8 @@ def keys(_: click.Context, __: click.Parameter, text: str) -> list[CompletionIte
     """Completes the keys of ``--set``."""
     from fedsim.config.sections import fields
 
-    described = {key: field.description for key, field in fields().items()}
     return [
-        CompletionItem(f"{key}=", help=said)
-        for key, said in described.items()
+        CompletionItem(f"{key}=", help=field.description)
+        for key, field in fields().items()
         if key.startswith(text)
     ]

@@ -3,12 +3,15 @@
 import re
 from collections.abc import Callable, Mapping
 from functools import cache, cached_property, partial
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
 import click
 
 from fedsim.cli.names import files, folders, keys, named, value_of
 from fedsim.core.terminal import echo
+
+if TYPE_CHECKING:
+    from fedsim.config.experiments import Settings as Settings
 
 VERBOSE = "fedsim.verbose"
 """Key of a context's meta: whether tracebacks are shown."""
@@ -126,12 +129,8 @@ def changeable(key: str) -> bool:
 class SettingsCommand(GroupedCommand):
     """A command with flags for settings, by heading; making them takes imports.
 
-    Args:
-        takes: whether it takes the flag of a key; None: all.
-        more: flags of its own, by key.
-        shown: whether the help lists a flag, else --help-all; None: all.
-        show_defaults: whether the help shows them.
-        defaults: by key, in words, where the command's own differ from those of the key.
+    It ``takes`` the flags of some keys, and ``more`` of its own; the help lists those ``shown``,
+    with ``defaults`` in words where the command's own differ from those of the key.
     """
 
     def __init__(
@@ -159,8 +158,7 @@ class SettingsCommand(GroupedCommand):
     @cached_property
     def setting_options(self) -> Mapping[str, GroupedOption]:
         """The options of the flags, by key."""
-        shown, flags = self.show_defaults, self.flags.items()
-        words = self.defaults
+        shown, words, flags = self.show_defaults, self.defaults, self.flags.items()
         return {k: flag_option(k, f, show_default=shown, default=words.get(k)) for k, f in flags}
 
     def listed(self, ctx: click.Context) -> list[click.Parameter]:
@@ -218,10 +216,7 @@ files_option = partial(click.option, cls=GroupedOption, group="Files and setting
 """An option under the heading Files and settings."""
 several_option = partial(click.option, cls=GroupedOption, group="Runs")
 """An option under the heading Runs: which are done, and how many at once."""
-
-
 out_option = partial(files_option, "--out", metavar="DIR", shell_complete=folders)
-"""``--out DIR``."""
 set_option = partial(
     click.option,
     "--set",
@@ -231,12 +226,10 @@ set_option = partial(
     multiple=True,
     shell_complete=keys,
 )
-"""``--set KEY=VALUE``."""
 set_any_option = set_option(
     group="Files and settings",
     help="Set any key: train.lr=0.05, fedprox.mu=0.1, model.pretrained=true. Repeatable.",
 )
-"""``--set KEY=VALUE`` for every key."""
 
 
 def preset_options(function: F) -> F:
@@ -257,14 +250,12 @@ track_option = files_option(
     help="Also write for TensorBoard, Weights & Biases (offline) or MLflow, to a folder of this "
     "name in the run directory. Repeatable; needs the extra 'track'.",
 )
-"""``--track NAME``, repeatable."""
 accept_option = several_option(
     "--accept-changed-code",
     is_flag=True,
     help="Go on although the source of a function of your own (module:function), or of what it "
     "imports from its folder, has changed since the run began.",
 )
-"""``--accept-changed-code``."""
 
 
 class WordOrNumber(click.ParamType[Any]):
@@ -277,7 +268,9 @@ class WordOrNumber(click.ParamType[Any]):
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> str | int:
         """The value; refuses anything else."""
-        if value != self.word and not re.fullmatch(rf"[1-9][0-9]{{0,{self.digits - 1}}}", value):
+        if value != self.word and not re.fullmatch(
+            rf"[1-9][0-9]{{0,{self.digits - 1}}}", str(value)
+        ):
             self.fail(f"{value!r} given; must be {self.word} or a whole number from 1", param, ctx)
         return self.word if value == self.word else int(value)
 
@@ -295,7 +288,6 @@ parallel_option = several_option(
     help="Number of runs executed at once; auto: as many as fit into cores, memory and GPUs.  "
     "[default: auto]",
 )
-"""``--parallel auto|N``."""
 format_option = click.option(
     "--format",
     "form",
@@ -305,7 +297,6 @@ format_option = click.option(
     show_default=True,
     help="A table to read, or JSON for programs.",
 )
-"""``--format table|json``, parameter ``form``."""
 
 
 def _remember_verbose(ctx: click.Context, _: click.Parameter, value: bool) -> None:
@@ -327,7 +318,6 @@ help_all_option = click.option(
     help="Show all options and exit.",
     callback=_help_all,
 )
-"""``--help-all``."""
 verbose_option = click.option(
     "--verbose",
     is_flag=True,
@@ -336,4 +326,3 @@ verbose_option = click.option(
     help="Show tracebacks of errors.",
     callback=_remember_verbose,
 )
-"""``--verbose``: tracebacks."""

@@ -8,21 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fedsim.cli import options
 from fedsim.cli.common import configuration
-from fedsim.cli.options import (
-    SettingsCommand,
-    out_option,
-    preset_options,
-    set_any_option,
-    verbose_option,
-)
 from fedsim.core.analysis import analysis
 from fedsim.core.errors import ConfigError
 from fedsim.core.terminal import echo
 from fedsim.core.text import counted, few
 
 if TYPE_CHECKING:
-    from fedsim.config.experiments import Settings
     from fedsim.core.types import Dataset, Partition
 
 FILES = ("partition.csv", "split.csv", "partition.png")
@@ -37,16 +30,13 @@ SITES = 12
 """So many sites are listed with their numbers of training samples."""
 
 
-@click.command(cls=SettingsCommand, shown=lambda key: key.startswith("data."))
-@preset_options
-@set_any_option
-@out_option(help="Write partition.csv, split.csv and partition.png there.")
-@verbose_option
+@click.command(cls=options.SettingsCommand, shown=lambda key: key.startswith("data."))
+@options.preset_options
+@options.set_any_option
+@options.out_option(help="Write partition.csv, split.csv and partition.png there.")
+@options.verbose_option
 def partition(
-    preset: str | None,
-    config: str | None,
-    out: str | None,
-    flags: Settings,
+    preset: str | None, config: str | None, out: str | None, flags: options.Settings
 ) -> None:
     """Show how a run would split the data over clients.
 
@@ -95,10 +85,7 @@ def partition(
 
 
 def class_table(dataset: Dataset, split: Partition) -> list[dict[str, str]]:
-    """One row per client, then the sums: training samples by class and in all.
-
-    Of text there are columns for up to :data:`CLASSES_OF_TEXT` classes.
-    """
+    """One row per client, then the sums: training samples by class (of text by few) and in all."""
     import numpy as np
 
     names = dataset.class_names

@@ -4,29 +4,23 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
+from fedsim.cli import options
 from fedsim.cli.common import check_new_file, on_run, write_table
 from fedsim.cli.names import files, folders
-from fedsim.cli.options import (
-    GroupedCommand,
-    GroupedOption,
-    accept_option,
-    files_option,
-    number_or_name,
-    verbose_option,
-)
 from fedsim.core.terminal import echo
 from fedsim.core.text import counted, few
 
 SHOWN = 8
 """So many classes are listed with their numbers of predictions."""
 
-predict_option = partial(click.option, cls=GroupedOption, group="What to predict")
+predict_option = partial(click.option, cls=options.GroupedOption, group="What to predict")
 
 
-@click.command(cls=GroupedCommand)
+@click.command(cls=options.GroupedCommand)
 @on_run()
 @click.argument("more", metavar="", nargs=-1, shell_complete=files)
 @predict_option(
@@ -37,7 +31,7 @@ predict_option = partial(click.option, cls=GroupedOption, group="What to predict
 )
 @predict_option(
     "--client",
-    type=number_or_name,
+    type=options.number_or_name,
     metavar="K|NAME",
     help="Use this client's model: its number, or the name of its site or hospital. Of samples "
     "that clients own, only its own are predicted.",
@@ -55,18 +49,17 @@ predict_option = partial(click.option, cls=GroupedOption, group="What to predict
     help="Read this folder in place of the run's data.dir: new data of the same kind and classes, "
     "with labels.",
 )
-@files_option("--out", metavar="FILE", required=True, help="The CSV file.")
-@accept_option
-@verbose_option
+@options.files_option("--out", metavar="FILE", required=True, help="The CSV file.")
+@options.accept_option
+@options.verbose_option
 def predict(
     run: str,
     more: tuple[str, ...],
     images: str | None,
-    client: int | str | None,
     split: str | None,
     data_dir: str | None,
     out: str,
-    accept_changed_code: bool,
+    **choices: Any,
 ) -> None:
     """Write what the final models of a run predict, sample by sample.
 
@@ -89,14 +82,8 @@ def predict(
     check_new_file(Path(out), "--out")
     from fedsim.predictions.predict import predict as predicted
 
-    frame = predicted(
-        run,
-        client=client,
-        split=split,
-        data_dir=data_dir,
-        images=None if images is None else (images, *more),
-        accept_changed_code=accept_changed_code,
-    )
+    several = None if images is None else (images, *more)
+    frame = predicted(run, split=split, data_dir=data_dir, images=several, **choices)
     if images is None:
         right = (frame["label"] == frame["prediction"]).mean()
         echo(f"{counted(len(frame), 'prediction')}: accuracy {right:.4f}")

@@ -10,26 +10,15 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fedsim.cli import options
 from fedsim.cli.common import check_new_file, on_run, records, write_table
 from fedsim.cli.names import files
-from fedsim.cli.options import (
-    GroupedOption,
-    SettingsCommand,
-    accept_option,
-    changeable,
-    files_option,
-    format_option,
-    number_or_name,
-    set_option,
-    verbose_option,
-)
 from fedsim.core.terminal import echo
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from fedsim.audit.replay import Replay
-    from fedsim.config.experiments import Settings
 
 CHANGE = "What to change"
 ROUNDING = 1e-12
@@ -37,18 +26,18 @@ ROUNDING = 1e-12
 
 
 rounds_option = partial(
-    click.option, cls=GroupedOption, group="Rounds", type=click.IntRange(1, 10**9)
+    click.option, cls=options.GroupedOption, group="Rounds", type=click.IntRange(1, 10**9)
 )
 
 
 def client(text: str) -> int | str:
     """A client given as ``client:12``, ``client:NAME``, or without the word."""
-    return number_or_name(text.removeprefix("client:"))
+    return options.number_or_name(text.removeprefix("client:"))
 
 
 @click.command(
-    cls=SettingsCommand,
-    takes=lambda key: key in ("server", "margin") or changeable(key),
+    cls=options.SettingsCommand,
+    takes=lambda key: key in ("server", "margin") or options.changeable(key),
     more={"attack.name": "--attack"},
     show_defaults=False,
 )
@@ -59,23 +48,23 @@ def client(text: str) -> int | str:
     "--without",
     type=client,
     multiple=True,
-    cls=GroupedOption,
+    cls=options.GroupedOption,
     group=CHANGE,
     metavar="client:K|NAME",
     help="Leave a client out, given by number or by the name of its site or hospital; nobody takes "
     "its place. Repeatable.",
 )
-@set_option(
+@options.set_option(
     group=CHANGE,
     help="Another setting: train.lr=0.1, fedgh.order=ascending. Keys of section evaluation hold "
     "for both sides: evaluation.decompose_every=1. Repeatable.",
 )
-@files_option(
+@options.files_option(
     "--out", metavar="FILE", shell_complete=files, help="A CSV file with all quantities, by client."
 )
-@accept_option
-@format_option
-@verbose_option
+@options.accept_option
+@options.format_option
+@options.verbose_option
 def replay(
     run: str,
     round: int,
@@ -84,7 +73,7 @@ def replay(
     out: str | None,
     accept_changed_code: bool,
     form: str,
-    flags: Settings,
+    flags: options.Settings,
 ) -> None:
     """Do rounds of a run again with one thing changed.
 
@@ -149,10 +138,7 @@ def _show(made: Replay, table: pd.DataFrame) -> None:
 
 
 def of_clients(rows: pd.DataFrame) -> str:
-    """How many clients did the same on both sides, and which are on one side alone.
-
-    The last digits of a norm depend on how many updates were multiplied with each other.
-    """
+    """How many clients did the same on both sides, and which are on one side alone."""
     sides = rows.groupby("client_id")[["original", "replayed"]].count()
     alone = list(sides.index[(sides == 0).any(axis=1)])
     differs = rows["difference"].abs() > ROUNDING * rows["original"].abs()

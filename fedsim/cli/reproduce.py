@@ -7,18 +7,10 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+from fedsim.cli import options
 from fedsim.cli.common import make_importable, repeatable, tracebacks
 from fedsim.cli.dry_run import dry_run_options, show_estimate
 from fedsim.cli.names import published_tables
-from fedsim.cli.options import (
-    OF_SEVERAL_RUNS,
-    SettingsCommand,
-    out_option,
-    parallel_option,
-    set_option,
-    several_option,
-    verbose_option,
-)
 from fedsim.core.errors import ConfigError
 from fedsim.core.terminal import echo
 from fedsim.core.text import counted, duration
@@ -27,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fedsim.audit.published import Job, Result, Table
-    from fedsim.config.experiments import Settings
 
 
 def _of_the_machine(key: str) -> bool:
@@ -40,26 +31,29 @@ ALLOWED = ("data.dir", "model.weights", "evaluation.batch_size")
 
 
 @click.command(
-    cls=SettingsCommand, takes=_of_the_machine, show_defaults=False, defaults=OF_SEVERAL_RUNS
+    cls=options.SettingsCommand,
+    takes=_of_the_machine,
+    show_defaults=False,
+    defaults=options.OF_SEVERAL_RUNS,
 )
 @click.argument("name", required=False, shell_complete=published_tables)
-@several_option("--list", "listed", is_flag=True, help="Show all tables and their cost.")
-@several_option(
+@options.several_option("--list", "listed", is_flag=True, help="Show all tables and their cost.")
+@options.several_option(
     "--job",
     type=click.Choice(["scaled", "full"]),
     metavar="scaled|full",
     help="scaled: other data or a smaller network, tests claims alone; full: the protocol of the "
     "paper.  [default: scaled where there is one]",
 )
-@set_option(
+@options.set_option(
     group="Files and settings",
     help="Set a key of the machine: those of section engine, data.dir, model.weights, "
     "evaluation.batch_size. Repeatable.",
 )
-@out_option(help="Directory of the job; runs/reproduce-NAME-JOB by default.")
+@options.out_option(help="Directory of the job; runs/reproduce-NAME-JOB by default.")
 @dry_run_options
-@parallel_option
-@verbose_option
+@options.parallel_option
+@options.verbose_option
 @click.pass_context
 def reproduce(
     ctx: click.Context,
@@ -71,7 +65,7 @@ def reproduce(
     dry_run: bool,
     no_measure: bool,
     parallel: Literal["auto"] | int,
-    flags: Settings,
+    flags: options.Settings,
 ) -> None:
     """Test a published table: a verdict on each number and claim.
 
@@ -115,10 +109,10 @@ def reproduce(
             echo("\n".join(run.name for run in planned))
             show_estimate([run.config for run in planned], parallel, measured=not no_measure)
             return
-        options = execute.RunOptions(
+        run_options = execute.RunOptions(
             verbose=tracebacks(ctx), displays=lambda: [display(final_table=False)]
         )
-        ended = execute.run(plan.make(chosen.experiment, flags, parallel), folder, options)
+        ended = execute.run(plan.make(chosen.experiment, flags, parallel), folder, run_options)
         show_results(table, chosen, published.write(table, chosen, ended.runs, folder))
         echo(f"files: {folder}/{published.VALUES}, {folder}/{published.VERDICTS}")
         ended.check()

@@ -3,38 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from fedsim.cli.common import (
-    interruptible,
-    make_run_importable,
-    trackers_of,
-)
+from fedsim.cli import options
+from fedsim.cli.common import interruptible, make_run_importable, trackers_of
 from fedsim.cli.names import folders
-from fedsim.cli.options import (
-    SettingsCommand,
-    accept_option,
-    changeable,
-    set_option,
-    track_option,
-    verbose_option,
-)
 from fedsim.core.terminal import echo
 
-if TYPE_CHECKING:
-    from fedsim.config.experiments import Settings
 
-
-@click.command(cls=SettingsCommand, takes=changeable, show_defaults=False)
+@click.command(cls=options.SettingsCommand, takes=options.changeable, show_defaults=False)
 @click.argument("directory", metavar="DIR", shell_complete=folders)
-@set_option(
+@options.set_option(
     group="Engine", help="Another key of section engine: engine.memory_per_client=4. Repeatable."
 )
-@track_option
-@accept_option
-@verbose_option
+@options.track_option
+@options.accept_option
+@options.verbose_option
 @click.pass_context
 def resume(
     ctx: click.Context,
@@ -42,7 +27,7 @@ def resume(
     directory: str,
     track: tuple[str, ...],
     accept_changed_code: bool,
-    flags: Settings,
+    flags: options.Settings,
 ) -> None:
     """Continue a run that was interrupted, killed or failed.
 

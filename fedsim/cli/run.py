@@ -3,36 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from fedsim.cli import options
 from fedsim.cli.common import configuration, interruptible, trackers_of
 from fedsim.cli.dry_run import dry_run_options, show_estimate
-from fedsim.cli.options import (
-    SettingsCommand,
-    common,
-    help_all_option,
-    out_option,
-    preset_options,
-    set_any_option,
-    track_option,
-    verbose_option,
-)
 from fedsim.core.reading import check_on_disk
 
-if TYPE_CHECKING:
-    from fedsim.config.experiments import Settings
 
-
-@click.command(cls=SettingsCommand, shown=common)
-@preset_options
-@set_any_option
-@out_option(help="Directory of the run; a new one under runs/ by default.")
+@click.command(cls=options.SettingsCommand, shown=options.common)
+@options.preset_options
+@options.set_any_option
+@options.out_option(help="Directory of the run; a new one under runs/ by default.")
 @dry_run_options
-@track_option
-@verbose_option
-@help_all_option
+@options.track_option
+@options.verbose_option
+@options.help_all_option
 @click.pass_context
 def run(
     ctx: click.Context,
@@ -43,7 +30,7 @@ def run(
     dry_run: bool,
     no_measure: bool,
     track: tuple[str, ...],
-    flags: Settings,
+    flags: options.Settings,
 ) -> None:
     """Run one experiment and write its tables.
 

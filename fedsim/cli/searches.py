@@ -41,11 +41,7 @@ def values(search: SearchStatus) -> dict[str, Any]:
 
 
 def details(search: SearchStatus) -> dict[str, Any]:
-    """All of a search for programs.
-
-    Raises:
-        StoreError: confirm.csv cannot be read.
-    """
+    """All of a search for programs."""
     best, file = search.best, search.path / "best.yaml"
     return {
         **values(search),
@@ -61,12 +57,7 @@ def details(search: SearchStatus) -> dict[str, Any]:
 
 
 def show(search: SearchStatus) -> None:
-    """Prints a search: what is searched, how the trials ended, and the best ones.
-
-    Raises:
-        DataError: the search is damaged.
-        StoreError: confirm.csv cannot be read.
-    """
+    """Prints a search: what is searched, how the trials ended, and the best ones."""
     if search.problem is not None:
         raise DataError(search.problem)
     study: Mapping[str, Any] = search.study
@@ -79,21 +70,14 @@ def show(search: SearchStatus) -> None:
     )
     echo(trials_of(search))
     if search.best is not None:
-        show_best(search.by, search.best.number, search.best.value or 0.0, search.best.params)
+        from fedsim.studies.tune import params_text
+
+        echo(f"best trial {search.best.number}: {search.by} {search.best.value or 0.0:.4f}")
+        echo(f"  {params_text(search.best.params)}")
     if rows := confirmed(search.path):
         show_confirmed(search.by, rows)
     if (file := search.path / "best.yaml").is_file():
         echo(f"{file} has trial {_chosen(file)}")
-
-
-def show_best(
-    by: str, number: int, value: float, params: Mapping[str, Any], over: str = ""
-) -> None:
-    """Prints the best trial of a search."""
-    from fedsim.studies.tune import params_text
-
-    echo(f"best trial {number}: {by} {value:.4f}{over}")
-    echo(f"  {params_text(params)}")
 
 
 def show_confirmed(by: str, rows: Sequence[Mapping[Any, Any]]) -> None:
@@ -119,11 +103,7 @@ MEASURES = ("value", "_mean", "_std", "_ci95")
 
 
 def confirmed(folder: Path) -> list[dict[str, Any]]:
-    """The rows of confirm.csv, none where there is no such file; trial and n are whole numbers.
-
-    Raises:
-        StoreError: it cannot be read.
-    """
+    """The rows of confirm.csv, none where there is no such file; trial and n are whole numbers."""
     from fedsim.storage import tables
 
     path = folder / "confirm.csv"

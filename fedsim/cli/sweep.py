@@ -11,21 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from fedsim.cli import searches
+from fedsim.cli import options, searches
 from fedsim.cli.common import make_importable, repeatable, tracebacks, trackers_of
 from fedsim.cli.dry_run import dry_run_options, show_estimate
 from fedsim.cli.names import preset_or_file
-from fedsim.cli.options import (
-    OF_SEVERAL_RUNS,
-    GroupedOption,
-    SettingsCommand,
-    accept_option,
-    out_option,
-    parallel_option,
-    set_any_option,
-    track_option,
-    verbose_option,
-)
 from fedsim.core.errors import ConfigError, FedsimError
 from fedsim.core.searches import METRICS, PRUNERS, SAMPLERS
 from fedsim.core.terminal import echo
@@ -41,33 +30,34 @@ if TYPE_CHECKING:
 Names = Mapping[str, Mapping[str, str]]
 MOST_RUNS = 10_000
 """The number in :data:`fedsim.config.experiments.MOST_RUNS`."""
-search_option = partial(click.option, cls=GroupedOption, group="Search", default=None)
+search_option = partial(click.option, cls=options.GroupedOption, group="Search", default=None)
 
 
 def of_several_runs(kind: str) -> Callable[[Callable[..., Any]], click.Command]:
     """Makes a command of a function of experiment, context, flags and options."""
-    options = (
+    decorators = (
         click.argument("experiment", metavar="FILE|PRESET", shell_complete=preset_or_file),
-        set_any_option,
-        out_option(help=f"Directory of the results; runs/{kind}-NAME by default."),
+        options.set_any_option,
+        options.out_option(help=f"Directory of the results; runs/{kind}-NAME by default."),
         dry_run_options,
-        parallel_option,
-        track_option,
-        accept_option,
-        verbose_option,
+        options.parallel_option,
+        options.track_option,
+        options.accept_option,
+        options.verbose_option,
         click.pass_context,
     )
 
     def command(function: Callable[..., Any]) -> click.Command:
-        for option in reversed(options):
-            function = option(function)
-        return click.command(cls=SettingsCommand, defaults=OF_SEVERAL_RUNS)(function)
+        for decorator in reversed(decorators):
+            function = decorator(function)
+        cls, defaults = options.SettingsCommand, options.OF_SEVERAL_RUNS
+        return click.command(cls=cls, defaults=defaults)(function)
 
     return command
 
 
 @of_several_runs("sweep")
-def sweep(ctx: click.Context, /, **options: Any) -> None:
+def sweep(ctx: click.Context, /, **parameters: Any) -> None:
     """Run a grid of experiments; finished runs are skipped.
 
     FILE is a YAML file of settings with a 'grid:' of lists; PRESET is a name of 'fedsim list
@@ -87,7 +77,7 @@ def sweep(ctx: click.Context, /, **options: Any) -> None:
     stop the others. Afterwards the same command continues: unfinished runs resume from their
     newest checkpoint.
     """
-    _do(ctx, **options)
+    _do(ctx, **parameters)
 
 
 @search_option(
@@ -135,7 +125,7 @@ def sweep(ctx: click.Context, /, **options: Any) -> None:
     help="Search over a key, as in the section 'search:' of a file. Repeatable.",
 )
 @of_several_runs("tune")
-def tune(ctx: click.Context, /, **options: Any) -> None:
+def tune(ctx: click.Context, /, **parameters: Any) -> None:
     """Search hyperparameters by the validation part, with Optuna.
 
     FILE is a YAML file of settings with a section 'search:' of lines 'KEY: FORM', where FORM is
@@ -153,11 +143,11 @@ def tune(ctx: click.Context, /, **options: Any) -> None:
     report DIR' plots the search. After an interruption the same command continues to the same
     trials.csv.
     """
-    _do(ctx, "tune", **options)
+    _do(ctx, "tune", **parameters)
 
 
 @of_several_runs("study")
-def study(ctx: click.Context, /, **options: Any) -> None:
+def study(ctx: click.Context, /, **parameters: Any) -> None:
     """Tune methods on partitions with equal budgets, then compare them.
 
     FILE is a YAML file of settings with 'methods:' and 'partitions:' (rows 'NAME: {KEY: VALUE}'; of
@@ -174,7 +164,7 @@ def study(ctx: click.Context, /, **options: Any) -> None:
     (DIR/runs), and reported (DIR/report). After an interruption or a failure the same command
     continues.
     """
-    _do(ctx, "study", **options)
+    _do(ctx, "study", **parameters)
 
 
 def _do(
@@ -192,10 +182,7 @@ def _do(
     searched: Sequence[str] = (),
     **budget: Any,
 ) -> None:
-    """Does what the file says; ``kind`` is what it must be, if any.
-
-    ``budget`` are the options of the search, None where they are not given.
-    """
+    """Does what the file says, which must be of this ``kind``; ``budget`` is of the search."""
     place: tuple[str, Path] | None = None
     with repeatable(ctx, lambda: place):
         from fedsim.storage.directories import folder_of

@@ -6,19 +6,12 @@ import json
 import secrets
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from fedsim.cli import options
 from fedsim.cli.common import make_run_importable, on_run
-from fedsim.cli.options import (
-    GroupedCommand,
-    GroupedOption,
-    WordOrNumber,
-    accept_option,
-    format_option,
-    verbose_option,
-)
 from fedsim.core.errors import exit_status
 from fedsim.core.terminal import echo
 from fedsim.core.text import counted
@@ -27,14 +20,14 @@ from fedsim.training.signals import handled
 if TYPE_CHECKING:
     from fedsim.audit.verify import Verification
 
-verify_option = partial(click.option, cls=GroupedOption, group="What is verified")
+verify_option = partial(click.option, cls=options.GroupedOption, group="What is verified")
 
 
-@click.command(cls=GroupedCommand)
+@click.command(cls=options.GroupedCommand)
 @on_run("path", "[RUN|SWEEP]", sweeps=True, importable=False)
 @verify_option(
     "--rounds",
-    type=WordOrNumber("all", 9),
+    type=options.WordOrNumber("all", 9),
     default=3,
     show_default=True,
     metavar="N|all",
@@ -65,18 +58,11 @@ verify_option = partial(click.option, cls=GroupedOption, group="What is verified
     help="Also run the functions (FILE.py:function) that the runs name, with your rights. Without "
     "it such a run is refused.",
 )
-@accept_option
-@format_option
-@verbose_option
+@options.accept_option
+@options.format_option
+@options.verbose_option
 def verify(
-    path: str,
-    rounds: int | Literal["all"],
-    sample: int,
-    seed: int | None,
-    data_dir: str | None,
-    form: str,
-    accept_changed_code: bool,
-    allow_code: bool,
+    path: str, sample: int, seed: int | None, form: str, allow_code: bool, **choices: Any
 ) -> None:
     """Do rounds of a run again and compare everything byte for byte.
 
@@ -102,14 +88,7 @@ def verify(
             for number, run in enumerate(runs):
                 if allow_code:
                     make_run_importable(run)
-                result = audit.verify(
-                    run,
-                    rounds=rounds,
-                    seed=seed + number,
-                    data_dir=data_dir,
-                    accept_changed_code=accept_changed_code,
-                    allow_code=allow_code,
-                )
+                result = audit.verify(run, seed=seed + number, allow_code=allow_code, **choices)
                 results.append(result)
                 if form == "table":
                     _show(result, path if runs == [Path(path)] else run.name)

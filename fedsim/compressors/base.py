@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -43,18 +43,14 @@ class Message(NamedTuple):
 
 
 class Operator(Protocol):
-    """A compression operator C."""
+    """A compression operator C.
+
+    One with a method ``resume(shapes, memory)`` is replaced by what that returns for tensors of
+    these shapes, with the memory of the last message.
+    """
 
     def __call__(self, x: Vector, tensors: Sequence[slice], draw: np.random.Generator) -> Message:
         """C(x) of x (d,), whose tensors are given; random numbers are from ``draw``."""
-
-
-@runtime_checkable
-class Resumes(Protocol):
-    """An operator that knows the shapes of tensors, and keeps something between messages."""
-
-    def resume(self, shapes: Sequence[tuple[int, ...]], memory: Vector | None) -> Operator:
-        """The operator for tensors of these shapes; ``memory`` is that of the last message."""
 
 
 @dataclass(frozen=True)
@@ -100,8 +96,8 @@ class Compression:
         draw = generator(task.ctx.seed, self.name, task.key, task.client)
         kept: dict[str, Array] = {}
         compress = self.compressor.operator
-        if isinstance(compress, Resumes):
-            compress = compress.resume([slot.shape for slot in slots], state.get("memory"))
+        if resume := getattr(compress, "resume", None):
+            compress = resume([slot.shape for slot in slots], state.get("memory"))
         if feedback == "ef21":
             h = state.get("h", np.zeros_like(x))
             message = compress(x - h, tensors, draw)

@@ -119,10 +119,7 @@ class Experiment:
         return "study" if self.methods else "tune" if self.search else "sweep"
 
     def over(self, base: Experiment) -> Experiment:
-        """This experiment over another one; its own settings, text, grid and search win.
-
-        Of a study neither grid nor search of the other one are taken.
-        """
+        """This experiment over another one; a study takes neither grid nor search of that."""
         alone = bool(self.methods)
         return replace(
             self,
@@ -152,11 +149,7 @@ def as_yaml(content: Mapping[str, Any]) -> str:
 
 
 def parse(text: str, source: str, with_lines: bool = True) -> Experiment:
-    """The experiment in a YAML text; ``source`` is its name in messages.
-
-    Raises:
-        ConfigError: not valid YAML, a key that is given twice, or a malformed grid.
-    """
+    """The experiment in a YAML text, whose name in messages is ``source``; or a ConfigError."""
     try:
         return _Document(text, source, with_lines).experiment()
     except yaml.YAMLError as error:

@@ -24,11 +24,7 @@ _SETTINGS = {"best_by", *COLUMNS.values()} - _NO_SETTINGS
 
 
 def is_setting(column: str) -> bool:
-    """Whether results depend on a column of summary.csv, rather than being in it.
-
-    A setting with a section has the dotted key of config.yaml, such as ``train.lr`` or
-    ``fedprox.mu``; no outcome has a dot in its name.
-    """
+    """Whether results depend on a column of summary.csv; no outcome has a dot in its name."""
     return column in _SETTINGS or ("." in column and column not in _NO_SETTINGS)
 
 

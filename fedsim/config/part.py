@@ -16,10 +16,7 @@ T = TypeVar("T")
 
 
 class PartSection(Section):
-    """Its keys but ``name`` and those in ``common`` are settings of some parts.
-
-    ``name`` is one of ``registry`` or a function of the user's, by default none at all.
-    """
+    """Names a part of ``registry``; keys but those in ``common`` are settings of some parts."""
 
     registry: ClassVar[Registry]
     common: ClassVar[tuple[str, ...]] = ()

@@ -35,10 +35,7 @@ def load_config(
 def read_layers(
     *, preset: str | None = None, file: Path | None = None, overrides: Settings | None = None
 ) -> tuple[Settings, Settings, Settings]:
-    """The settings of preset, file and flags; a later layer wins.
-
-    ``preset`` takes the place of that of ``file``; ``overrides`` are of :func:`from_flags`.
-    """
+    """The settings of preset (before that of the file), file and flags; a later layer wins."""
     written = experiments.read(file) if file is not None else experiments.Experiment()
     for key, command in (("methods", "study"), ("search", "tune"), ("grid", "sweep")):
         if getattr(written, key):
@@ -54,10 +51,7 @@ def resolve(*layers: Settings, build: bool = True) -> RunConfig:
     """Merges layers of settings to a configuration; a later layer wins.
 
     ``build=False`` is for a first look, without importing torch: hyperparameters of methods are not
-    checked, and ``train.momentum`` is what was given.
-
-    Raises:
-        ConfigError: as :func:`load_config`.
+    checked, and ``train.momentum`` is what was given. A ConfigError as of :func:`load_config`.
     """
     merged = {key: setting for layer in layers for key, setting in layer.items()}
     nested: dict[str, Any] = {}
@@ -118,11 +112,7 @@ def unused(settings: Settings, runs: Iterable[RunConfig]) -> dict[str, str]:
 
 
 def from_flags(flags: Mapping[str, tuple[str, object]], sets: Iterable[str] = ()) -> Settings:
-    """The settings on a command line.
-
-    ``flags`` are by dotted key the flag and its value, None where the flag is absent; ``sets`` are
-    of ``--set``, each ``key=value``; ``null`` is None.
-    """
+    """The settings of flags, by key the flag and its value (None: absent), and of ``--set``."""
     settings = {
         key: Setting(None if value == "null" else value, flag)
         for key, (flag, value) in flags.items()
@@ -171,9 +161,6 @@ def with_normalization(config: RunConfig) -> RunConfig:
 
     That of the network's pretraining where it starts from weights that timm or torchvision
     publish, with its image size where ``data.image_size`` is open as well; else the data set's.
-
-    Raises:
-        ConfigError: timm is not installed.
     """
     c, normalization = config.data, None
     if c.normalization is not None:

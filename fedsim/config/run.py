@@ -24,7 +24,7 @@ from fedsim.config.validation import (
     is_section,
     options_of,
 )
-from fedsim.core.errors import ConfigError
+from fedsim.core.errors import ConfigError, spelled
 from fedsim.core.normalization import OF_DATASET
 from fedsim.core.settings import InvalidSetting, checked, with_folder
 from fedsim.core.text import counted
@@ -70,7 +70,10 @@ class RunConfig(RunSettings):
         sections = dict(given.get("hyperparameters") or {})
         sections |= {name: given[name] for name in given if is_section(name)}
         algorithm = given.get("algorithm", cls.model_fields["algorithm"].default)
-        servers, data_name = _chain(given.get("server")), _of_data(given, "name")
+        if isinstance(algorithm, str):
+            algorithm = given["algorithm"] = spelled(algorithm, algorithms.names()) or algorithm
+        chain, data_name = _chain(given.get("server")), _of_data(given, "name")
+        servers = [spelled(name, algorithms.names()) or name for name in chain]
         roles = [("algorithm", algorithm), *(("server", name) for name in servers)]
         roles += [("data.name", data_name)]
         for section, leaf in PARTS:
@@ -301,10 +304,7 @@ def _chain(server: Any) -> tuple[str, ...]:
 
 
 def _training(algorithm: str, rule: LocalRule | None, section: Any) -> TrainConfig:
-    """Section ``train`` as the client part of ``algorithm``, None where it is not built, allows.
-
-    There is no momentum with AdamW, nor where clients train by plain SGD.
-    """
+    """Section ``train``, if the client part of ``algorithm`` allows it; AdamW has no momentum."""
     train = TrainConfig.model_validate(section)
     for key, plain, what in (("optimizer", "sgd", "SGD"), ("lr_head", None, "one learning rate")):
         value = getattr(train, key)

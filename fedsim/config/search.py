@@ -117,10 +117,7 @@ def from_flags(texts: Iterable[str]) -> Settings:
 
 
 def make_space(searched: Settings, settings: Settings, overrides: Settings) -> Space:
-    """The space of ``searched`` texts by key, each value checked as ``--set`` is.
-
-    ``settings`` lie below the searched keys; a key in ``overrides``, the flags, is not searched.
-    """
+    """The space of ``searched`` texts but for flags, each value checked over the settings."""
     space = {key: parse(setting) for key, setting in searched.items() if key not in overrides}
     if not space:
         raise ConfigError(

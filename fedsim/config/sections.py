@@ -20,28 +20,8 @@ from fedsim.config.compress import CompressConfig as CompressConfig
 from fedsim.config.dp import DpConfig as DpConfig
 from fedsim.config.engine import EngineConfig as EngineConfig
 from fedsim.config.section import Common, Key, Neutral, Placement, Section
+from fedsim.core import settings
 from fedsim.core.normalization import OF_DATASET, Normalization
-from fedsim.core.settings import (
-    Alpha,
-    Clients,
-    Count,
-    CountOrNone,
-    CountOrZero,
-    Decay,
-    Fraction,
-    NonNegative,
-    Order,
-    Positive,
-    Prior,
-    Scalar,
-    Shards,
-    Share,
-    client_ids,
-    column_names,
-    in_line,
-    with_folder,
-    word_or_number,
-)
 from fedsim.systems import distributions
 from fedsim.systems.clock import BOUNDS
 
@@ -66,21 +46,21 @@ class DataConfig(Section):
     group: Annotated[Literal["none", "patient"] | None, Key("--group", "none|patient")] = None
     """patient: all samples of a patient go to one client and to one part; unset: patient where
     patients are known, but none with the partition files."""
-    num_clients: Annotated[Clients, Common("--clients", "K", column="num_clients")] = 50
+    num_clients: Annotated[settings.Clients, Common("--clients", "K", column="num_clients")] = 50
     """Number of clients K; where files, sites or users fix it, another number is an error."""
-    alpha: Annotated[Alpha, Common("--alpha", "A", column="alpha", shape=False)] = 0.5
+    alpha: Annotated[settings.Alpha, Common("--alpha", "A", column="alpha", shape=False)] = 0.5
     """Concentration of the Dirichlet distribution of labels over clients; smaller is more
     heterogeneous."""
-    shards_per_client: Shards = 2
+    shards_per_client: settings.Shards = 2
     """Shards that each client gets in the partition shards."""
-    prior: Annotated[Prior, Key(shape=False)] = "uniform"
+    prior: Annotated[settings.Prior, Key(shape=False)] = "uniform"
     """Class prior in the partition dirichlet_per_client: uniform, or the class frequencies."""
-    order: Annotated[Order, Key(shape=False)] = "round_robin"
+    order: Annotated[settings.Order, Key(shape=False)] = "round_robin"
     """Order in which clients draw in the partition dirichlet_per_client: in turn, or one after
     another."""
-    min_samples: Count = 2
+    min_samples: settings.Count = 2
     """Minimum number of training samples of a client."""
-    val_fraction: Annotated[Share, Key("--val-fraction", "F")] = 0.0
+    val_fraction: Annotated[settings.Share, Key("--val-fraction", "F")] = 0.0
     """Share of the training data held out as the common validation part."""
     test_fraction: float = Field(default=0.2, gt=0, lt=1)
     """Share of the data held out as the common test part, where the data set has none."""
@@ -100,9 +80,9 @@ class DataConfig(Section):
     these names."""
     augment: str | None = None
     """Augmentation of training images; unset: the data set's default."""
-    client_val_fraction: Share = 0.0
+    client_val_fraction: settings.Share = 0.0
     """Share of each client's samples held out as its own validation part."""
-    client_test_fraction: Share = 0.0
+    client_test_fraction: settings.Share = 0.0
     """Share of each client's samples held out as its own test part."""
     heldout_clients: float = Field(default=0.0, ge=0, le=10**7)
     """Clients that never train, a number, or a share below 1; data.seed draws them, and the final
@@ -113,7 +93,7 @@ class DataConfig(Section):
     ] = "none"
     """How clients' images differ; client 0 has the original images, the last client the strongest
     shift."""
-    feature_strength: Annotated[Fraction, Key("--feature-strength", "S")] = 1.0
+    feature_strength: Annotated[settings.Fraction, Key("--feature-strength", "S")] = 1.0
     """Strength of the last client's feature shift, up to 1; client 0 has none."""
     shift_test: Literal["mixed", "clean"] = "mixed"
     """Feature shift of the common test and validation parts: each image that of some client, or
@@ -122,18 +102,18 @@ class DataConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _folder_in_name(cls, values: Any) -> Any:
-        return with_folder(values) if isinstance(values, Mapping) else values
+        return settings.with_folder(values) if isinstance(values, Mapping) else values
 
     @field_validator("columns", mode="plain")
     @classmethod
     def _columns(cls, value: object) -> str | None:
-        names = {} if value is None else column_names(value)
-        return in_line(f"{role}={name}" for role, name in names.items()) or None
+        names = {} if value is None else settings.column_names(value)
+        return settings.in_line(f"{role}={name}" for role, name in names.items()) or None
 
     @property
     def column_names(self) -> dict[str, str]:
         """``columns`` by what they hold."""
-        return column_names(self.columns or "")
+        return settings.column_names(self.columns or "")
 
     @field_validator("normalization")
     @classmethod
@@ -179,12 +159,14 @@ class TrainConfig(Section):
     """Section ``train``: rounds, sampling and the local training that all methods share."""
 
     prefix = "train."
-    rounds: Annotated[Count, Common("--rounds", column="rounds", shape=False)] = 100
+    rounds: Annotated[settings.Count, Common("--rounds", column="rounds", shape=False)] = 100
     """Number of communication rounds."""
-    patience: Annotated[CountOrNone, Key("--patience", shape=False)] = None
+    patience: Annotated[settings.CountOrNone, Key("--patience", shape=False)] = None
     """Stop after N evaluations in a row without a better validation accuracy; unset: after
     train.rounds."""
-    sample_rate: Annotated[Fraction, Common("--sample-rate", "RATE", column="sample_rate")] = 0.1
+    sample_rate: Annotated[
+        settings.Fraction, Common("--sample-rate", "RATE", column="sample_rate")
+    ] = 0.1
     """Share of the clients drawn in each round: m = max(1, floor(rate * K))."""
     cohort: Annotated[
         Literal["fixed", "poisson"],
@@ -197,20 +179,20 @@ class TrainConfig(Section):
     ] = False
     """Refuse what secure aggregation excludes: server rules that need more than the sum of the
     clients' messages; the sum is the same, so that no result changes."""
-    local_epochs: Annotated[Count, Common("--local-epochs --epochs")] = 1
+    local_epochs: Annotated[settings.Count, Common("--local-epochs --epochs")] = 1
     """Passes over a client's data in each round."""
-    local_steps: CountOrNone = None
+    local_steps: settings.CountOrNone = None
     """Steps of each client in each round, in place of local_epochs; batches carry on over rounds,
     and a client's data are shuffled again when they are used up."""
     shuffle: Literal["fedsim", "dataloader"] = "fedsim"
     """Order of the batches with local_steps: from a stream for each client, or (dataloader) that of
     PyTorch's DataLoaders in one process that trains all clients in turn."""
-    batch_size: Annotated[Count, Common("--batch-size")] = 50
+    batch_size: Annotated[settings.Count, Common("--batch-size")] = 50
     """Samples per training step."""
     optimizer: Annotated[Literal["sgd", "adamw"], Key("--optimizer")] = "sgd"
     """Optimiser of the clients; adamw: betas 0.9 and 0.999, eps 1e-8. Its state starts empty in
     every round."""
-    lr: Annotated[Positive, Common("--lr", shape=False)] = 0.01
+    lr: Annotated[settings.Positive, Common("--lr", shape=False)] = 0.01
     """Learning rate of the clients' optimiser."""
     lr_head: Annotated[float | None, Field(gt=0), Key(shape=False)] = None
     """Learning rate of the head's tensors, scheduled as train.lr is; unset: train.lr."""
@@ -240,9 +222,9 @@ class TrainConfig(Section):
     ] = "constant"
     """Learning rate over the rounds; warmup_round: lr * min(1, local_epochs * round / 5), round
     from 0."""
-    momentum: Annotated[Decay, Key("--momentum", shape=False)] = 0.5
+    momentum: Annotated[settings.Decay, Key("--momentum", shape=False)] = 0.5
     """Momentum of the clients' SGD (AdamW has none); its buffers start empty in every round."""
-    weight_decay: Annotated[NonNegative, Key("--weight-decay", shape=False)] = 5e-4
+    weight_decay: Annotated[settings.NonNegative, Key("--weight-decay", shape=False)] = 5e-4
     """Weight decay of the clients' optimiser: an L2 penalty in SGD, decoupled in AdamW."""
     threads: Annotated[int, Field(ge=1, le=4096), Neutral()] = 1
     """Torch threads per client."""
@@ -256,21 +238,23 @@ class TrainConfig(Section):
     def _ids_or_file(cls, value: object) -> str | None:
         if value is None or str(value).endswith(".csv"):
             return None if value is None else str(value)
-        return client_ids(value, ", or a file FILE.csv")
+        return settings.client_ids(value, ", or a file FILE.csv")
 
 
 class EvaluationConfig(Section):
     """Section ``evaluation``: when and how models are tested."""
 
     prefix = "evaluation."
-    every: Annotated[Count, Key("--evaluate-every")] = 1
+    every: Annotated[settings.Count, Key("--evaluate-every")] = 1
     """Evaluate every N rounds, and after the last one."""
-    batch_size: Annotated[Count, Neutral()] = 256
+    batch_size: Annotated[settings.Count, Neutral()] = 256
     """Samples per forward pass of the evaluation."""
     personal: Literal["all_clients", "cohort_before", "cohort_after"] = "all_clients"
     """Whose models are evaluated for personalised methods: those of all clients, or of the cohort
     before or after local training."""
-    decompose_every: Annotated[CountOrZero, Neutral("--decompose-every", "K", common=True)] = 0
+    decompose_every: Annotated[
+        settings.CountOrZero, Neutral("--decompose-every", "K", common=True)
+    ] = 0
     """Split the loss into local, shift and aggregation loss every K rounds and after the last one;
     0: never."""
     decompose_split: Annotated[
@@ -284,12 +268,14 @@ class EvaluationConfig(Section):
         Decomposed("--decompose-scope"),
     ] = "cohort"
     """Whose data the decomposition uses: those of the round's clients, or of all clients."""
-    decompose_max_samples: Annotated[CountOrNone, Decomposed("--decompose-max-samples")] = None
+    decompose_max_samples: Annotated[
+        settings.CountOrNone, Decomposed("--decompose-max-samples")
+    ] = None
     """Maximum number of samples of each client in the decomposition, drawn once for the run; unset:
     all."""
     loss_matrix: Annotated[bool, Decomposed("--loss-matrix/--no-loss-matrix")] = False
     """Also write every model's loss on every client's data."""
-    clients_every: Annotated[CountOrZero, Neutral("--evaluate-clients-every", "K")] = 0
+    clients_every: Annotated[settings.CountOrZero, Neutral("--evaluate-clients-every", "K")] = 0
     """Evaluate on each client's own data every K rounds and after the last one; 0: never."""
     cosines: Annotated[bool, Neutral("--cosines/--no-cosines")] = False
     """Write the cosines between the updates, and the spectrum of their Gram matrix, in the rounds
@@ -303,14 +289,14 @@ class EvaluationConfig(Section):
         Neutral("--target-accuracy", "A", column="target_accuracy"),
     ] = None
     """Target test accuracy, above 0 and up to 1; summary.csv says when it was first reached."""
-    finetune_epochs: CountOrZero = 0
+    finetune_epochs: settings.CountOrZero = 0
     """After the last round each client fine-tunes a copy of the final model for N epochs, scored on
     its own test part before and after; 0: none."""
 
     @field_validator("conflicts", mode="plain")
     @classmethod
     def _rounds(cls, value: object) -> str | int:
-        return word_or_number(value, ("always", "never"))
+        return settings.word_or_number(value, ("always", "never"))
 
     @property
     def conflicts_every(self) -> int:
@@ -400,7 +386,7 @@ class RunSettings(Section):
     compress: CompressConfig = CompressConfig()
     dp: DpConfig = DpConfig()
     engine: EngineConfig = EngineConfig()
-    hyperparameters: Mapping[str, Mapping[str, Scalar]] = Field(default_factory=dict)
+    hyperparameters: Mapping[str, Mapping[str, settings.Scalar]] = Field(default_factory=dict)
     """By method or data set, filled from the sections of their names."""
 
     @property

@@ -21,10 +21,7 @@ if TYPE_CHECKING:
 
 
 def cohort_size(num_clients: int, sample_rate: float) -> int:
-    """m = max(1, floor(rate K)), the number of clients in a round.
-
-    A product that floating-point rounding leaves just below a whole number counts as that number.
-    """
+    """m = max(1, floor(rate K)), the clients in a round, up to floating-point rounding."""
     return max(1, math.floor(sample_rate * num_clients + 1e-9))
 
 
@@ -47,11 +44,7 @@ def check_name(
 
 
 def options_of(key: str, name: str) -> Mapping[str, Parameter]:
-    """The options of what ``key`` names, that are keys of the section of that name.
-
-    A partition's, an attack's and a compressor's may also be keys of ``data``, ``attack`` and
-    ``compress``.
-    """
+    """The options of what ``key`` names that are keys of a section of that name."""
     if key == "data.name":
         return data.options(name)
     declared, elsewhere = {
@@ -73,10 +66,7 @@ def default_options(key: str, name: str) -> dict[str, Any]:
 def check_data_options(
     name: str, given: Mapping[str, object], used: object, folder: object
 ) -> dict[str, Scalar]:
-    """The section of data set ``name``; empty where ``used``, the value of data.name, is another.
-
-    ``folder`` is the value of data.dir; with one, generated data are not drawn.
-    """
+    """The section of data set ``name``; empty where another is ``used``."""
     declared, info = data.options(name), data.find(name)
     values = checked(name, declared, given, "option")
     generated = info is not None and info.generated

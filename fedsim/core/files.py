@@ -29,15 +29,8 @@ UNFINISHED = ".writing-"
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path to write to; the file is then flushed to the disk and renamed to ``path``.
-
-    Raises:
-        StoreError: it cannot be written; what was there before is still there, as after any error.
-    """
-    with (
-        writing(path),
-        tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=path.parent) as folder,
-    ):
+    """A temporary path to write to, then flushed and renamed; a StoreError leaves all as it was."""
+    with writing(path), tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=path.parent) as folder:
         unfinished = Path(folder, path.name)
         yield unfinished
         sync(unfinished)
@@ -47,10 +40,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def replacing_folder(folder: Path) -> Iterator[Path]:
-    """A temporary folder to write to; its files are then flushed and moved into ``folder``.
-
-    ``folder`` is made where it is missing; a StoreError leaves what was there before.
-    """
+    """A temporary folder whose files are then flushed and moved into ``folder``."""
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         with writing(folder):
@@ -190,10 +180,7 @@ class LockHolder(NamedTuple):
 
 
 def lock_holder(folder: Path) -> LockHolder | None:
-    """Who holds the lock of a run directory, or was killed while it did; None: nobody.
-
-    A lock that somebody left is tried for an instant, shared, so that no run is disturbed.
-    """
+    """Who holds the lock of a run directory, or was killed while it did; None: nobody."""
     try:
         with (folder / LOCK_FILE).open("rb") as file:
             process = file.read(200).decode(errors="replace").strip()

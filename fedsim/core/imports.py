@@ -33,10 +33,7 @@ def refused(reason: str) -> Iterator[None]:
 
 
 def resolve(name: str, where: str) -> Callable[..., Any]:
-    """The callable that ``module:function`` or ``FILE.py:function`` names; its module is imported.
-
-    A ConfigError, which begins with ``where``, also for whatever the module raises.
-    """
+    """The callable of this name, imported; a ConfigError that begins with ``where`` if it fails."""
     module_name, function_name = module_of(name, where), name.rpartition(":")[2]
     if not all((*module_name.split("."), function_name)):
         raise ConfigError(f"{where}: {name!r} is not of the form module:function")
@@ -115,10 +112,7 @@ def call(function: Callable[..., Any], where: str, *args: Any, **kwargs: Any) ->
 
 @functools.cache
 def plugins(folders: tuple[str, ...], function: str) -> tuple[str, ...]:
-    """The names of the modules in ``folders`` that define ``function`` at their top, sorted.
-
-    Imports nothing; any other file is a helper of its neighbours.
-    """
+    """The modules in ``folders`` that define ``function`` at their top, sorted; imports nothing."""
     defines = re.compile(rf"^def {function}\b", re.MULTILINE)
     patterns = ("[!_]*.py", "*/__init__.py")
     files = [f for folder in folders for pattern in patterns for f in Path(folder).glob(pattern)]
@@ -133,10 +127,7 @@ def plugins(folders: tuple[str, ...], function: str) -> tuple[str, ...]:
 
 @contextmanager
 def users_code(where: str, kind: type[FedsimError]) -> Iterator[None]:
-    """Runs code of the user's; what it raises becomes an error of a ``kind`` that names the line.
-
-    Errors of fedsim and Ctrl-C pass as they are; the message begins with ``where``.
-    """
+    """Turns what the user's code raises, but Ctrl-C, into an error of a ``kind`` with its line."""
     try:
         yield
     except (FedsimError, KeyboardInterrupt):

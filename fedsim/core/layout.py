@@ -28,11 +28,7 @@ Place = tuple[Table, str]
 
 
 def layout_of(model: nn.Module) -> Layout:
-    """The slots of a model: parameters in ``named_parameters()`` order, then float buffers.
-
-    Tied parameters appear once. Integer buffers (``num_batches_tracked``) are not federated, nor is
-    what :func:`freeze` took out.
-    """
+    """The slots of a model that are not frozen: parameters, tied ones once, then float buffers."""
     frozen = frozen_names(model)
     norms = {id(t) for m in model.modules() if isinstance(m, _BatchNorm) for t in _tensors(m)}
     module = getattr(model, "head", None)
@@ -66,10 +62,7 @@ def float_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def freeze(model: nn.Module, tensors: Collection[Tensor]) -> None:
-    """Takes tensors of a model out of training and out of its vector, in place.
-
-    A BatchNorm or InstanceNorm of which nothing is left stays in evaluation mode.
-    """
+    """Takes tensors, and norms of which nothing is left, out of training and of the vector."""
     ids = {id(t) for t in tensors}
     names = [name for name, t in float_tensors(model).items() if id(t) in ids]
     for t in tensors:
@@ -261,11 +254,7 @@ class FlatModel:
         self._changed = self._told
 
     def settle(self) -> None:
-        """Takes into ``flat`` what a forward pass has put in the place of parameters and buffers.
-
-        Raises:
-            ContractError: another parameter, or a tensor of another shape, is in a place.
-        """
+        """Takes in what a forward pass put in the place of tensors, or raises a ContractError."""
         for get, key, tensor, data_ptr, pointer in self._held:
             if get(key) is not tensor or data_ptr() != pointer:
                 self._take()
@@ -292,11 +281,7 @@ class FlatModel:
                     t[k] = tensor
 
     def mode(self, train: bool) -> None:
-        """Switches to training or evaluation mode; frozen norms stay in evaluation mode.
-
-        Free if every module is in it already, but for modules with a ``train`` of their own, which
-        may keep what they compute of their values until it is called.
-        """
+        """Switches training on or off, off for frozen norms; free where it is so already."""
         if self._changed or any(module.training != train for module in self._modules):
             self._changed = False
             self.model.train() if train else self.model.eval()
@@ -347,10 +332,7 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 
 
 def unsuitable(model: nn.Module, before: Collection[Any]) -> str | None:
-    """What of a model's tensors cannot be values of one vector of float32; None: all can.
-
-    ``before`` are the attributes of its modules before a forward pass.
-    """
+    """What of a model's tensors fits no vector of float32; ``before``: attributes at first."""
     if set(map(id, model.parameters())) != {id(p) for _, p in model.named_parameters()}:
         return "parameters() gives others than named_parameters()"
     for name, t in float_tensors(model).items():

@@ -21,10 +21,7 @@ GPU_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 
 
 def processor() -> dict[str, str]:
-    """The kind of this machine's processor: by it the last digits of results may differ.
-
-    ``kernels`` is the instruction set that torch's kernels use.
-    """
+    """This machine's processor and torch's instruction set: on both the last digits depend."""
     import torch
 
     entries: dict[str, str] = {}

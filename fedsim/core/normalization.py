@@ -42,10 +42,7 @@ class Normalization:
         return "/".join([*parts, *([str(self.size)] if self.size else [])])
 
     def applied(self, dataset: Dataset) -> Dataset:
-        """The data set with it; grey images get the means over the channels.
-
-        A ValueError where the images have another number of channels.
-        """
+        """The data set with it, grey images with mean values; a ValueError for other channels."""
         if dataset.pipeline is None:
             return dataset
         channels = dataset.x.shape[1]

@@ -38,10 +38,7 @@ def once(kind: str, key: Hashable, make: Callable[[], T]) -> T:
 
 
 def copied(kind: str, key: Hashable, make: Callable[[], T]) -> T:
-    """The same for a value that the caller may change: a copy of its own, by pickle.
-
-    What pickle refuses, such as a network with a hook that is a closure, is made anew each time.
-    """
+    """The same as a copy of its own, by pickle; what pickle refuses is made anew."""
     if _kept is None:
         return make()
 

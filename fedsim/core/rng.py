@@ -62,10 +62,7 @@ def torch_scope(seed: int, device: torch.device | None = None) -> Iterator[None]
 
 @contextmanager
 def one_torch_thread() -> Iterator[None]:
-    """One thread for torch inside, as the number of threads can change the last bits of a result.
-
-    Sums of matrix products and of QR decompositions (``orthogonal_``) are split among the threads.
-    """
+    """One thread for torch inside: the last bits of sums depend on their number."""
     import torch
 
     before = torch.get_num_threads()
@@ -77,10 +74,7 @@ def one_torch_thread() -> Iterator[None]:
 
 
 def seed_torch(seed: int, device: torch.device | None = None) -> None:
-    """Seeds all global generators, those of torch for ``device`` too; in :func:`torch_scope` only.
-
-    Faster than ``torch.random.manual_seed``, which also seeds devices that nobody uses.
-    """
+    """Seeds all global generators in :func:`torch_scope`, those of torch for ``device`` too."""
     for g in _global_generators(device):
         g.manual_seed(seed)
 

@@ -4,6 +4,7 @@ import csv
 import functools
 import io
 import re
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from inspect import Parameter
 from typing import Annotated, Any, Literal
@@ -42,6 +43,10 @@ COLUMNS = ("image", "text", "label", "target", "site", "user", "patient", "split
 """What a column of a data set may hold, in ``data.columns``."""
 
 
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = 200  # a value that is longer is cut in its message
+
+
 class InvalidSetting(ConfigError):
     """A setting, by its dotted key, that cannot be used: what was given and what is allowed."""
 
@@ -59,14 +64,7 @@ def checked(
     given: Mapping[str, object],
     what: str = "hyperparameter",
 ) -> dict[str, Scalar]:
-    """Values for the declared keyword parameters of a function, converted to their types.
-
-    Args:
-        section: what the keys stand under, such as the name of a method.
-        declared: the parameters, with evaluated annotations.
-        given: by name; one with a default may be missing.
-        what: a parameter is called in messages.
-    """
+    """Values for the declared keyword parameters of a function, converted to their types."""
     values: dict[str, Scalar] = {}
     for name, value in given.items():
         key = f"{section}.{name}"
@@ -182,7 +180,7 @@ def first_problem(error: ValidationError) -> str:
     if not isinstance(value, str | int | float | None):
         return message
     choices = str(first.get("ctx", {}).get("expected", "")).split("'")[1::2]
-    text = "null" if value is None else repr(value)
+    text = "null" if value is None else _SHORT.repr(value)
     return f"{text} given; {message}{nearest(str(value), choices)}"
 
 

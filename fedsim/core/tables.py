@@ -86,24 +86,14 @@ def read_lines(path: Path) -> list[tuple[int, str]]:
 
 
 def records(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Row number and stripped values of the rows of a CSV file that are not blank.
-
-    Numbers are those of lines, from 1; that of a row is its last line's.
-    """
+    """Number of the last line and stripped values of the rows of a CSV file that are not blank."""
     return _records(path, _text(path), SEPARATORS[0])
 
 
 def read_table(
     path: Path, required: Sequence[str], aliases: Mapping[str, str] | None = None
 ) -> Table:
-    """A CSV file with a header, separated by commas, or by semicolons or tabs.
-
-    Args:
-        path: the file.
-        required: columns that must be there.
-        aliases: other names that a header may use, by the name that stands for them here; columns
-            of no meaning beside a column of that name.
-    """
+    """A CSV file with a header; columns may stand under aliases; commas, semicolons or tabs."""
     text, twice = _text(path), ""
     for separator in SEPARATORS:
         parsed = _records(path, text, separator)

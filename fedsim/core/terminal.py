@@ -7,10 +7,7 @@ import click
 
 
 def printable(text: str, keep: str = "") -> str:
-    """The text with escapes such as ``\\x1b`` for what a terminal obeys or nobody sees.
-
-    See ``str.isprintable``; characters in ``keep`` stay.
-    """
+    """The text with escapes for what a terminal obeys or nobody sees, but for ``keep``."""
     if text.isprintable():
         return text
     return "".join(c if c in keep or c.isprintable() else repr(c)[1:-1] for c in text)
@@ -19,10 +16,7 @@ def printable(text: str, keep: str = "") -> str:
 def echo(
     text: str = "", *, file: IO[Any] | None = None, err: bool = False, nl: bool = True
 ) -> None:
-    """Prints a text as ``click.echo`` does; line ends and tabs alone have their effect.
-
-    What the encoding of a stream ``file`` does not have is escaped too.
-    """
+    """``click.echo`` with escapes for what a terminal obeys or ``file`` cannot encode."""
     shown = printable(text, keep="\n\t")
     if file is not None:
         encoding = getattr(file, "encoding", None) or "utf-8"

@@ -47,15 +47,9 @@ def workspace(folder: Path) -> Iterator[Path]:
 def packed(
     name: str, files: Sequence[Path], size: int, decode: Callable[[Path, int], Array]
 ) -> Array:
-    """(N, 3, size, size) uint8 of image files, memory mapped and read-only.
-
-    ``decode`` turns one file into (3, size, size) uint8; otherwise as :func:`packed_rows`.
-    """
-
-    def one(i: int) -> Array:
-        return decode(files[i], size)
-
-    return packed_rows(name, files, len(files), size, decode.__name__, one)
+    """:func:`packed_rows` of image files: ``decode`` makes (3, size, size) uint8 of each."""
+    how = decode.__name__
+    return packed_rows(name, files, len(files), size, how, lambda i: decode(files[i], size))
 
 
 def packed_rows(
@@ -123,10 +117,6 @@ def fetch(urls: tuple[str, ...], md5: str, folder: str, file: str) -> Path:
     """The path of ``file`` in the cache, downloaded from the first of its mirrors that serves it.
 
     Several processes may ask for it at the same time: the complete file takes its name at once.
-
-    Raises:
-        DataError: no mirror could be reached, or the sum differs (says what to put where), or
-            the cache folder cannot be written.
     """
     target = cache_dir() / folder / file
     if target.exists():

@@ -182,12 +182,7 @@ def _parts(raw: Raw, group: str, val_fraction: float, test_fraction: float, seed
 
 
 def check(dataset: Dataset, source: str, whole: bool = False) -> None:
-    """Refuses a data set that breaks the contract; one that is ``whole`` needs no training part.
-
-    Raises:
-        ConfigError: an unknown augmentation.
-        DataError: a wrong dtype, shape, label or index; says which.
-    """
+    """Refuses a data set that breaks the contract; one that is ``whole`` needs no training part."""
     for kept, message in chain(_of_samples(dataset), _of_parts(dataset, whole)):
         if not kept:
             raise DataError(f"{source}: data set {dataset.name}: {message}")

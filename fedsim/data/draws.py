@@ -180,24 +180,16 @@ class Kind:
 _CAPPED = "each class split by Dirichlet(alpha); a client with n/K samples gets no more"
 _PLAIN = "each class split by Dirichlet(alpha), without a limit on sizes"
 _SHARDS = "a few shards of the data sorted by label per client"
+_EQUAL = "equal sizes, class proportions drawn for each client"
+_SIZES = "unequal sizes by Dirichlet(alpha), regardless of class"
 KINDS: Mapping[str, Kind] = {
     kind.deal.__name__: kind
     for kind in (
         Kind(iid, "equal numbers of samples at random", by_label=False, redrawn=False),
         Kind(dirichlet, _CAPPED, by_label=True, redrawn=True),
         Kind(dirichlet_plain, _PLAIN, by_label=True, redrawn=True),
-        Kind(
-            dirichlet_per_client,
-            "equal sizes, class proportions drawn for each client",
-            by_label=True,
-            redrawn=False,
-        ),
-        Kind(
-            quantity,
-            "unequal sizes by Dirichlet(alpha), regardless of class",
-            by_label=False,
-            redrawn=True,
-        ),
+        Kind(dirichlet_per_client, _EQUAL, by_label=True, redrawn=False),
+        Kind(quantity, _SIZES, by_label=False, redrawn=True),
         Kind(shards, _SHARDS, by_label=True, redrawn=False),
     )
 }

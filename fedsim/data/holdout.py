@@ -40,9 +40,6 @@ def hold_out(
     A fraction above 0 is rounded to the nearest number of samples, but to 1 at least. The test
     samples depend neither on the order of a client's samples nor on the validation fraction. With
     ``group`` "patient" whole patients are held out, whose samples come near to that number.
-
-    Raises:
-        DataError: a client would keep fewer than ``min_samples``, or has too few patients.
     """
     kept, label = partition, strata(dataset.y)
     patient = patients.of(dataset) if group == "patient" else None
@@ -201,15 +198,8 @@ def held_out(
 
     Groups are visited in random order, and each is taken whole if that brings the counts nearer
     to ``fraction`` of each stratum (sum of squared relative distances). Without groups
-    every stratum gives its share, rounded to the nearest number.
-
-    Args:
-        stratum: (n,) numbers of the classes, or of classes at sites.
-        group: (n,) numbers of the patients, of whom none may be on both sides, or None.
-        fraction: in 0..1, both excluded.
-        seed: of the draw, with ``stream``, its purpose.
-        stream: of random numbers.
-        source: of the data, for messages.
+    every stratum gives its share, rounded to the nearest number. ``stratum`` (n,) numbers the
+    classes, or classes at sites, ``group`` (n,) the patients; ``source`` is for messages.
     """
     members = np.arange(len(stratum)) if group is None else np.unique(group, return_inverse=True)[1]
     groups = int(members.max()) + 1

@@ -79,20 +79,10 @@ def make(
 ) -> Partition:
     """Assigns the training samples to clients.
 
-    Args:
-        dataset: whose ``train`` is partitioned.
-        kind: a key of :data:`NAMES`, or ``module:function``.
-        num_clients: K; None where lists, sites or users fix it.
-        min_samples: samples that every client must have, >= 1.
-        seed: of the draw.
-        listed: of ``files``, as read from a file; None takes the data set's own lists.
-        group: ``patient`` keeps patients together, ``none`` does not.
-        min_patients: patients that every client must have where they are kept together.
-        given: options; those that the kind does not have are of no effect.
-
-    Raises:
-        ConfigError: a kind or number of clients that the data set cannot have.
-        DataError: more clients than samples, a minimum that is out of reach, a damaged file.
+    ``kind`` is a key of :data:`NAMES` or ``module:function``; ``num_clients`` None where lists,
+    sites or users fix it; ``listed``, of ``files``, as read from a file, else the data set's own
+    lists. ``group`` "patient" keeps patients together, of whom each client must have
+    ``min_patients``. Options ``given`` that the kind does not have are of no effect.
     """
     if kind in ("by_site", "natural"):
         partition = _by_site(dataset, kind)

@@ -154,11 +154,7 @@ def _name(dataset: Dataset, code: int) -> str:
 
 
 def check(dataset: Dataset, partition: Partition) -> None:
-    """Refuses client lists that give a patient to several clients.
-
-    Raises:
-        DataError: names a patient and two of its clients.
-    """
+    """Refuses client lists that give a patient to several clients."""
     patient = of(dataset)
     if patient is None or dataset.patient is None:
         return

@@ -68,27 +68,17 @@ def load(
     The user's function is called with ``folder``, those arguments below, down to ``split``, that it
     accepts, and its options, and returns a :class:`~fedsim.core.types.Dataset`.
 
-    Args:
-        name: of the catalogue, or ``module:function``.
-        folder: with the data set's files, or that folder's parent; None: embedded or downloaded.
-        image_size: height and width in pixels that the model sees; None: the data set's default.
-        enlarge: store smaller images at ``image_size``, else fit them batch by batch.
-        augment: a key of :data:`fedsim.data.transforms.AUGMENTS`; None: the data set's default.
-        val_fraction: of the training part, held out where there is no validation part.
-        test_fraction: the same for a test part; both stratified, and by patient where known.
-        seed: of the draw of these parts.
-        split: the folder of client lists (retina: ``split_1``, ``split_2``, ...).
-        num_clients: sites or users of generated data.
-        group: ``patient`` knows patients by site and name, ``none`` by name; ``auto``: by site
-            and name, but for data sets with client lists.
-        whole: all samples are the test part, for predictions.
-        columns: names of columns by what they hold, such as ``label``.
-        known_words: the vocabulary to read texts with; None: their own one.
-        given: the data set's own options, see :func:`options`.
+    ``folder`` has the data set's files, or is their folder's parent; None: embedded or downloaded.
+    The model sees ``image_size`` pixels a side, None is the data set's default, as of ``augment``,
+    a key of :data:`fedsim.data.transforms.AUGMENTS`; smaller images are stored at that size with
+    ``enlarge``, else fitted batch by batch. ``val_fraction`` and ``test_fraction`` are held out of
+    the training part where the files have no such part, by ``seed``, stratified, and by patient
+    where known: with ``group`` "patient" by site and name, with "none" by name, with "auto" by both
+    but for data sets with client lists. ``split`` is the folder of these (retina: ``split_1``).
 
-    Raises:
-        ConfigError: an unknown name or option, or a value that an option does not take.
-        DataError: files that are missing, damaged or mislabelled; names file and row.
+    ``num_clients`` are sites or users of generated data. With ``whole`` all samples are the test
+    part, for predictions. ``columns`` are names of columns by what they hold, ``known_words`` the
+    vocabulary to read texts with, ``given`` the data set's own options, see :func:`options`.
     """
     values = checked(name, options(name), given, "option")
     parts: dict[str, Any] = {"val_fraction": val_fraction, "test_fraction": test_fraction}
@@ -107,11 +97,7 @@ def load(
 
 
 def reader(name: str) -> Callable[..., Any]:
-    """The function that reads a data set, built in or a user's.
-
-    Raises:
-        ConfigError: there is none of that name.
-    """
+    """The function that reads a data set, built in or a user's."""
     info = find(name)
     if info is not None:
         return info.read

@@ -64,9 +64,6 @@ def shifted(
     that of one client: of the one that owns its site, where sites are clients, else of one drawn by
     ``seed`` in proportion to the training samples. With "clean" the common parts stay as they are.
     ``kind`` is "none" or one of :data:`KINDS`, ``strength`` in (0, 1].
-
-    Raises:
-        ConfigError: a colour cast for images without colours.
     """
     if kind == "none":
         return dataset

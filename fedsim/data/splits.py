@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedsim.core.errors import DataError
-from fedsim.core.tables import Table, read_table, records, whole_number
+from fedsim.core.tables import Table, read_table, records
 from fedsim.core.types import I64, Array, Dataset, Partition
 
 PARTS = ("train", "val", "test", "own_val", "own_test")
@@ -115,26 +115,17 @@ def read(dataset: Dataset, file: Path) -> tuple[Dataset, Partition]:
 
 def _read_split(dataset: Dataset, file: Path) -> tuple[Dataset, Partition]:
     table = read_table(file, _NEEDED)
-
-    def refuse(bad: Array, message: str) -> None:
-        if bad.any():
-            row = int(bad.argmax())
-            cells = {name: column[row] for name, column in table.columns.items()}
-            raise DataError(f"{table.where(row)}: {message.format(**cells)}")
-
     sample = table.whole("sample")
     outside = f"sample {{sample}} is not in {dataset.name}, which has 0..{len(dataset.y) - 1}"
-    refuse((sample < 0) | (sample >= len(dataset.y)), outside)
-    again = np.ones(len(sample), dtype=bool)
-    again[np.unique(sample, return_index=True)[1]] = False
-    refuse(again, "sample {sample} is given twice")
+    _refuse(table, (sample < 0) | (sample >= len(dataset.y)), outside)
+    _refuse(table, _repeated(sample), "sample {sample} is given twice")
     number = {name: i for i, name in enumerate(PARTS)}
     part = np.array([number.get(name, -1) for name in table.columns["part"]], dtype=np.int64)
-    refuse(part < 0, f"part {{part!r}} is unknown; known: {', '.join(PARTS)}")
+    _refuse(table, part < 0, f"part {{part!r}} is unknown; known: {', '.join(PARTS)}")
     client = table.whole("client_id", empty=-1)
     nobody = np.array([text == "" for text in table.columns["client_id"]])
     alone = (client < 0) & (~nobody | np.isin(part, (OWN_VAL, OWN_TEST)))
-    refuse(alone, "a sample of {part} needs a client")
+    _refuse(table, alone, "a sample of {part} needs a client")
     expected = {"file": np.array(dataset.files, dtype=object)}
     if not dataset.per_token:
         expected["label"] = dataset.y.astype(str).astype(object)
@@ -143,7 +134,7 @@ def _read_split(dataset: Dataset, file: Path) -> tuple[Dataset, Partition]:
         if len(cells) and len(values):
             other = f"{name} {{{name}!r}} of sample {{sample}} is another one in {dataset.name}"
             odd = (cells != "") & (cells != [value.strip() for value in values[sample]])
-            refuse(odd, f"{other}: the split belongs to other data")
+            _refuse(table, odd, f"{other}: the split belongs to other data")
     return _assembled(dataset, table, Rows(sample, part, client))
 
 
@@ -185,26 +176,33 @@ def _assembled(dataset: Dataset, table: Table, of_file: Rows) -> tuple[Dataset, 
 
 def _read_clients(dataset: Dataset, file: Path) -> Partition:
     """Reads client,index[,name]; clients in the order of their numbers, else of their names."""
-    owner: dict[int, str] = {}
-    members: dict[str, list[int]] = {}
-    names: dict[str, str] = {}
-    for row in read_table(file, required=("client", "index")):
-        index = whole_number(row.values["index"], f"{row.where}: index")
-        client = row.values["client"]
-        if not 0 <= index < len(dataset.train):
-            raise DataError(
-                f"{row.where}: index {index} is outside the training part of {dataset.name}, "
-                f"0..{len(dataset.train) - 1}"
-            )
-        if index in owner:
-            raise DataError(f"{row.where}: index {index} is given twice, first to {owner[index]}")
-        owner[index] = client
-        members.setdefault(client, []).append(index)
-        names[client] = row.values.get("name") or client
-    by_number = all(client.isdecimal() for client in members)
-    clients = sorted(members, key=int) if by_number else sorted(members)
-    labels = tuple(names[client] for client in clients)
+    table = read_table(file, ("client", "index"))
+    index, client, n = table.whole("index"), table.columns["client"], len(dataset.train)
+    outside = f"index {{index}} is outside the training part of {dataset.name}, 0..{n - 1}"
+    _refuse(table, (index < 0) | (index >= n), outside)
+    _refuse(table, _repeated(index), "index {index} is given twice")
+    by_number = all(name.isdecimal() for name in client)
+    clients = sorted(dict.fromkeys(client), key=int if by_number else None)
+    names = dict(zip(client, table.columns.get("name", client), strict=True))
+    labels = tuple(names[c] or c for c in clients)
     plain = labels == tuple(map(str, range(len(labels))))
+    owner = np.array(client, dtype=object)
     return Partition(
-        train=tuple(dataset.train[members[c]] for c in clients), names=() if plain else labels
+        train=tuple(dataset.train[index[owner == c]] for c in clients),
+        names=() if plain else labels,
     )
+
+
+def _refuse(table: Table, bad: Array, message: str) -> None:
+    """Refuses the first bad row; ``message`` has its cells by their columns' names."""
+    if bad.any():
+        row = int(bad.argmax())
+        cells = {name: column[row] for name, column in table.columns.items()}
+        raise DataError(f"{table.where(row)}: {message.format(**cells)}")
+
+
+def _repeated(numbers: I64) -> Array:
+    """(n,) whether a number was there before."""
+    again = np.ones(len(numbers), dtype=bool)
+    again[np.unique(numbers, return_index=True)[1]] = False
+    return again

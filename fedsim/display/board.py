@@ -14,43 +14,26 @@ from rich.progress import TaskID
 from fedsim.core.terminal import echo, printable
 from fedsim.core.text import decimals, duration
 from fedsim.display.progress import is_terminal, live_bars
-from fedsim.training.events import (
-    ENDINGS,
-    Begun,
-    Done,
-    Event,
-    Failed,
-    Job,
-    Logged,
-    Lost,
-    RoundEnded,
-    Started,
-)
+from fedsim.training import events
 
 logger = logging.getLogger("fedsim")
 STOPPING = "stopping: every run ends its round and leaves a checkpoint; a second Ctrl-C kills them"
 
 
 class OneByOne:
-    """Prints which run begins and which fails; each run's own display shows its rounds.
-
-    Args:
-        names: of all runs of the sweep, in its order.
-        verbose: whether tracebacks are shown.
-    """
+    """Prints which run begins and which fails; each run's own display shows its rounds."""
 
     def __init__(self, names: Sequence[str], verbose: bool = False) -> None:
         self.verbose = verbose
         self.titles = {name: f"[{i}/{len(names)}] {name}" for i, name in enumerate(names, 1)}
 
-    def happened(self, slot: int, job: Job, event: Event) -> None:  # noqa: ARG002
-        """Says that a run begins, was finished before, or failed."""
+    def happened(self, slot: int, job: events.Job, event: events.Event) -> None:
         title = self.titles[job.name]
-        if isinstance(event, Begun):
+        if isinstance(event, events.Begun):
             logger.info("%s%s", title, ": resumed after an interruption" if event.resumed else "")
-        elif isinstance(event, Done) and event.before:
+        elif isinstance(event, events.Done) and event.before:
             logger.info("%s: finished before", title)
-        elif isinstance(event, Failed):
+        elif isinstance(event, events.Failed):
             _show_failure(title, event, self.verbose)
 
     def stopping(self) -> None:
@@ -78,15 +61,7 @@ class Active:
 
 @dataclass(kw_only=True)
 class Board:
-    """Shows several runs at once as plain lines, one when a run ends.
-
-    Args:
-        total: number of runs of the whole sweep, including those that are finished.
-        ended: how many of them have ended.
-        verbose: whether tracebacks are shown.
-        metric: column of rounds.csv that the line of a run shows.
-        lines: whether a line is printed when a run ends; for warnings and lost runs it always is.
-    """
+    """Shows several runs at once; ``metric`` of rounds.csv, ``lines`` when a run ends."""
 
     total: int
     ended: int = 0
@@ -99,23 +74,23 @@ class Board:
         self.start, self.before = time.monotonic(), float(self.ended)
         self.halted = False
 
-    def happened(self, slot: int, job: Job, event: Event) -> None:
+    def happened(self, slot: int, job: events.Job, event: events.Event) -> None:
         """Counts what a run reports, and says what ended, went on or was lost."""
         run = self.active.setdefault(slot, Active(job.name))
-        if isinstance(event, Begun) and event.resumed:
+        if isinstance(event, events.Begun) and event.resumed:
             logger.info("%s: resumed after an interruption", job.name)
-        elif isinstance(event, Started):
+        elif isinstance(event, events.Started):
             run.done, run.rounds = event.done, event.rounds
             self.before += run.share
-        elif isinstance(event, RoundEnded):
+        elif isinstance(event, events.RoundEnded):
             run.done += 1
             run.seen += 1
             run.took += event.seconds
             if event.row[self.metric] is not None:
                 run.accuracy = decimals(event.row[self.metric])
-        elif isinstance(event, Logged):
+        elif isinstance(event, events.Logged):
             logger.log(event.level, "%s: %s", job.name, event.text)
-        elif isinstance(event, ENDINGS):
+        elif isinstance(event, events.ENDINGS):
             del self.active[slot]
             self._ended(run, event)
 
@@ -139,15 +114,15 @@ class Board:
         elapsed = time.monotonic() - self.start
         return elapsed / fresh * (self.total - done) if fresh > 0 else None
 
-    def _ended(self, run: Active, event: Event) -> None:
+    def _ended(self, run: Active, event: events.Event) -> None:
         title = f"[{self.ended + 1}/{self.total}] {run.name}"
-        if isinstance(event, Lost):
+        if isinstance(event, events.Lost):
             again = "" if self.halted else "; resuming it"
             logger.warning("%s: %s%s", run.name, event.reason, again)
-        elif isinstance(event, Failed):
+        elif isinstance(event, events.Failed):
             self.ended += 1
             _show_failure(title if self.lines else "", event, self.verbose)
-        elif isinstance(event, Done):
+        elif isinstance(event, events.Done):
             self.ended += 1
             self.before += event.before
             seconds = time.monotonic() - run.since
@@ -170,8 +145,7 @@ class Bars(Board):
         self.sweep = self.bars.add_task("runs", total=self.total, completed=self.ended, text="")
         self.bars.start()
 
-    def happened(self, slot: int, job: Job, event: Event) -> None:
-        """Also moves the bars."""
+    def happened(self, slot: int, job: events.Job, event: events.Event) -> None:
         super().happened(slot, job, event)
         run = self.active.get(slot)
         if run is None and slot in self.tasks:
@@ -188,7 +162,6 @@ class Bars(Board):
         self.bars.update(self.sweep, completed=self.ended, text=text)
 
     def close(self) -> None:
-        """Stops the display, so that the cursor is back."""
         self.bars.stop()
 
 
@@ -197,7 +170,7 @@ def make(bars: bool | None, **values: Any) -> Board:
     return (Bars if bars or (bars is None and is_terminal()) else Board)(**values)
 
 
-def _show_failure(title: str, event: Failed, verbose: bool) -> None:
+def _show_failure(title: str, event: events.Failed, verbose: bool) -> None:
     """The reason of a failure below a title, if any, and its traceback where those are shown."""
     if verbose and event.traceback:
         echo(event.traceback, file=sys.stderr, nl=False)

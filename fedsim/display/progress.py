@@ -39,11 +39,7 @@ def display(final_table: bool = True) -> Lines:
 
 
 def displays(wanted: bool | None) -> list[Callback]:
-    """What shows the progress of a run that is started from Python.
-
-    Args:
-        wanted: None: only where somebody looks, in a notebook or a terminal.
-    """
+    """What shows the progress of a run from Python; by default in notebooks and terminals."""
     shown = is_terminal() or hasattr(builtins, "__IPYTHON__") if wanted is None else wanted
     return [display(final_table=False)] if shown else []
 
@@ -79,7 +75,6 @@ class Lines(Callback):
         self.accuracy = "-"
 
     def on_run_start(self, info: RunInfo) -> None:
-        """Says what is run, and where its files go."""
         self.info, self.done = info, info.done
         self._introduce(info)
 
@@ -96,7 +91,6 @@ class Lines(Callback):
         self._report(text + (f"  clients failed {self.failed}" if self.failed else ""))
 
     def on_run_end(self, summary: Mapping[str, object]) -> None:
-        """Prints the result."""
         self.close()
         if self.final_table and self.info is not None:
             with suppress(BrokenPipeError):  # nobody reads on, as after ``| head``
@@ -153,7 +147,6 @@ class Bar(Lines):
         self.task = self.bar.add_task("round", total=None, text="")
 
     def close(self) -> None:
-        """Stops the bar, so that the cursor is back."""
         self.bar.stop()
 
     def _introduce(self, info: RunInfo) -> None:

@@ -61,21 +61,18 @@ class Tracker(Callback):
         self.summary: Mapping[str, object] | None = None
 
     def on_run_start(self, info: RunInfo) -> None:
-        """Opens the tracker."""
         folder = info.out / self.name
         folder.mkdir(exist_ok=True)
         self.open(info, folder)
         self.opened, self.round = True, info.done
 
     def on_round_end(self, round: int, rows: Rows) -> None:
-        """Writes a round."""
         (row,) = rows["rounds"]
         if self.opened:
             self.log(round, _finite({name: row[name] for name in row if name != "round"}))
             self.round = round
 
     def on_run_end(self, summary: Mapping[str, object]) -> None:
-        """Keeps the results for the end."""
         self.summary = summary
 
     def close(self) -> None:
@@ -103,7 +100,6 @@ class TensorBoard(Tracker):
     name, package, module = "tensorboard", "tensorboardX", "tensorboardX"
 
     def open(self, info: RunInfo, folder: Path) -> None:
-        """Opens a further event file; the first one begins with the settings."""
         number = len(list(folder.iterdir()))
         self.writer = self.sdk.SummaryWriter(str(folder), filename_suffix=f".{number}")
         if number == 0:
@@ -111,13 +107,11 @@ class TensorBoard(Tracker):
             self.writer.add_text("config", "\n".join(lines), 0)
 
     def log(self, round: int, numbers: Numbers) -> None:
-        """Scalars."""
         for tag, value in numbers.items():
             self.writer.add_scalar(tag, value, round)
         self.writer.flush()
 
-    def finish(self, summary: Mapping[str, object] | None) -> None:  # noqa: ARG002
-        """Closes the event file."""
+    def finish(self, summary: Mapping[str, object] | None) -> None:
         self.writer.close()
 
 
@@ -131,7 +125,6 @@ class WeightsAndBiases(Tracker):
         super().__init__()
 
     def open(self, info: RunInfo, folder: Path) -> None:
-        """Begins a run, or goes on with it under the same id."""
         self.run = self.sdk.init(
             project=os.environ.get("WANDB_PROJECT", "fedsim"),
             dir=str(info.out),
@@ -147,11 +140,9 @@ class WeightsAndBiases(Tracker):
         )  # fmt: skip
 
     def log(self, round: int, numbers: Numbers) -> None:
-        """One step of the run."""
         self.run.log(numbers, step=round, commit=True)
 
     def finish(self, summary: Mapping[str, object] | None) -> None:
-        """Adds the row of summary.csv, and ends the run."""
         if summary is not None:
             self.run.summary.update({k: v for k, v in summary.items() if v is not None})
         self.run.finish(exit_code=int(summary is None))
@@ -167,7 +158,6 @@ class MLflow(Tracker):
         super().__init__()
 
     def open(self, info: RunInfo, folder: Path) -> None:
-        """Begins a run, or goes on with it."""
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         uri = os.environ.get("MLFLOW_TRACKING_URI") or folder.resolve().as_uri()
         self.client = self.sdk.MlflowClient(tracking_uri=uri)
@@ -186,13 +176,11 @@ class MLflow(Tracker):
         return str(self.client.create_run(number, run_name=name).info.run_id)
 
     def log(self, round: int, numbers: Numbers) -> None:
-        """Metrics."""
         make, now = self.sdk.entities.Metric, time.time_ns() // 1_000_000
         metrics = [make(tag, value, now, round) for tag, value in numbers.items()]
         self.client.log_batch(self.id, metrics=metrics)
 
     def finish(self, summary: Mapping[str, object] | None) -> None:
-        """Adds the results of summary.csv, and ends the run."""
         if summary is not None and self.round:
             results = {k: v for k, v in summary.items() if k.startswith(("final_", "best_test_"))}
             self.log(self.round, _finite(results))
@@ -221,10 +209,7 @@ def tracker(name: str) -> Tracker:
 
 
 def resumed(run: Path, callbacks: Sequence[Callback] = ()) -> list[Callback]:
-    """The callbacks of a run that is resumed: its trackers, which those given replace, and these.
-
-    A tracker whose package is missing here is left out, with a warning.
-    """
+    """The trackers of a resumed run, as far as their packages are here, then these callbacks."""
     names = [callback.name for callback in callbacks if isinstance(callback, Tracker)]
     trackers: list[Callback] = []
     for name in TRACKERS:

@@ -41,21 +41,9 @@ def start(spec: ModelSpec, seed: int, adapt: Adapt = None, classes: Sequence[str
     A name ``module:function`` calls your function(num_classes, in_channels, image_size),
     ``timm:NAME`` and ``torchvision:NAME`` are networks of these libraries. ``norm="group"``
     replaces BatchNorm, where there is any. What ``spec.trainable`` leaves out is frozen and no part
-    of the model's vector; what ``adapt`` adds trains. Generators and threads are left as they were.
-
-    Args:
-        spec: name, sizes, kind of input, norm, start weights and projection head.
-        seed: the run's seed; the stream is "model", or torch's of ``spec.init``.
-        adapt: a method's change of the model, after the start weights are there.
-        classes: names of the data's classes, which the head of start weights must have.
-
-    Returns:
-        The model: images (B, channels, H, W) or features (B, d) float32, or tokens (B, T) int64 ->
-        (B, C) logits, (B, T, C) where every token has a label.
-
-    Raises:
-        ConfigError: the name is unknown, inputs or start weights do not fit, there is no place for
-            a projection head, or a function of your own returns no such model.
+    of the model's vector; what ``adapt``, a method's change of the model after the start weights
+    are there, adds trains. Generators and threads are left as they were. ``classes`` are the names
+    of the data's classes, which the head of start weights must have.
     """
     key = spec, seed, adapt, tuple(classes)
     return reuse.copied("model", key, lambda: _start(*key))
@@ -65,20 +53,21 @@ def _start(spec: ModelSpec, seed: int, adapt: Adapt, classes: Sequence[str]) -> 
     """What :func:`start` returns, built now."""
     drawn = seed if spec.init == "torch" else seed_for(seed, "model")
     with one_torch_thread(), torch_scope(drawn):
+        sizes = spec.num_classes, spec.in_channels, spec.image_size
+        where = f"model.name={spec.name}"
         model: nn.Module
         if libraries.library_of(spec.name) is not None:
             model = checked(libraries.build(spec), spec)
         elif ":" in spec.name:
-            model = make(spec)
+            model = checked(call(resolve(spec.name, where), where, *sizes), spec)
         else:
             module = {"vision": vision, "leaf": leaf}[find(spec).module]
-            sizes = spec.num_classes, spec.in_channels, spec.image_size
             model = getattr(module, spec.name)(*sizes)
         if spec.norm == "group":
             vision.with_group_norm(model)
         loaded = weights.apply(model, spec, classes)
         if spec.projection:
-            vision.with_projection(model, spec.projection, f"model.name={spec.name}")
+            vision.with_projection(model, spec.projection, where)
         frozen = frozen_tensors(model, spec)
         for change in (None, adapt):
             model = model if change is None else change(model)
@@ -129,22 +118,14 @@ def zeros(spec: ModelSpec) -> Tensor:
     return torch.zeros(2, spec.in_channels, spec.image_size, spec.image_size)
 
 
-def make(spec: ModelSpec) -> nn.Module:
-    """What the user's function returns; a ConfigError where that is no model for such data."""
-    where = f"model.name={spec.name}"
-    function = resolve(spec.name, where)
-    model = call(function, where, spec.num_classes, spec.in_channels, spec.image_size)
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"{where}: returned {type(model).__name__}, not a torch.nn.Module")
-    return checked(model, spec)
-
-
-def checked(model: nn.Module, spec: ModelSpec) -> nn.Module:
+def checked(model: object, spec: ModelSpec) -> nn.Module:
     """The model in training mode, as it was given but for lazy tensors, which have their shapes.
 
     A ConfigError where it does not turn samples into logits, or has tensors that cannot be trained.
     """
     where = f"model.name={spec.name}"
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"{where}: returned {type(model).__name__}, not a torch.nn.Module")
     samples = zeros(spec)
     takes = f"{where}: does not take {spec.inputs} {tuple(samples.shape)}"
     if any(isinstance(m, torch.jit.ScriptModule) for m in model.modules()):

@@ -30,11 +30,7 @@ Trainable = Word | Lora | tuple[str, ...]
 
 
 def parse(text: str) -> Trainable:
-    """What ``model.trainable`` asks for; alpha is the rank where it is not given.
-
-    Raises:
-        ValueError: of no such form.
-    """
+    """What ``model.trainable`` asks for, else a ValueError; alpha is the rank by default."""
     text = text.strip()
     if text in _WORDS:
         return _WORDS[text]

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fedsim.core.errors import ConfigError, one_line
 from fedsim.core.files import MODEL
 from fedsim.core.layout import FlatModel, changed, not_finite
+from fedsim.core.text import few
 from fedsim.core.types import ModelSpec
 from fedsim.models import libraries
 from fedsim.models.frozen import merged
@@ -37,11 +38,7 @@ class Loaded:
 
 
 def check(flat: FlatModel, name: str) -> None:
-    """Refuses start weights that are not finite, and a model of which nothing is trained.
-
-    Raises:
-        ConfigError: names the model, and the tensor.
-    """
+    """Refuses start weights that are not finite, and a model of which nothing is trained."""
     bad = not_finite(flat.vector(), flat.layout)
     bad += [tensor for tensor, array in flat.frozen.items() if not np.isfinite(array).all()]
     if bad:
@@ -58,9 +55,6 @@ def apply(model: nn.Module, spec: ModelSpec, classes: Sequence[str] = ()) -> Loa
     ``spec.weights``, a file or a run, comes before ``spec.pretrained``; with neither nothing
     happens. The head fits where it has the same shape and, as far as the file says, the same
     ``classes`` in the same order; otherwise it stays as drawn.
-
-    Raises:
-        ConfigError: the weights cannot be had, or other tensors do not fit the model.
     """
     theirs: tuple[str, ...] = ()
     if spec.weights is not None:
@@ -128,7 +122,7 @@ def read_tensors(path: str) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     odd = [*tensors] if isinstance(tensors, dict) else []
     odd = [key for key in odd if not isinstance(tensors[key], Tensor)]
     if not isinstance(tensors, dict) or not tensors or odd:
-        what = f"{_few(odd)} is no tensor" if odd else "it holds no tensors by name"
+        what = f"{few(odd, 3)} is no tensor" if odd else "it holds no tensors by name"
         raise ConfigError(
             f"model.weights={path}: not a plain state dict, {what}; save model.state_dict() alone"
         )
@@ -209,7 +203,7 @@ def _copy(
             {name: every[name] for name in fixed}, fixed
         ),
     }
-    faults = [f"{fault} {_few(keys)}" for fault, keys in problems.items() if keys]
+    faults = [f"{fault} {few(keys, 3)}" for fault, keys in problems.items() if keys]
     if faults:
         raise ConfigError(f"{origin}: the weights do not fit the model: {'; '.join(faults)}")
     for key, value in new.items():
@@ -222,7 +216,3 @@ def _own_name(key: str, state: Mapping[str, Tensor], classifier: str) -> str:
     of_head = key.startswith(f"{classifier}.")
     name = f"head.{key.removeprefix(f'{classifier}.')}" if of_head else f"features.{key}"
     return name if name in state and key not in state else key
-
-
-def _few(keys: Sequence[str]) -> str:
-    return ", ".join(keys[:3]) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")

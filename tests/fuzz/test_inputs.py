@@ -71,7 +71,6 @@ USAGE = [
     Case("out is used", f"{SERIAL} --out d", "--out d", files={"d/notes.txt": "mine"}),
     Case("out is too long", f"{SERIAL} --out {LONG}", "too long", status=1),
     Case("out of partition is a file", "partition --out f", "--out f", files={"f": "mine"}),
-    Case("a picture of another kind", "partition --plot p.txt", "--plot"),
     Case("a config that is not there", "run -c no.yaml", "no.yaml"),
     Case(
         "a config with a grid",

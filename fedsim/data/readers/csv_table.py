@@ -18,7 +18,7 @@ from fedsim.core.tables import Table, read_table
 from fedsim.core.types import F64, I64, Array
 from fedsim.data.dataset import OWN_TEST, SCOPE, TRAIN, DatasetInfo, Parts, Raw, Request
 from fedsim.data.readers.folder import odd_labels
-from fedsim.data.readers.tables import PARTS, check_patients, coded, coded_column, parts_of_rows
+from fedsim.data.readers.tables import PARTS, Coded, coded, coded_column, parts_of_rows, people
 
 USUAL = ("target", "site", "patient", "split")
 """What a column may be beside a feature, and its name where ``data.columns`` gives none."""
@@ -59,9 +59,9 @@ def read_csv(
     classes, y = _target(table, roles["target"])
     meant = len(classes) > _COMPARED or all(_number(name) is not None for name in classes)
     parts = parts_of_rows(table, roles.get("split", ""), tuple(PARTS))
-    sites, site = _sites(table, roles["site"], parts) if "site" in roles else ((), None)
-    patients, patient = coded_column(table, roles.get("patient", ""))
-    check_patients(patient, site, parts, patients, table.where)
+    sites: Coded = _sites(table, roles["site"], parts) if "site" in roles else ((), None)
+    names, site = sites
+    patients = coded_column(table, roles.get("patient", ""))
     blocks = {
         name: _numbers(table, name, missing) if level == "" else _categories(table, name, level)
         for name, level in kinds.items()
@@ -73,7 +73,7 @@ def read_csv(
         names=[name for name, block in blocks.items() for _ in range(block.shape[1])],
         x=x,
         site=np.zeros(len(x), np.int64) if site is None else site,
-        no_site=sites.index(NO_SITE) if NO_SITE in sites else -1,
+        no_site=names.index(NO_SITE) if NO_SITE in names else -1,
         scaling=scaling,
         missing=missing,
     )
@@ -84,11 +84,8 @@ def read_csv(
         class_names=classes,
         parts=parts,
         prepare=prepare,
-        site=site,
-        site_names=sites,
-        patient=patient,
-        patient_names=patients,
         remarks=odd_labels(table, classes, y, named=meant, thing="row") + remarks,
+        **people(sites, patients, parts, table.where),
     )
 
 

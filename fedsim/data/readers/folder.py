@@ -15,17 +15,18 @@ import numpy as np
 
 from fedsim.core.errors import DataError
 from fedsim.core.tables import Table, read_lines, read_table
+from fedsim.core.text import few
 from fedsim.core.types import I64
 from fedsim.data.cache import packed
 from fedsim.data.dataset import DatasetInfo, Raw, Request
 from fedsim.data.files import find_folder, inside
 from fedsim.data.images import IMAGENET, decode
 from fedsim.data.readers.tables import (
-    check_patients,
     coded,
     coded_column,
     names_by_number,
     parts_of_rows,
+    people,
 )
 
 DEFAULT_SIZE = 224
@@ -56,10 +57,9 @@ def folder(request: Request, *, strict_labels: bool = False) -> Raw:
             "folder.strict_labels"
         )
     files = _files(root, table)
-    sites, site = coded_column(table, "site")
-    patients, patient = coded_column(table, "patient")
+    sites, patients = coded_column(table, "site"), coded_column(table, "patient")
     parts = parts_of_rows(table, "split", ("train", "val", "test"))
-    check_patients(patient, site, parts, patients, table.where)
+    of_people = people(sites, patients, parts, table.where)
     size = request.image_size or DEFAULT_SIZE
     return Raw(
         source=root,
@@ -70,12 +70,9 @@ def folder(request: Request, *, strict_labels: bool = False) -> Raw:
         std=IMAGENET[1],
         parts=parts,
         size=size,
-        patient=patient,
-        patient_names=patients,
-        site=site,
-        site_names=sites,
         files=tuple(file.relative_to(root).as_posix() for file in files),
         remarks=remarks,
+        **of_people,
     )
 
 
@@ -117,18 +114,13 @@ def odd_labels(
         "labels that may be typing errors": pairs,
         f"{noun} with a single {thing}": [described(label) for label in single],
     }
-    return tuple(f"{what}: {_few(labels)}" for what, labels in remarks.items() if labels)
+    return tuple(f"{what}: {few(labels, LISTED)}" for what, labels in remarks.items() if labels)
 
 
 def _alike(rare: str, other: str) -> bool:
     """Whether two spellings are nearly the same, with the same numbers."""
     same_numbers = re.findall(r"\d+", rare) == re.findall(r"\d+", other)
     return same_numbers and SequenceMatcher(None, rare, other).ratio() >= SIMILAR
-
-
-def _few(texts: list[str]) -> str:
-    more = f", and {len(texts) - LISTED} more" if len(texts) > LISTED else ""
-    return ", ".join(texts[:LISTED]) + more
 
 
 def _files(root: Path, table: Table) -> list[Path]:
@@ -152,8 +144,8 @@ def _files(root: Path, table: Table) -> list[Path]:
         verb = "is" if len(missing) == 1 else "are"
         raise DataError(
             f"{table.file}: {len(missing)} of {len(table)} files {verb} missing in "
-            f"{' or '.join(map(str, places))}: {_few(missing)}; add what is missing, or remove its "
-            "rows"
+            f"{' or '.join(map(str, places))}: {few(missing, LISTED)}; add what is missing, or "
+            "remove its rows"
         )
     return list(rows)
 

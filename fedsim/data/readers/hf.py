@@ -22,7 +22,7 @@ from fedsim.data.cache import packed_rows
 from fedsim.data.dataset import TEST, TRAIN, VAL, DatasetInfo, Parts, Raw, Request
 from fedsim.data.files import find_folder
 from fedsim.data.readers.leaf_text import VOCABULARY, tokens
-from fedsim.data.readers.tables import check_patients, coded, names_by_number
+from fedsim.data.readers.tables import Coded, coded, names_by_number, people
 from fedsim.version import DISTRIBUTION
 
 logger = logging.getLogger("fedsim")
@@ -104,20 +104,15 @@ def hf(
         kinds = np.array([SPLITS[name] for name in saved.splits], dtype=np.int8)
         parts = np.repeat(kinds, list(saved.splits.values()))
     whose = "user" if "user" in saved.columns else "site"
-    sites, site = _names_of(saved, whose)
-    patients, patient = _names_of(saved, "patient")
-    check_patients(patient, site, parts, patients, saved.where)
+    sites, patients = _names_of(saved, whose), _names_of(saved, "patient")
     raw = Raw(
         source=folder,
         x=y,
         y=y,
         class_names=classes,
         parts=parts,
-        site=site,
-        site_names=sites,
-        sites_are_users=whose == "user" and site is not None,
-        patient=patient,
-        patient_names=patients,
+        sites_are_users=whose == "user",
+        **people(sites, patients, parts, saved.where),
     )
     if "image" in saved.columns:
         x = _images(saved, request.image_size)
@@ -212,7 +207,7 @@ def _labels(saved: Saved) -> tuple[tuple[str, ...], I64]:
     return names, y
 
 
-def _names_of(saved: Saved, role: str) -> tuple[tuple[str, ...], I64 | None]:
+def _names_of(saved: Saved, role: str) -> Coded:
     """The sorted values of a column as names, and the index (N,) of each; None of no column."""
     if role not in saved.columns:
         return (), None

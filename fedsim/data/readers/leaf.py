@@ -20,6 +20,7 @@ from fedsim.data.cache import packed
 from fedsim.data.dataset import TEST, TRAIN, VAL, DatasetInfo, Raw, Reader, Request
 from fedsim.data.files import find_folder, inside
 from fedsim.data.images import squashed
+from fedsim.data.readers.tables import of_users
 
 _SIDE = 28
 _CHARACTERS = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
@@ -73,23 +74,11 @@ def gather(folder: Path, convert: Convert) -> Raw:
                 blocks[key] = x, y
     if not blocks:
         raise DataError(f"{folder}: the json files hold no samples")
-    order = sorted(blocks)
-    sizes = [len(blocks[key][1]) for key in order]
-    names = sorted({user for _, user in order})
-    number = {user: i for i, user in enumerate(names)}
-    parts = np.repeat(np.array([part for part, _ in order], dtype=np.int8), sizes)
-    if not (folder / "train").is_dir():
-        parts[parts == TEST] = TRAIN
-    return Raw(
-        source=folder,
-        x=np.concatenate([blocks[key][0] for key in order]),
-        y=np.concatenate([blocks[key][1] for key in order]),
-        class_names=(),
-        parts=parts,
-        site=np.repeat([number[user] for _, user in order], sizes),
-        site_names=tuple(names),
-        sites_are_users=True,
-    )
+    users = sorted({user for _, user in blocks})
+    raw = of_users(folder, {key: blocks[key] for key in sorted(blocks)}, users)
+    if raw.parts is not None and not (folder / "train").is_dir():
+        raw.parts[raw.parts == TEST] = TRAIN
+    return raw
 
 
 def labels(samples: Samples, num_classes: int) -> I64:

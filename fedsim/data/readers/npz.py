@@ -1,6 +1,7 @@
 """npz files: the user's own arrays with sites and patients, in one file or one for each client."""
 
 import zipfile
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,14 @@ import numpy as np
 
 from fedsim.core.errors import DataError, one_line
 from fedsim.core.types import I64, Array
-from fedsim.data.dataset import TEST, TRAIN, DatasetInfo, Parts, Raw, Request
+from fedsim.data.dataset import TEST, TRAIN, DatasetInfo, Raw, Request
 from fedsim.data.files import (
     ArrayUnpickler,
     check_images,
     check_labels,
     unreadable,
 )
-from fedsim.data.readers.tables import coded, names_by_number
+from fedsim.data.readers.tables import Coded, coded, names_by_number, of_users, people
 
 
 def load_npz(
@@ -55,21 +56,22 @@ def with_sites(request: Request) -> Raw:
                 f"{path}, {key}: {arrays[key].shape}, labels have {arrays['labels'].shape}"
             )
     classes, y = _named(arrays, "labels", "class_names", path)
-    sites, site = _named(arrays, "sites", "site_names", path) if "sites" in arrays else ((), None)
-    patients: tuple[str, ...] = ()
-    patient: I64 | None = None
+    sites: Coded = ((), None)
+    if "sites" in arrays:
+        sites = _named(arrays, "sites", "site_names", path)
+
+    def where(row: int) -> str:
+        return f"{path}, row {row}"
+
+    patients: Coded = ((), None)
     if "patients" in arrays:
-        values = arrays["patients"].tolist()
-        patients, patient = coded(values, lambda row: f"{path}, row {row}", "the patient")
+        patients = coded(arrays["patients"].tolist(), where, "the patient")
     return Raw(
         source=path,
         x=check_images(arrays["images"], len(y), f"{path}, images"),
         y=y,
         class_names=classes,
-        patient=patient,
-        patient_names=patients,
-        site=site,
-        site_names=sites,
+        **people(sites, patients, None, where),
     )
 
 
@@ -110,30 +112,19 @@ def of_clients(folder: Path) -> Raw:
     owns its test samples. x holds features (n, d) or images (n, channels, H, H), uint8, or float in
     -1..1 or 0..1 as ToTensor and Normalize(0.5, 0.5) leave them, which are taken back to 0..255.
     """
-    files = [
-        (client, part, folder / name / f"{client}.npz")
-        for name, part in (("train", TRAIN), ("test", TEST))
-        for client in sorted({file.stem for file in (folder / name).glob("*.npz")}, key=_order)
-    ]
-    names = sorted({client for client, _, _ in files}, key=_order)
-    blocks = [_samples(file) for _, _, file in files]
-    for (_, _, file), (x, _) in zip(files, blocks, strict=True):
-        if x.shape[1:] != blocks[0][0].shape[1:]:
-            raise DataError(
-                f"{file}: x of shape {x.shape[1:]}, before it was {blocks[0][0].shape[1:]}"
-            )
-    x, y = (np.concatenate(arrays) for arrays in zip(*blocks, strict=True))
-    sizes = [len(labels) for _, labels in blocks]
-    parts: Parts = np.repeat(np.array([part for _, part, _ in files], dtype=np.int8), sizes)
-    return Raw(
-        source=folder,
-        x=_pixels(x, folder) if x.ndim == 4 else x.astype(np.float32),
-        y=y,
-        class_names=tuple(map(str, range(int(y.max(initial=0)) + 1))),
-        parts=parts,
-        site=np.repeat([names.index(client) for client, _, _ in files], sizes),
-        site_names=tuple(names),
-        sites_are_users=True,
+    blocks: dict[tuple[int, str], tuple[Array, I64]] = {}
+    shape: tuple[int, ...] = ()
+    for name, part in (("train", TRAIN), ("test", TEST)):
+        for file in sorted((folder / name).glob("*.npz"), key=lambda file: _order(file.stem)):
+            blocks[part, file.stem] = _samples(file)
+            before, shape = shape, blocks[part, file.stem][0].shape[1:]
+            if len(blocks) > 1 and shape != before:
+                raise DataError(f"{file}: x of shape {shape}, before it was {before}")
+    raw = of_users(folder, blocks, sorted({client for _, client in blocks}, key=_order))
+    return replace(
+        raw,
+        x=_pixels(raw.x, folder) if raw.x.ndim == 4 else raw.x.astype(np.float32),
+        class_names=tuple(map(str, range(int(raw.y.max(initial=0)) + 1))),
     )
 
 

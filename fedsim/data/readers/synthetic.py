@@ -9,8 +9,9 @@ from pydantic import Field
 from fedsim.core import rng
 from fedsim.core.errors import DataError
 from fedsim.core.types import F64, I64, Array
-from fedsim.data.dataset import DatasetInfo, Raw, Request
+from fedsim.data.dataset import TRAIN, DatasetInfo, Raw, Request
 from fedsim.data.readers.leaf import Samples, gather, labels, numbers, place
+from fedsim.data.readers.tables import of_users
 
 DIMENSION = 60
 CLASSES = 10
@@ -35,17 +36,11 @@ def synthetic(
     if request.folder is not None:
         raw = gather(place(request), _read)
         return replace(raw, class_names=tuple(map(str, range(int(raw.y.max()) + 1))))
-    users = [user(request.seed, k, alpha, beta, iid=iid) for k in range(request.num_clients)]
-    sizes = [len(y) for _, y in users]
-    return Raw(
-        source="synthetic",
-        x=np.concatenate([x for x, _ in users]),
-        y=np.concatenate([y for _, y in users]),
-        class_names=tuple(map(str, range(CLASSES))),
-        site=np.repeat(np.arange(len(users)), sizes),
-        site_names=tuple(f"f_{k:05d}" for k in range(len(users))),
-        sites_are_users=True,
-    )
+    names = [f"f_{k:05d}" for k in range(request.num_clients)]
+    drawn = [user(request.seed, k, alpha, beta, iid=iid) for k in range(len(names))]
+    blocks = {(TRAIN, name): block for name, block in zip(names, drawn, strict=True)}
+    raw = of_users("synthetic", blocks, names)
+    return replace(raw, class_names=tuple(map(str, range(CLASSES))))
 
 
 def _read(samples: Samples) -> tuple[Array, I64]:

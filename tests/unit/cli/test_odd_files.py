@@ -12,11 +12,14 @@ import tomllib
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from click.testing import CliRunner, Result
 from PIL import Image
 
 import fedsim
+from analysis.figures import partition, style
+from analysis.files import class_names
 from fedsim.cli import main
 from fedsim.config.run import RunConfig
 from fedsim.version import DISTRIBUTION
@@ -108,7 +111,8 @@ def test_files_keep_the_names(place):
 @pytest.mark.filterwarnings("error")
 @pytest.mark.usefixtures("there")
 def test_figures_show_names_as_they_are(tmp_path):
-    run("partition", RUN, "--plot", tmp_path / "h.svg")
+    frame = pd.read_csv(Path(RUN, "partition.csv"), keep_default_na=False)
+    style.save(partition.figure(frame, class_names(Path(RUN)) or ()), tmp_path / "h.svg")
     text = (tmp_path / "h.svg").read_text(encoding="utf-8")
     check_seen(text)
     for name in ("$\\frac{$", "b$x$", "\\x1b[31mred", "gnp\\u202e.exe"):
@@ -132,7 +136,7 @@ def looks(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("below", ["run", "link/new"])
 @pytest.mark.parametrize(
     ("command", "name"),
-    [("predict run --out", "p.csv"), ("partition --out", "p"), ("partition --plot", "p.png")],
+    [("predict run --out", "p.csv"), ("partition --out", "p")],
 )
 def test_nothing_is_written_into_a_run(
     looks: Path, command: str, name: str, below: str, monkeypatch: pytest.MonkeyPatch
@@ -171,7 +175,6 @@ def slow(*values: object) -> object:
     [
         slow("export RUN --out new/model", 2**14, "new/model"),  # the scripts fit, the model not
         slow("report RUN --out new/report", 2**14, "new/report"),
-        slow("partition --plot p.png", 2**12, "p.png"),
         ("partition --out new/split", 2**12, "new/split"),
         ("table RUN --out there.csv", 16, "there.csv"),
         ("predict RUN --out p.csv", 2**10, "p.csv"),

@@ -19,7 +19,7 @@ from fedsim.core.settings import COLUMNS
 from fedsim.data.dataset import TEST, TRAIN
 from fedsim.data.readers import hf as reader
 from fedsim.data.readers.leaf_text import tokens
-from fedsim.data.readers.tables import check_patients
+from fedsim.data.readers.tables import people
 
 FOLDER = Path("saved")
 SCANS = {"label": "grade", "site": "hospital"}
@@ -168,8 +168,8 @@ def test_rows_of_all_splits_are_put_together(datasets, tmp_path):
 def test_a_patient_in_two_parts_is_refused_but_not_of_two_sites():
     parts, patient = np.array([TRAIN, TRAIN, TEST], dtype=np.int8), np.array([0, 1, 0])
     with pytest.raises(DataError, match=r"row 2: patient 'p' is in part test, .*row 0"):
-        check_patients(patient, None, parts, ("p", "q"), "row {}".format)
-    check_patients(patient, np.array([0, 0, 1]), parts, ("p", "q"), "row {}".format)
+        people(((), None), (("p", "q"), patient), parts, "row {}".format)
+    people(((), np.array([0, 0, 1])), (("p", "q"), patient), parts, "row {}".format)
 
 
 def test_texts_become_the_frequent_words_of_the_training_split():

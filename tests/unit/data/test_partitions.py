@@ -175,7 +175,7 @@ def test_files_orders_numbers_as_numbers_and_names_as_text(tmp_path: Path):
     ("rows", "message"),
     [
         ("client,index\n0,0\n0,500\n", "row 3: index 500 is outside the training part"),
-        ("client,index\n0,0\n1,0\n", "row 3: index 0 is given twice, first to 0"),
+        ("client,index\n0,0\n1,0\n", "row 3: index 0 is given twice"),
         ("client,index\n0,x\n", "row 2: index 'x' is not a whole number"),
         ("client,position\n0,1\n", "needed are the columns client, index"),
         ("client,index\n0,0\n0,1\n1,2\n", r"client 1 .* has 1 training samples"),

@@ -194,7 +194,7 @@ FAULTS = {
     "missing": ({"layer1.0.conv1.weight": None}, r"missing features\.layer1\.0\.conv1\.weight$"),
     "unknown": (
         {f"new{i}": torch.zeros(1) for i in range(5)},
-        "unknown new0, new1, new2 and 2 more",
+        "unknown new0, new1, new2, and 2 more",
     ),
     "misshapen": ({"bn1.weight": torch.zeros(63)}, r"bn1\.weight \(63,\) \(the model's: \(64,\)\)"),
     "not finite": (
@@ -312,7 +312,7 @@ def test_the_number_of_threads_changes_no_bit_and_stays() -> None:
     ("function", "message"),
     [
         ("stuck", r"does not take images \(2, 1, 8, 8\): RuntimeError: .*mat1 and mat2"),
-        ("classes_alone", r"takes \(num_classes\), not this call \(too many"),
+        ("classes_alone", r"takes 1 positional argument but 3 were given"),
         ("wrong", r"2 samples give \(2, 11\), not logits \(2, 10\)"),
         ("nothing", r"returned NoneType, not a torch\.nn\.Module"),
         ("nets", r"no function 'nets' \(did you mean 'net'\?\)"),

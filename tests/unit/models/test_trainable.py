@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections import OrderedDict
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -527,76 +525,6 @@ def test_evaluation_is_the_mean_of_the_predictions() -> None:
 
 
 # ---- chains
-
-
-def tower() -> SplitModel:
-    """Convolutions with and without norm and bias, flattening, nested sequences, dense layers."""
-    convolutions = nn.Sequential(
-        OrderedDict(
-            first=nn.Conv2d(1, 5, 3), norm=nn.BatchNorm2d(5), relu=nn.ReLU(),
-            pool=nn.MaxPool2d(2), second=nn.Conv2d(5, 4, 2, bias=False),
-        )
-    )  # fmt: skip
-    dense = nn.Sequential(nn.Linear(16, 6), nn.BatchNorm1d(6, affine=False), nn.Tanh())
-    return SplitModel(nn.Sequential(convolutions, nn.Flatten(), dense), nn.Linear(6, 3))
-
-
-def test_links_of_a_chain() -> None:
-    first, second, third, head = chain(tower())
-    assert (first.weight, first.bias) == ("features.0.first.weight", "features.0.first.bias")
-    assert first.norm == tuple(
-        f"features.0.norm.{key}" for key in ("weight", "bias", "running_mean", "running_var")
-    )
-    assert first.vectors == (first.bias, *first.norm)
-    assert (first.outputs, first.seen) == (5, 1)
-    assert (second.weight, second.bias, second.vectors) == ("features.0.second.weight", None, ())
-    assert (second.outputs, second.seen) == (4, 4)
-    assert third.norm == ("features.2.1.running_mean", "features.2.1.running_var")
-    assert (third.outputs, third.seen) == (6, 1)
-    assert (head.weight, head.bias, head.outputs, head.seen) == ("head.weight", "head.bias", 3, 1)
-
-
-def permuted(model: nn.Module, forget: str = "") -> nn.Module:
-    """The hidden outputs in another order, by the links alone; ``forget`` names a slot left out."""
-    links, state = chain(model), dict(model.state_dict())
-    generator = torch.Generator().manual_seed(0)
-    for link, after in pairwise(links):
-        order = torch.randperm(link.outputs, generator=generator)
-        for name in {link.weight, *link.vectors} - {forget}:
-            state[name] = state[name][order]
-        inputs = (order[:, None] * link.seen + torch.arange(link.seen)).flatten()
-        state[after.weight] = state[after.weight][:, inputs]
-    model.load_state_dict(state)
-    return model
-
-
-def uneven(model: nn.Module) -> nn.Module:
-    """Other values for every channel of the norms."""
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for module in model.modules():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm):
-                for tensor in (module.weight, module.bias, module.running_mean, module.running_var):
-                    if tensor is not None:
-                        tensor.uniform_(0.5, 1.5, generator=generator)
-    return model.eval()
-
-
-@pytest.mark.parametrize("name", ["mlp", "cnn", "cnn_reddi", "cnn_fedavg", "leaf_celeba", "tower"])
-def test_a_permutation_by_the_links_leaves_the_function(name: str) -> None:
-    if name == "tower":
-        model, x = tower(), torch.rand(3, 1, 8, 8)
-    else:
-        model, x = (
-            build(ModelSpec(name=name, num_classes=3, in_channels=1, image_size=16), 0),
-            torch.rand(3, 1, 16, 16),
-        )
-    with torch.no_grad():
-        before = uneven(model)(x)
-        weight = model.get_parameter(chain(model)[0].weight).clone()
-        after = permuted(model)(x)
-    torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-4)
-    assert not torch.equal(model.get_parameter(chain(model)[0].weight), weight)
 
 
 shared = nn.Linear(4, 4)

@@ -367,7 +367,6 @@ def ran(tmp_path, method="fedavg", **sections):
         ({"name": "sign_flp"}, "name", "did you mean 'sign_flip'"),
         ({"name": "ipm", "scale": 0}, "scale", "greater than 0"),
         ({"name": "ipm", "fraction": 1.1}, "fraction", "less than or equal to 1"),
-        ({"name": "ipm", "fraction": 0.2, "clients": "1"}, "fraction", "beside attack.clients"),
         ({"name": "ipm", "clients": "1;2"}, "clients", "ids of clients, separated by commas"),
         ({"name": "ipm", "clients": "-1"}, "clients", "ids of clients, separated by commas"),
         ({"name": "ipm", "clients": []}, "clients", "ids of clients, separated by commas"),
