@@ -339,8 +339,7 @@ def read(
     absolute: bool = False,
 ) -> float:
     """The value in a column of a run's table, in its last round and the rows that ``where`` selects
-    by column; NaN where the run is not finished, or has none.
-    """
+    by column; NaN where the run is not finished, or has none."""
     store, path, where = RunStore(run), run / f"{table}.csv", where or {}
     if not store.finished:
         return math.nan

@@ -60,10 +60,7 @@ logger = logging.getLogger("fedsim")
 
 @dataclass(frozen=True)
 class Without:
-    """A schedule whose plan some clients are taken out of; nobody takes their place.
-
-    Cohort and random numbers of the others are those of the schedule.
-    """
+    """A schedule whose plan some clients are taken out of; nobody takes their place."""
 
     schedule: Schedule
     clients: frozenset[int]

@@ -39,13 +39,10 @@ logger = logging.getLogger("fedsim")
 
 @dataclass(frozen=True)
 class Code:
-    """A user's function, ``module:function`` (of the server chain all of them, after commas).
-
-    ``files`` has the SHA-256 of each source file, see :mod:`fedsim.identity.sources`.
-    """
+    """A user's function, ``module:function`` (of the server chain all of them, after commas)."""
 
     name: str
-    files: Mapping[str, str]
+    files: Mapping[str, str]  # the SHA-256 of each source file
 
     @property
     def short(self) -> str:
@@ -166,10 +163,7 @@ class Provenance:
 
 
 def changed_code(before: Provenance, now: Mapping[str, Code]) -> str | None:
-    """The first source file that differs between two states of the same functions, in words.
-
-    The code that trained the run is the same as the code that was accepted instead.
-    """
+    """The first source file that differs from those that trained the run, or that were accepted."""
     for role, code in now.items():
         trained = before.accepted.get(role, before.code.get(role))
         if trained is None or trained.name != code.name or code in (trained, before.code.get(role)):

@@ -47,11 +47,8 @@ def sha256_of_files(module: str) -> dict[str, str]:
 
 
 def _check_as_imported(file: Path, path: PurePosixPath, digest: str) -> None:
-    """Refuses a file that has changed since it was first seen after its import.
-
-    Beside a notebook, Python goes on with the code that it imported, while the processes of Ray and
-    of a sweep import the file as it is now: a run would be made of both.
-    """
+    """Refuses a file that has changed since it was first seen after its import: in a notebook,
+    Python goes on with the code that it imported, while other processes import the new one."""
     name = ".".join(path.with_suffix("").parts).removesuffix(".__init__")
     spec = getattr(sys.modules.get(name), "__spec__", None)  # a reload makes a new one
     if spec is None or spec.origin != str(file):
@@ -94,10 +91,7 @@ def _files(root: Path, module: str) -> Iterator[PurePosixPath]:
 
 
 def _imported(text: bytes, file: PurePosixPath) -> Iterator[str]:
-    """The dotted names that a source file imports; names in a module count as modules of it.
-
-    A text that is no Python imports nothing.
-    """
+    """The dotted names that a source file imports; names in a module count as modules of it."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the text, which Python gave when it was imported

@@ -58,10 +58,7 @@ def export(
 
 
 def _network(model: ImageModel, form: Form) -> bytes:
-    """The file of the network, for any number of images.
-
-    It is made in memory: where torch itself cannot write a file, it ends the process.
-    """
+    """The file of the network, made in memory: torch ends the process where it cannot write one."""
     size, channels = model.spec.image_size, model.spec.in_channels
     images = torch.zeros(2, channels, size, size)
     batch = {0: torch.export.Dim("batch", min=1)}

@@ -24,10 +24,7 @@ from fedsim.training.final_models import network, personal_slots
 
 
 def finished_run(run: Path, settings: Settings | None = None) -> RunConfig:
-    """The configuration of a finished run, for work in this process without training.
-
-    ``settings`` take the place of the run's.
-    """
+    """The configuration of a finished run, for work in this process without training."""
     file = run / "config.yaml"
     if not file.is_file():
         raise ConfigError(f"{run}: holds no run (no config.yaml)")

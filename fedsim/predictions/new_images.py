@@ -39,12 +39,9 @@ logger = logging.getLogger("fedsim")
 
 @dataclass(frozen=True)
 class ImageModel:
-    """The final model of a run on images, in evaluation mode on the CPU, and what it takes.
+    """The final model of a run on images, in evaluation mode on the CPU, and what it takes."""
 
-    (B, channels, size, size) -> (B, C) logits; mean and std are per channel, of values in 0..1.
-    """
-
-    network: nn.Module
+    network: nn.Module  # (B, channels, size, size) -> (B, C) logits
     spec: ModelSpec
     classes: tuple[str, ...]
     mean: tuple[float, ...]
@@ -57,12 +54,7 @@ class ImageModel:
         return grey(pixels) if self.spec.in_channels == 1 else pixels
 
     def predict(self, files: Sequence[Path]) -> pd.DataFrame:
-        """A row per file: ``file``, ``prediction`` (a class's name), ``probability_<class>``.
-
-        Raises:
-            DataError: an image cannot be read.
-            DivergedError: outputs are not finite.
-        """
+        """A row per file: ``file``, ``prediction`` (a class's name), ``probability_<class>``."""
         pipeline = Pipeline(size=self.spec.image_size, mean=self.mean, std=self.std)
         test = Transforms(pipeline, torch.device("cpu")).test
         pristine, size, batches = Pristine(self.network), self.config.evaluation.batch_size, []

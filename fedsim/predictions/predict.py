@@ -216,11 +216,8 @@ def _own_data(run: Path, config: RunConfig) -> Setup:
 
 
 def _new_data(run: Path, config: RunConfig, description: Description) -> Setup:
-    """A setup with all samples of other data as the test part; nobody owns any of them.
-
-    Texts are read with the run's vocabulary, and classes have the numbers that they have in the
-    run. Clients that the run held out from training have no predictions here either.
-    """
+    """A setup with all samples of other data as the test part; nobody owns any of them. Vocabulary
+    and numbers of classes are those of the run."""
     alone = {"group": "none"}  # who the patients are need not be known
     config = config.model_copy(update={"data": config.data.model_copy(update=alone)})
     words = RunStore(run).read_words()

@@ -37,10 +37,8 @@ BLOCK = 1 << 20
 
 
 def coefficients(bands: int, rounds: int) -> F64:
-    """c (b,) of the smallest error over so many rounds, of norm 1; (1,) for one band.
-
-    L-BFGS from the coefficients of ``(1 - x)^(-1/2)``, the best matrix without bands.
-    """
+    """c (b,) of the smallest error over so many rounds, of norm 1, by L-BFGS from those of
+    ``(1 - x)^(-1/2)``, the best matrix without bands."""
     bands = min(bands, rounds)
     j = np.arange(1, bands)
     start = np.cumprod((2 * j - 1) / (2 * j))  # binom(2j, j) / 4^j

@@ -92,10 +92,8 @@ class Proposer:
     def propose(
         self, number: int, ended: Sequence[Trial], running: Sequence[Mapping[str, Scalar]] = ()
     ) -> Proposal:
-        """Proposes a trial by its number, from earlier ones that have ended, in their order.
-
-        TPE avoids the values of those that are ``running``.
-        """
+        """Proposes a trial by its number, from earlier ones, in their order; TPE avoids the values
+        of those that are ``running``."""
         package = optuna()
         distributions = {key: _distribution(package, d) for key, d in self.space.items()}
         states = package.trial.TrialState

@@ -177,11 +177,8 @@ def missing(runs: Sequence[SweepRun], out: Path, accept: bool = False) -> list[S
 
 
 def check_finished(runs: Sequence[tuple[RunConfig, Path]], accept: bool) -> None:
-    """Refuses finished runs of other code or data than those of now.
-
-    Code that is accepted is noted in the runs' env.json once all have passed. Data that are not
-    there any more are not compared.
-    """
+    """Refuses finished runs of other code or data than those of now; code that is accepted is noted
+    in the runs' env.json once all have passed."""
     accepted: dict[Path, dict[str, Code]] = {}
     digests: dict[str, Data | None] = {}
     for config, run in runs:

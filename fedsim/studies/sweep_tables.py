@@ -37,10 +37,8 @@ LATER = (
 
 
 def write(runs: Mapping[str, str], out: Path) -> pd.DataFrame:
-    """Writes OUT/summary.csv and OUT/aggregate.csv, unless there are no runs; returns the latter.
-
-    ``runs`` are name and group of the finished runs, in the order of the grid.
-    """
+    """Writes OUT/summary.csv and OUT/aggregate.csv of finished runs (name and group), if any;
+    returns the latter."""
     if not runs:
         return pd.DataFrame()
     summary = summarise(runs, out)
@@ -51,10 +49,7 @@ def write(runs: Mapping[str, str], out: Path) -> pd.DataFrame:
 
 
 def summarise(runs: Iterable[str], out: Path) -> pd.DataFrame:
-    """The rows of the summary.csv of all runs in OUT in their order, after a column ``run``.
-
-    The last column is ``label``; it is computed where no name was given.
-    """
+    """The rows of the summary.csv of all runs in OUT, after ``run`` and before ``label``."""
     frames = []
     for run in runs:
         frame = pd.read_csv(out / run / "summary.csv", dtype={"label": "str"})
@@ -99,10 +94,8 @@ def _spreads(
     columns: Iterable[str],
     means: Callable[[pd.Series[float]], pd.Series[float]],
 ) -> dict[str, float]:
-    """:func:`spread` of the columns over the units; NaN where a run lacks the number.
-
-    ``means`` gives one value per unit from one per run, as ``runs`` are indexed.
-    """
+    """:func:`spread` of the columns over the units, whose ``means`` are taken first; NaN where a
+    run lacks the number."""
     cells = {}
     for column in columns:
         by_run = runs[column].astype(float)

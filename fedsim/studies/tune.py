@@ -101,11 +101,8 @@ class Running:
 
 
 class Tuning:
-    """A search in a directory, which holds no other one.
-
-    It continues after the trials that have ended there; runs of the others are resumed, with
-    ``accept`` also where the user's code has changed.
-    """
+    """A search in a directory, which holds no other one; it continues after the trials that have
+    ended there, and the runs of the others are resumed."""
 
     def __init__(
         self, plan: SearchPlan, out: Path, trackers: Sequence[str] = (), accept: bool = False
@@ -217,15 +214,11 @@ class Tuning:
         out = self._folder(number, seed)
         self._jobs[out] = number, seed
         config = self.plan.config(running.proposal.params, seed)
-        return Job(self._name(number, seed), config, out, self.trackers, self.accept)
+        name = out.relative_to(self.out.parent if self.plan.title else self.out).as_posix()
+        return Job(name, config, out, self.trackers, self.accept)
 
     def _folder(self, number: int, seed: int) -> Path:
         return self.out / trials.folder_of(number) / f"seed={seed}"
-
-    def _name(self, number: int, seed: int) -> str:
-        """Of a run; it begins with the search where there are several."""
-        folder = f"{trials.folder_of(number)}/seed={seed}"
-        return f"{self.out.name}/{folder}" if self.plan.title else folder
 
     def happened(self, slot: int, job: Job, event: Event) -> None:
         """Handles an event of one of its runs, see :class:`~fedsim.studies.parallel.Follower`."""

@@ -103,11 +103,7 @@ ALWAYS = Participation()
 
 @dataclass(frozen=True, kw_only=True)
 class Clock:
-    """How fast clients are and whether they answer; by default they are infinitely fast and do.
-
-    Raises:
-        ConfigError: there is a deadline, but nothing takes time.
-    """
+    """How fast clients are and whether they answer; by default they are infinitely fast and do."""
 
     seed: int = 0
     distributions: Mapping[str, Distribution] = field(default_factory=dict)  # drawn per client
@@ -146,11 +142,8 @@ class Clock:
     def participation(
         self, round: int, client: int, n: int, stream: int | None = None
     ) -> Participation:
-        """How a client with n samples takes part in a round (from 0).
-
-        A trace is read at the round; what is drawn anew each time has the key ``stream``, by
-        default the round.
-        """
+        """How a client with n samples takes part in a round (from 0); what is drawn anew each time
+        has the key ``stream``, by default the round."""
         if self.idle:
             return ALWAYS
         stream = round if stream is None else stream

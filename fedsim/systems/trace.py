@@ -31,7 +31,7 @@ def read_trace(
     values: dict[int, dict[int, dict[str, float]]] = {}
     for row in rows:
         client = _whole(row, "client_id", 0, num_clients - 1)
-        round = _whole(row, "round", 1, None) - 1 if "round" in columns else 0
+        round = _whole(row, "round", 1, math.inf) - 1 if "round" in columns else 0
         if round in values.setdefault(client, {}):
             raise DataError(f"{row.where}: client_id {client} is given twice for one round")
         values[client][round] = {name: _value(row, name) for name in traits}
@@ -64,9 +64,9 @@ def _value(row: TableRow, name: str) -> float:
     return value
 
 
-def _whole(row: TableRow, name: str, low: int, high: int | None) -> int:
+def _whole(row: TableRow, name: str, low: int, high: float) -> int:
     value = whole_number(row.values[name], f"{row.where}: {name}")
-    if value < low or (high is not None and value > high):
-        bounds = f"{low} or more" if high is None else f"{low} to {high}"
+    if not low <= value <= high:
+        bounds = f"{low} or more" if high == math.inf else f"{low} to {high}"
         raise DataError(f"{row.where}: {name} {value} must be {bounds}")
     return value
