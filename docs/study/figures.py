@@ -117,7 +117,7 @@ def fig2(study: Study) -> Figure:
 
 
 def ranks(study: Study) -> Figure:
-    """The critical-difference diagram over settings."""
+    """Mean ranks over settings, with the critical difference."""
     return rank_figure.figure(descriptions.ranked(study, "balanced_accuracy", partitions=False))
 
 
@@ -148,8 +148,13 @@ def budgets(study: Study) -> Figure:
 FIGURES = {
     "headline": (headline, "H", 1, "Differences of the headline with their intervals, by block"),
     "fig2": (fig2, "F", 1, "Terms of the loss after one round, by alpha"),
-    "ranks": (ranks, "HR", 2, "Critical-difference diagram over settings"),
-    "partition_ranks": (partition_ranks, "HR", 1, "Critical-difference diagram over partitions"),
+    "ranks": (ranks, "HR", 2, "Mean ranks over settings, with the critical difference"),
+    "partition_ranks": (
+        partition_ranks,
+        "HR",
+        1,
+        "Mean ranks over partitions, with the critical difference",
+    ),
     "budgets": (budgets, "HWR", 1, "Expected test score by number of candidates"),
 }
 """What draws each figure, how many blocks of which kinds it needs, and its alternative text."""
