@@ -192,13 +192,9 @@ TRACKERS: Mapping[str, type[Tracker]] = {t.name: t for t in (TensorBoard, Weight
 
 
 def tracker(name: str) -> Tracker:
-    """A tracker for one run, to be passed to ``fedsim.run(callbacks=[...])``.
+    """A tracker (tensorboard, wandb or mlflow) for the callbacks of one :func:`fedsim.run`.
 
-    Args:
-        name: tensorboard, wandb or mlflow.
-
-    Raises:
-        ConfigError: there is none of this name, or its package is not installed.
+    A ConfigError where there is none of this name, or its package is not installed.
     """
     if name not in TRACKERS:
         raise ConfigError(
