@@ -21,7 +21,7 @@ from ray.exceptions import RayError
 from fedsim.config.sections import EngineConfig
 from fedsim.core.errors import ConfigError, FedsimError, WorkerError
 from fedsim.core.types import Part, Vector, Vectors
-from fedsim.engine import devices
+from fedsim.engine import devices, footprint
 from fedsim.engine.base import Incident, Measure
 from fedsim.engine.blocks import Block
 from fedsim.engine.ray.cluster import connect, machines, refuse_mixed
@@ -67,6 +67,8 @@ class ClientActor:
         except Exception as error:
             why = devices.reason(error, fraction, device)
             raise WorkerError(f"a client actor failed to start: {why}") from error
+        if device.type == "cuda" and fraction < 1:
+            footprint.check_worker(self._worker)
         return devices.Kind.of(device), ray.util.get_node_ip_address()
 
     @ray.method(concurrency_group="questions")  # type: ignore[untyped-decorator]

@@ -380,9 +380,10 @@ def test_only_a_shared_gpu_is_capped(driver, gpu, share, caps):
 
 
 def test_a_client_actor_starts_on_a_fraction_of_a_gpu(driver, monkeypatch):
-    actor, worker = pool.ClientActor(), mock.Mock()
+    actor, worker, check = pool.ClientActor(), mock.Mock(), mock.Mock()
     context = SimpleNamespace(get_assigned_resources=lambda: {"GPU": 0.5})
     monkeypatch.setattr(pool, "Worker", worker)
+    monkeypatch.setattr(pool.footprint, "check_worker", check)
     monkeypatch.setattr(pool.ray, "get_gpu_ids", lambda: ["3"])
     monkeypatch.setattr(pool.ray, "get_runtime_context", lambda: context)
     monkeypatch.setattr(pool.ray.util, "get_node_ip_address", lambda: "127.0.0.1")
@@ -390,6 +391,7 @@ def test_a_client_actor_starts_on_a_fraction_of_a_gpu(driver, monkeypatch):
     assert actor.build("spec") == (devices.Kind("NVIDIA H200", 132), "127.0.0.1")
     assert driver.caps == [(0.5 - 1 / 32, 0)]
     worker.assert_called_once_with("spec", torch.device("cuda", 0), 0.5)
+    check.assert_called_once_with(worker.return_value)
 
 
 @pytest.mark.parametrize(
