@@ -25,7 +25,6 @@ from fedsim.client.graphs import Steps
 from fedsim.client.order import steps_before, with_steps
 from fedsim.client.trainer import Losses, trained
 from fedsim.client.transform import own_entries, without_entries
-from fedsim.core import reuse
 from fedsim.core.errors import ContractError, FedsimError, WorkerError
 from fedsim.core.layout import FlatModel, as_tensor, select, subtract
 from fedsim.core.rng import seed_for, seed_torch, torch_scope
@@ -80,12 +79,8 @@ class Worker:
         self.spec = spec
         self.device = device
         self.gpu_fraction = gpu_fraction
-        part, key = spec.cut, (spec.model.without_weights, spec.seed, spec.algorithm.adapt)
-        model = (
-            models.build(*key)
-            if part is None
-            else reuse.copied("cut", (*key, part), lambda: cut(models.build(*key), part))
-        )
+        model = models.build(spec.model.without_weights, spec.seed, spec.algorithm.adapt)
+        model = model if spec.cut is None else cut(model, spec.cut)
         self.draws = dropout.count(model, device)
         self.flat = FlatModel(model, device, frozen=spec.frozen)
         self.steps = (

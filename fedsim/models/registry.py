@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from fedsim.core import reuse
 from fedsim.core.errors import ConfigError, nearest
 from fedsim.core.imports import call, resolve, users_code
 from fedsim.core.layout import Pristine, attributes, freeze, unsuitable
@@ -45,12 +44,6 @@ def start(spec: ModelSpec, seed: int, adapt: Adapt = None, classes: Sequence[str
     are there, adds trains. Generators and threads are left as they were. ``classes`` are the names
     of the data's classes, which the head of start weights must have.
     """
-    key = spec, seed, adapt, tuple(classes)
-    return reuse.copied("model", key, lambda: _start(*key))
-
-
-def _start(spec: ModelSpec, seed: int, adapt: Adapt, classes: Sequence[str]) -> Built:
-    """What :func:`start` returns, built now."""
     drawn = seed if spec.init == "torch" else seed_for(seed, "model")
     with one_torch_thread(), torch_scope(drawn):
         sizes = spec.num_classes, spec.in_channels, spec.image_size

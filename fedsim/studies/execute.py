@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedsim.config.run import RunConfig
-from fedsim.core import files, reuse
+from fedsim.core import files
 from fedsim.core.analysis import analysis
 from fedsim.core.errors import FedsimError
 from fedsim.core.text import counted
@@ -82,7 +82,6 @@ def run(plan: Plan, out: Path, options: RunOptions) -> Outcome:
         with files.writing(out):
             out.mkdir(parents=True, exist_ok=True)
         locked.enter_context(files.lock(out))
-        stack.enter_context(reuse.across_runs())  # for runs in this process
         pairs = zip(plan.searches, plan.folders(out), strict=True)
         tunings = [Tuning(search, at, trackers, accept) for (_, search), at in pairs]
         for each in tunings:

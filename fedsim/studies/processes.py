@@ -24,7 +24,6 @@ from multiprocessing.connection import Connection, wait
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from fedsim.core import reuse
 from fedsim.training.events import ENDINGS, Event, Job, Logged, Lost, Orders, Tell
 
 if TYPE_CHECKING:
@@ -203,14 +202,13 @@ def serve(fd: int) -> None:
 
         join(ray)
     sessions = _Sessions()
-    with reuse.across_runs():
-        while True:
-            message, orders = sessions.wait(pipe.jobs)
-            job, reservation = pickle.loads(message)
-            ended = execute(job, orders, pipe.tell, partial(sessions.get, reservation))
-            sys.stdout.flush()  # what the user's code has printed: the process will be killed
-            sys.stderr.flush()
-            pipe.tell(ended)
+    while True:
+        message, orders = sessions.wait(pipe.jobs)
+        job, reservation = pickle.loads(message)
+        ended = execute(job, orders, pipe.tell, partial(sessions.get, reservation))
+        sys.stdout.flush()  # what the user's code has printed: the process will be killed
+        sys.stderr.flush()
+        pipe.tell(ended)
 
 
 class _Sessions:

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from fedsim import models
-from fedsim.core import reuse
 from fedsim.core.errors import WorkerError
 from fedsim.core.files import cache_dir, sha256_of
 from fedsim.core.imports import users_code
@@ -42,9 +41,7 @@ def with_features(spec: WorkerSpec) -> WorkerSpec:
     if not spec.frozen or spec.dataset.per_token:
         return spec
     part = "features.backbone" if spec.model.projection else "features"
-    decisive = _decisive(spec)
-    key = spec.seed, spec.algorithm.adapt, _draws(spec), decisive
-    features = reuse.once("features", key, lambda: _features(spec, part, decisive))
+    features = _features(spec, part)
     if features is None:
         return spec
     rest = {name: a for name, a in spec.frozen.items() if not name.startswith(f"{part}.")}
@@ -52,7 +49,7 @@ def with_features(spec: WorkerSpec) -> WorkerSpec:
     return replace(spec, dataset=dataset, frozen=rest, local_images=None, cut=part)
 
 
-def _features(spec: WorkerSpec, part: str, decisive: str) -> Array | None:
+def _features(spec: WorkerSpec, part: str) -> Array | None:
     """The features (N, d) of all samples; None where they are not the same in every pass."""
     model = models.build(spec.model.without_weights, spec.seed, spec.algorithm.adapt)
     flat = FlatModel(model, _CPU, frozen=spec.frozen)
@@ -62,7 +59,7 @@ def _features(spec: WorkerSpec, part: str, decisive: str) -> Array | None:
     with errors, one_torch_thread(), torch_scope(0):
         why, first = _try(spec, flat, part)
         if why is None:
-            return _cached(spec, model.get_submodule(part), decisive, first)
+            return _cached(spec, model.get_submodule(part), first)
     text = "model.trainable=%s: features are computed anew in every pass, since %s"
     logger.info(text, spec.model.trainable, why)
     return None
@@ -122,12 +119,12 @@ def _passes(spec: WorkerSpec, module: nn.Module) -> Callable[[int, int], Tensor]
     return compute
 
 
-def _cached(spec: WorkerSpec, module: nn.Module, decisive: str, first: Array) -> Array:
+def _cached(spec: WorkerSpec, module: nn.Module, first: Array) -> Array:
     """The features (N, d) of all samples, memory mapped; the first ones, in the file's digest, tell
     other code and another kind of processor."""
     size, compute = len(spec.dataset.x), _passes(spec, module)
     name = re.sub(r"[^\w.-]+", "-", f"{spec.dataset.name}-{spec.model.name}")[:80]
-    path = cache_dir() / "features" / f"{name}-{sha256_of(decisive, first)[:24]}.npy"
+    path = cache_dir() / "features" / f"{name}-{sha256_of(_decisive(spec), first)[:24]}.npy"
 
     def write(store: Array, i: int) -> None:
         start = i * _BATCH

@@ -1,12 +1,10 @@
 """The data of a configuration: read, dealt to the clients, and shifted."""
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fedsim import data
 from fedsim.config.run import RunConfig
-from fedsim.core import reuse
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.normalization import OF_DATASET, Normalization
 from fedsim.core.types import I64, Array, Dataset, Partition
@@ -70,10 +68,8 @@ def read(
         whole: all of its samples are the test part.
         known_words: the vocabulary to read texts with; None: their own one.
     """
-    name, arguments = config.data.name, read_arguments(config)
-    load = partial(data.load, name, whole=whole, known_words=known_words, **arguments)
-    key = name, whole, known_words, repr(arguments)
-    dataset = load() if data.find(name) is None else reuse.once("data", key, load)
+    words, arguments = known_words, read_arguments(config)
+    dataset = data.load(config.data.name, whole=whole, known_words=words, **arguments)
     normal = _normalization(config)
     try:
         return dataset if normal is None else normal.applied(dataset)

@@ -20,14 +20,13 @@ from fedsim import algorithms, data
 from fedsim.algorithms.catalogue import METHODS
 from fedsim.attacks import ATTACKS
 from fedsim.compressors import COMPRESSORS
-from fedsim.core import files, reuse
+from fedsim.core import files
 from fedsim.core.background import Background
 from fedsim.core.errors import ConfigError, DataError, StoreError
 from fedsim.core.machine import kind_of, other_kind
 from fedsim.core.settings import defaults
 from fedsim.core.tables import SEPARATORS, read_table, records
 from fedsim.core.terminal import echo, printable
-from fedsim.core.types import ModelSpec
 from tests.commands import clean_environment
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -330,36 +329,3 @@ def test_a_file_beside_the_methods_is_one_only_if_it_defines_build(
     assert set(algorithms.names()) - set(before) == {"fedmine"}
     with pytest.raises(ConfigError, match="unknown algorithm 'base2'"):
         algorithms.load("base2")
-
-
-# reuse
-
-
-MLP = ModelSpec(name="mlp", num_classes=3, in_channels=1, image_size=8)
-
-
-class Maker:
-    """Counts how often it makes a list."""
-
-    def __init__(self) -> None:
-        self.made = 0
-
-    def __call__(self) -> list[int]:
-        self.made += 1
-        return [self.made]
-
-
-def test_a_single_run_keeps_nothing() -> None:
-    make = Maker()
-    assert reuse.once("data", 1, make) == [1]
-    assert reuse.once("data", 1, make) == [2]
-    assert reuse.copied("model", 1, make) == [3]
-
-
-def test_runs_of_a_driver_share_a_value_until_the_driver_ends() -> None:
-    make = Maker()
-    with reuse.across_runs():
-        first = reuse.once("data", 1, make)
-        assert reuse.once("data", 1, make) is first
-        assert reuse.once("features", 1, make) is not first
-    assert reuse.once("data", 1, make) == [3]
