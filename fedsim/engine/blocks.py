@@ -21,12 +21,9 @@ Block = tuple[ClientTask, ...]
 class Stacking:
     """How clients train together (``engine.client_batch`` above 1)."""
 
-    clients: int
-    """The largest number of clients in a block."""
-    width: int
-    """Samples of a padded batch, the same in the whole run."""
-    batchnorm: bool
-    """Whether the model has trained BatchNorm, which cannot take a single sample."""
+    clients: int  # the largest number of clients in a block
+    width: int  # samples of a padded batch, the same in the whole run
+    batchnorm: bool  # whether the model has trained BatchNorm, which cannot take a single sample
 
     def blocks(self, steps: Iterable[tuple[ClientTask, int]]) -> list[Block]:
         """The tasks with the most steps first, then by client, cut into blocks."""

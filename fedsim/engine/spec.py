@@ -32,10 +32,8 @@ from fedsim.engine.blocks import Block, Stacking
 class LocalImages:
     """Images that each node reads itself, instead of getting them from the driver."""
 
-    read: Callable[[], Array]
-    """Gives (N, channels, H, W) uint8, on whatever machine it is called."""
-    sha256: str
-    """Of the driver's."""
+    read: Callable[[], Array]  # gives (N, channels, H, W) uint8, on whatever machine it is called
+    sha256: str  # of the driver's
 
     def __call__(self) -> Array:
         """The images of this machine; a DataError where they are not the driver's."""
@@ -59,18 +57,14 @@ class WorkerSpec:
     algorithm: Algorithm
     training: Training
     seed: int
-    threads: int
-    """Of torch on the CPU; part of the result's bits."""
-    batch_size: int
-    """Images per forward pass of an evaluation."""
+    threads: int  # of torch on the CPU; part of the result's bits
+    batch_size: int  # images per forward pass of an evaluation
     precision: Arithmetic
     deterministic: bool
     local_images: LocalImages | None = None
     """How a node gets the images itself; None where ``dataset`` brings them."""
-    finetune_epochs: int = 0
-    """Of the fine-tuning after the last round, 0 for none."""
-    stacking: Stacking | None = None
-    """How clients train together; None where they train one by one."""
+    finetune_epochs: int = 0  # of the fine-tuning after the last round, 0 for none
+    stacking: Stacking | None = None  # how clients train together; None where they train one by one
     frozen: Vectors = field(default_factory=dict)
     """By name the tensors of the model that do not train."""
     cut: str | None = None

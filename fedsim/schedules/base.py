@@ -29,14 +29,12 @@ Pass = Callable[[Sequence[ClientTask]], list[ClientUpdate]]
 class RoundPlan:
     """What is to be done in a round."""
 
-    tasks: tuple[ClientTask, ...]
-    """Local training, each client once; the cohort."""
+    tasks: tuple[ClientTask, ...]  # local training, each client once; the cohort
     participation: Mapping[int, Participation]
     """Of each client with a row in clients.csv, those who stay away included."""
     state: Vectors = field(default_factory=dict)
     """What the schedule keeps for the next round; goes into the checkpoint."""
-    seconds: float | None = None
-    """Simulated, of the round; None: until its slowest client."""
+    seconds: float | None = None  # simulated, of the round; None: until its slowest client
     pass_seconds: float = 0.0
     """Simulated, of passes that the schedule asked for, whose bytes follow."""
     downlink_bytes: int = 0
@@ -52,16 +50,13 @@ class RoundPlan:
 class Roster:
     """The clients of a run, as a schedule knows them."""
 
-    sizes: Sequence[int]
-    """Training samples of each client."""
+    sizes: Sequence[int]  # training samples of each client
     cohort_size: int
-    held_out: Sequence[int]
-    """Clients that never train, ascending."""
+    held_out: Sequence[int]  # clients that never train, ascending
     clock: Clock
     assign: Callable[[Sequence[int]], Sequence[tuple[int, ...]]]
     """See :class:`~fedsim.algorithms.base.Algorithm`."""
-    lr: Callable[[int], float]
-    """The learning rate of a round (from 0)."""
+    lr: Callable[[int], float]  # the learning rate of a round (from 0)
     update_bytes: int | None = None
     """Size of an update where it is known before training; None: the model's."""
 

@@ -36,21 +36,14 @@ class Oort:
     participations, ``seconds`` t; and ``quantile``, which is T's, with the ``history`` of U.
     """
 
-    exploration: float = 0.9
-    """Share of the cohort, epsilon, that explores in the first round."""
-    decay: float = 0.98
-    """Of epsilon in each round, until it is ``least_exploration``."""
+    exploration: float = 0.9  # share of the cohort, epsilon, that explores in the first round
+    decay: float = 0.98  # of epsilon in each round, until it is ``least_exploration``
     least_exploration: float = 0.3
-    penalty: float = 2.0
-    """alpha."""
-    quantile: float = 0.3
-    """Of the clients' seconds, at first."""
-    pace: float = 0.05
-    """By which the pacer raises it."""
-    window: int = 20
-    """W, in rounds."""
-    clip: float = 0.9
-    """Quantile at which U is clipped."""
+    penalty: float = 2.0  # alpha
+    quantile: float = 0.3  # of the clients' seconds, at first
+    pace: float = 0.05  # by which the pacer raises it
+    window: int = 20  # W, in rounds
+    clip: float = 0.9  # quantile at which U is clipped
     cut_off: float = 0.95
     """c; clients with c times the utility of the last one in the top are drawn from, too."""
     most: int | None = None

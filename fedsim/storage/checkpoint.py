@@ -49,8 +49,7 @@ logger = logging.getLogger("fedsim")
 class ServerState:
     """Everything that the next round depends on."""
 
-    params: Vector
-    """(D,) the global vector."""
+    params: Vector  # (D,) the global vector
     server: RuleState = field(default_factory=RuleState)
     downlink: Vectors = field(default_factory=dict)
     """What the server sends to everybody beside the model."""

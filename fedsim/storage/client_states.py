@@ -60,10 +60,8 @@ class Segment:
     path: Path
     unwritten: Mapping[int, Vectors] = field(default_factory=dict)
     """The states, until the file is written."""
-    size: int = field(kw_only=True)
-    """Bytes of all states in it."""
-    sha256: str = field(default="", kw_only=True)
-    """Of the file, empty until it is written."""
+    size: int = field(kw_only=True)  # bytes of all states in it
+    sha256: str = field(default="", kw_only=True)  # of the file, empty until it is written
 
     def write(self) -> None:
         """Writes the file, unless it is there."""

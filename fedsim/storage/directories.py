@@ -40,8 +40,7 @@ class SweepStatus:
     state: str
     """Running if the sweep or one of its runs is; finished if all runs are and the tables are
     written (a trial of a search has none); failed if all have ended, some with an error."""
-    runs: Sequence[RunStatus] = ()
-    """In the order of their names; without those that were archived."""
+    runs: Sequence[RunStatus] = ()  # in the order of their names; without those that were archived
     grid: Sequence[str] | None = None
     """The names of all runs of the grid, some of which may not have begun, if written down."""
 
@@ -61,12 +60,9 @@ class SearchStatus:
     state: str
     """Finished if all trials, and the runs on fresh seeds if any, have ended; failed if no trial is
     complete then."""
-    study: Mapping[str, object] = field(default_factory=dict)
-    """What study.json says."""
-    trials: Sequence[Trial] = ()
-    """Those that have ended, by number."""
-    problem: str | None = None
-    """Why a damaged search cannot be read."""
+    study: Mapping[str, object] = field(default_factory=dict)  # what study.json says
+    trials: Sequence[Trial] = ()  # those that have ended, by number
+    problem: str | None = None  # why a damaged search cannot be read
 
     @property
     def by(self) -> str:

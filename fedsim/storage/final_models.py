@@ -76,8 +76,7 @@ class Description:
 
     model: ModelSpec
     classes: tuple[str, ...]
-    mean: tuple[float, ...] = ()
-    """Of images, per channel, of values in 0..1; empty of other inputs."""
+    mean: tuple[float, ...] = ()  # of images, per channel, of values in 0..1; empty of other inputs
     std: tuple[float, ...] = ()
     algorithm: str | None = None
 

@@ -37,24 +37,19 @@ class RunStatus:
     """What a run directory says of its run."""
 
     path: Path
-    sweep: Path | None = None
-    """The directory of the sweep that the run is part of."""
-    state: str
-    """``fedsim resume`` continues what was interrupted (by a signal or a kill) or failed."""
+    sweep: Path | None = None  # the directory of the sweep that the run is part of
+    state: str  # ``fedsim resume`` continues what was interrupted (by a signal or a kill) or failed
     algorithm: str | None = None
     dataset: str | None = None
     seed: int | None = None
     rounds_done: int = 0
-    rounds: int | None = None
-    """Of the whole run; a finished run may have stopped earlier."""
+    rounds: int | None = None  # of the whole run; a finished run may have stopped earlier
     final_test_accuracy: float | None = None
     best_test_accuracy: float | None = None
     """Of the round with the best validation accuracy or, without that, the best test accuracy."""
-    changed: float | None = None
-    """When its newest results were written, in seconds since 1970."""
+    changed: float | None = None  # when its newest results were written, in seconds since 1970
     process: str | None = None
-    problem: str | None = None
-    """Why the run failed, or why a damaged directory cannot be read."""
+    problem: str | None = None  # why the run failed, or why a damaged directory cannot be read
     label: str | None = None
 
 

@@ -26,17 +26,14 @@ Send = Callable[[Any], Any]
 class TaskCall:
     """Some tasks of one kind."""
 
-    blocks: tuple[Block, ...]
-    """Of tasks; each is done, and retried, as a whole."""
+    blocks: tuple[Block, ...]  # of tasks; each is done, and retried, as a whole
     models: Models
     states: Mapping[int, Vectors]
     """Of all clients that have one; only those of its own clients are sent."""
-    sizes: Sequence[int]
-    """Training samples of all clients."""
+    sizes: Sequence[int]  # training samples of all clients
     ranges: tuple[slice, ...] = ()
     """What the deltas are cut into, to be left on the nodes; none if they are fetched."""
-    home: int | None = None
-    """The slot that waits for this call, None for any."""
+    home: int | None = None  # the slot that waits for this call, None for any
     attempt: int = 1
 
     @property

@@ -41,12 +41,9 @@ class Work:
     slot: int
     actor: Any
     refs: list[Any]
-    begun: float
-    """When it was handed out."""
-    heard: float
-    """When it began, or last answered a question for its progress."""
-    question: Any = None
-    """The object of the answer that it owes, since ``asked_at``."""
+    begun: float  # when it was handed out
+    heard: float  # when it began, or last answered a question for its progress
+    question: Any = None  # the object of the answer that it owes, since ``asked_at``
     asked_at: float = 0.0
 
 

@@ -29,14 +29,10 @@ class Fault:
     """A failed call."""
 
     error: str
-    lost: bool
-    """Whether doing the work again can cure it."""
-    objects: bool = False
-    """Whether what was sent may be gone too and must be sent anew."""
-    alive: bool = False
-    """Whether the actor itself can go on."""
-    final: bool = False
-    """Whether the run cannot go on, even without the client."""
+    lost: bool  # whether doing the work again can cure it
+    objects: bool = False  # whether what was sent may be gone too and must be sent anew
+    alive: bool = False  # whether the actor itself can go on
+    final: bool = False  # whether the run cannot go on, even without the client
     raised: FedsimError | None = None
     """The error of fedsim that the client's code raised on purpose, if any."""
 

@@ -19,14 +19,11 @@ MAX_LISTED = 4
 class Node:
     """A machine of the cluster: what Ray may hand out of it."""
 
-    cpus: float
-    """0 on a head node that does no work."""
+    cpus: float  # 0 on a head node that does no work
     gpus: float = 0.0
     name: str = "this machine"
-    accelerator: str = ""
-    """Type of the GPUs, where it is known."""
-    memory: float = math.inf
-    """Bytes for processes, where they are known."""
+    accelerator: str = ""  # type of the GPUs, where it is known
+    memory: float = math.inf  # bytes for processes, where they are known
 
     def __str__(self) -> str:
         memory = f", {self.memory / GIB:.1f} GiB" if math.isfinite(self.memory) else ""
@@ -50,13 +47,10 @@ class Placement:
 
     nodes: tuple[Node, ...]
     share: Share
-    memory: int
-    """Bytes that each actor needs."""
+    memory: int  # bytes that each actor needs
     num_clients: int
-    slots: int
-    """Actors that can run at once, at most one per client."""
-    per_node: tuple[int, ...]
-    """Actors of the run on each node; Ray may choose other nodes."""
+    slots: int  # actors that can run at once, at most one per client
+    per_node: tuple[int, ...]  # actors of the run on each node; Ray may choose other nodes
 
     @property
     def actors(self) -> int:

@@ -131,12 +131,10 @@ class Sharded:
     """Updates that are spread over nodes; a :class:`~fedsim.server.columns.Columns`."""
 
     aggregators: Aggregators
-    held: dict[int, Held]
-    """The updates by client id, in order; replaced where some are lost."""
+    held: dict[int, Held]  # the updates by client id, in order; replaced where some are lost
     again: Callable[[Incident], Sequence[ClientUpdate]]
     """Takes note of a loss, and trains all these clients once more."""
-    max_retries: int
-    """How often that is done in one pass, before a WorkerError."""
+    max_retries: int  # how often that is done in one pass, before a WorkerError
 
     @property
     def dtype(self) -> np.dtype[np.floating]:
