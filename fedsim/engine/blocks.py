@@ -70,12 +70,7 @@ def shared_out(
     updates: Sequence[ClientUpdate], tasks: Sequence[ClientTask], sizes: Sequence[int]
 ) -> list[ClientUpdate]:
     """An update for each client, sorted by id: that of pooled samples is that of all their owners.
-
-    Args:
-        updates: one for each task that was done.
-        tasks: those and others.
-        sizes: training samples of all clients.
-    """
+    ``sizes`` are the training samples of all clients."""
     pooled = {task.client: task.owners for task in tasks if task.owners}
     each = [
         replace(update, client_id=client, num_samples=sizes[client])

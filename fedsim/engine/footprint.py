@@ -69,25 +69,15 @@ def need_of(
     training: Training,
     evaluation_batch: int,
     *,
-    clients: int = 1,
-    cohort: int = 0,
-    samples: int = 0,
-    room: float = math.inf,
+    clients: int = 1,  # that train together as a block
+    cohort: int = 0,  # clients whose updates a call may have
+    samples: int = 0,  # bytes of all images and labels
+    room: float = math.inf,  # bytes up to which samples, or updates, stay there
 ) -> int | None:
     """Bytes of GPU memory that a process needs; None where a model cannot be traced without values.
 
     Too much by at most the largest gradient of each client of a block, which the trace holds while
-    it becomes ``p.grad``.
-
-    Args:
-        model: the network; a copy is traced.
-        spec: says what samples look like.
-        training: batch size and optimiser.
-        evaluation_batch: samples in a forward pass of an evaluation.
-        clients: that train together as a block.
-        cohort: clients whose updates a call may have.
-        samples: bytes of all images and labels.
-        room: bytes up to which samples, or updates, stay there, see :func:`transfer.room`.
+    it becomes ``p.grad``. A copy of the model is traced.
     """
     traced = copy.deepcopy(model).to("meta")
     tensors = [*traced.parameters(), *traced.buffers()]

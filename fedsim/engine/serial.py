@@ -30,11 +30,7 @@ def make_executor(spec: WorkerSpec, engine: EngineConfig, **_: Any) -> SerialExe
 
 
 def check_settings(engine: EngineConfig) -> None:
-    """Refuses a GPU where torch finds none.
-
-    Raises:
-        ConfigError: so it is.
-    """
+    """Refuses a GPU where torch finds none, by a ConfigError."""
     gpus = engine.gpus_per_client or 0.0
     if gpus > 0 and not torch.cuda.is_available():
         raise ConfigError(f"--gpus-per-client {gpus:g}: torch finds no GPU here")

@@ -174,11 +174,7 @@ def lr_at(config: RunConfig, round: int) -> float:
 
 
 def schedule_of(config: RunConfig) -> Schedule:
-    """The schedule that ``train.schedule`` names.
-
-    Raises:
-        ConfigError: no such schedule, or a function of the user's that returns something else.
-    """
+    """The schedule that ``train.schedule`` names; a ConfigError where there is none."""
     name = config.train.schedule
     if name == "synchronous":
         return Synchronous()

@@ -84,11 +84,7 @@ class Fixed:
 
 
 def fixed(clients: str, rounds: int, participants: Sequence[int]) -> Fixed:
-    """The lists that ``train.clients`` names: ids, or a CSV file with rounds (from 1).
-
-    Raises:
-        ConfigError, DataError: a client that does not train, or a file that cannot be used.
-    """
+    """The lists that ``train.clients`` names: ids, or a CSV file with rounds (from 1)."""
     if not clients.endswith(".csv"):
         ids = tuple(map(int, clients.split(",")))
         if unknown := sorted(set(ids) - set(participants)):
@@ -123,12 +119,9 @@ class PowerOfChoice:
     on its training samples. Ties go to the lower id. That pass lasts until its slowest candidate,
     which sees its samples at the speed of training; those chosen have the model already. Where no
     candidate answers, the first m of them are the cohort.
-
-    Args:
-        candidates: d, from m to the number of clients; None: 2 m, or all clients if they are fewer.
     """
 
-    candidates: int | None = None
+    candidates: int | None = None  # d; None: 2 m, or all clients if they are fewer
     asynchronous: ClassVar[bool] = False
 
     def size(self, roster: Roster) -> int:

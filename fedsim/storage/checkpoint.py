@@ -122,28 +122,18 @@ def files_of(record: str, content: Mapping[str, Any]) -> frozenset[str]:
 
 class Checkpoints(AbstractContextManager["Checkpoints"]):
     """The checkpoints of a run; what writes or waits raises a StoreError where a file cannot be
-    written.
-
-    Args:
-        run: the run directory.
-        fingerprint: goes into every checkpoint.
-        client_states: of the run; its files are written here too.
-        keep: how many of the newest checkpoints stay.
-        every: beside these the one of every so many rounds stays, where it is not 0.
-        kept: rounds and files of those that are there already, oldest first.
-        versions: SHA-256 of the models of earlier rounds that are written, by file name.
-    """
+    written."""
 
     def __init__(
         self,
         run: Path,
         fingerprint: Fingerprint,
         *,
-        client_states: ClientStateStore,
-        keep: int,
-        every: int = 0,
-        kept: Iterable[tuple[int, frozenset[str]]] = (),
-        versions: Mapping[str, str] | None = None,
+        client_states: ClientStateStore,  # whose files are written here too
+        keep: int,  # of the newest
+        every: int = 0,  # the one of every so many rounds stays, too
+        kept: Iterable[tuple[int, frozenset[str]]] = (),  # that are there: rounds and files
+        versions: Mapping[str, str] | None = None,  # that are written: SHA-256 by file name
     ) -> None:
         self.run, self.folder = run, run / FOLDER
         self.fingerprint, self.client_states = fingerprint, client_states

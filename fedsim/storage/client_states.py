@@ -97,11 +97,8 @@ class Segment:
 class ClientStateStore(Mapping[int, Vectors]):
     """The states of a run's clients in memory and in segment files; changed in place.
 
-    One thread may read states while another one changes those of other clients.
-
-    Args:
-        folder: of the segment files.
-        budget: bytes of states that may wait in memory for a file.
+    One thread may read states while another one changes those of other clients. At most ``budget``
+    bytes of states wait in memory for a file.
     """
 
     def __init__(self, folder: Path, budget: float) -> None:

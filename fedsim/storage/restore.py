@@ -54,15 +54,9 @@ def restore(
 ) -> tuple[Checkpoints, Position | None]:
     """Reads the newest checkpoint that is intact; a warning names each damaged one before it.
 
-    The arguments are those of :class:`Checkpoints` and of :class:`ClientStateStore`.
-
-    Returns:
-        Where the next checkpoints go, and the position; None where there is no checkpoint.
-
-    Raises:
-        ConfigError: the newest intact one is of another format, model or configuration.
-        DataError: a table is not what was written before it.
-        StoreError: there are checkpoints, and none of them is intact.
+    Returns where the next checkpoints go, and the position, None where there is no checkpoint. A
+    ConfigError where it is of another format, model or configuration, a DataError where a table is
+    not what was written before it, a StoreError where no checkpoint is intact.
     """
     written, damaged = records(run), dict[Path, Exception]()
     checkpoints = partial(Checkpoints, run, fingerprint, keep=keep, every=every)

@@ -55,11 +55,8 @@ def html_table(rows: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, repr=False)
 class RunStore:
-    """The results of a run, finished or not, as its directory has them; nothing here writes.
-
-    Args:
-        path: the run directory.
-    """
+    """The results of a run, finished or not, as its directory ``path`` has them; nothing here
+    writes."""
 
     path: Path
 
@@ -144,11 +141,7 @@ class RunStore:
 
 
 class RunWriter(RunStore):
-    """A run directory that is written; a StoreError where one of its files cannot be.
-
-    Args:
-        path: an existing directory; :meth:`create` makes a new one.
-    """
+    """A run directory that is written; a StoreError where one of its files cannot be."""
 
     _digests: dict[str, TableDigest]
 

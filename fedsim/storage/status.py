@@ -16,11 +16,9 @@ from fedsim.core import files
 from fedsim.core.errors import ConfigError, DataError, FedsimError, StoreError, described, one_line
 from fedsim.core.reading import parse_json
 from fedsim.storage import tables
-from fedsim.storage.tables import best_row as best_row
 from fedsim.storage.tables import number as number
 from fedsim.storage.tables import rounds as rounds
 
-table = tables.read
 FINISHED, RUNNING, INTERRUPTED, DAMAGED = "finished", "running", "interrupted", "damaged"
 FAILED = "failed"
 FAILURE = "failure.json"
@@ -118,11 +116,8 @@ KEYS = {
 
 
 def settings(path: Path) -> dict[str, Any]:
-    """algorithm, seed, dataset, rounds and a label, if any, from a run's config.yaml.
-
-    Raises:
-        ConfigError: the file is missing, or not the configuration of a run.
-    """
+    """algorithm, seed, dataset, rounds and a label, if any, from a run's config.yaml; a ConfigError
+    where it is not the configuration of a run."""
     import yaml
 
     file = path / "config.yaml"
@@ -151,7 +146,7 @@ def _results(path: Path) -> dict[str, Any]:
         scores = {name: number(rows[0].get(name)) for name in accuracies}
         return {"rounds_done": _whole(rows[0].get("rounds")) or 0, **scores}
     rows = rounds(path)
-    best = best_row(rows)
+    best = tables.best_row(rows)
     tested = [row for row in rows if row.get("test_accuracy")]
     return {
         "rounds_done": len(rows),

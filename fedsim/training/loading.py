@@ -61,13 +61,8 @@ def divided(config: RunConfig) -> tuple[Dataset, str, Partition | None]:
 def read(
     config: RunConfig, whole: bool = False, known_words: tuple[str, ...] | None = None
 ) -> Dataset:
-    """The data set as its reader gives it, without feature shift.
-
-    Args:
-        config: that says which.
-        whole: all of its samples are the test part.
-        known_words: the vocabulary to read texts with; None: their own one.
-    """
+    """The data set as its reader gives it, without feature shift; ``whole``: all of its samples are
+    the test part; ``known_words``: the vocabulary to read texts with, None: their own one."""
     words, arguments = known_words, read_arguments(config)
     dataset = data.load(config.data.name, whole=whole, known_words=words, **arguments)
     normal = _normalization(config)

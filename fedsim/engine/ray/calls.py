@@ -79,14 +79,8 @@ class TaskCall:
         return named(self.clients)
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """A model's evaluation on some batches of a part; see :meth:`Worker.evaluate`."""
-
-    model: Model
-    part: Part
-    measure: Measure[Any]
-    batches: tuple[int, int]
+Evaluation = tuple[Model, Part, Measure[Any], tuple[int, int]]
+"""A model's evaluation on some batches of a part; see :meth:`Worker.evaluate`."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -103,11 +97,9 @@ class EvaluationCall:
 
     def begin(self, actor: Any, send: Send) -> list[Any]:
         """Hands the work to an actor; the object of its answer."""
-        different = {id(task.model[0]): task.model[0] for task in self.tasks}
+        different = {id(params): params for (params, _), *_ in self.tasks}
         number = {key: i for i, key in enumerate(different)}
-        tasks = [
-            (number[id(t.model[0])], t.model[1], t.part, t.measure, t.batches) for t in self.tasks
-        ]
+        tasks = [(number[id(params)], state, *rest) for (params, state), *rest in self.tasks]
         return [actor.evaluate.remote(tasks, *map(send, different.values()))]
 
     def fetch(self, refs: Sequence[Any]) -> list[Any]:
@@ -120,10 +112,12 @@ class EvaluationCall:
 
     def size(self, _: Block = (), /) -> float:
         """Batches."""
-        return float(sum(stop - start for start, stop in (t.batches for t in self.tasks)))
+        return float(sum(stop - start for *_, (start, stop) in self.tasks))
 
     def __str__(self) -> str:
-        return f"evaluation on the {' and the '.join({name(t.part): '' for t in self.tasks})} part"
+        return (
+            f"evaluation on the {' and the '.join({name(task[1]): '' for task in self.tasks})} part"
+        )
 
 
 Call = TaskCall | EvaluationCall
@@ -145,11 +139,8 @@ def balanced(sizes: Mapping[Block, float], most: int) -> list[tuple[Block, ...]]
 
 
 def deal(sizes: Sequence[int], actors: int) -> list[list[tuple[int, tuple[int, int]]]]:
-    """Jobs of so many batches each, dealt out in order to ``actors`` actors, about equally.
-
-    Returns:
-        Per actor that gets any, the jobs and the range of batches of each.
-    """
+    """Jobs of so many batches each, dealt out in order, about equally: per actor that gets any, the
+    jobs and the range of batches of each."""
     stops = np.cumsum(sizes).tolist()
     edges = [stops[-1] * i // actors for i in range(actors + 1)]
     dealt = []

@@ -8,9 +8,9 @@ import secrets
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import ray
 from ray._private import ray_constants
@@ -45,13 +45,8 @@ os.register_at_fork(after_in_child=_after_fork)
 def connect(engine: EngineConfig) -> Callable[[], None]:
     """Starts Ray on this machine, quietly, or joins the cluster at ``engine.address``.
 
-    Returns what ends the connection, which does nothing where this process already had one.
-
-    Raises:
-        ConfigError: there is no cluster at the address, no such working_dir, Ray refuses a setting,
-            or this process was forked from one that Ray ran in.
-        FedsimError: Ray does not come up on this machine.
-        Interrupted: the process was told to end while Ray started.
+    Returns what ends the connection, which does nothing where this process already had one. A
+    ConfigError where a setting cannot be met, a FedsimError where Ray does not come up here.
     """
     global _connected  # noqa: PLW0603 - of the process
     if _forked:
@@ -230,12 +225,3 @@ def memory_of(engine: EngineConfig, model_bytes: int, frozen_bytes: int = 0) -> 
     if engine.memory_per_client is not None:
         return math.ceil(engine.memory_per_client * GIB)
     return PROCESS + model_copies(engine.client_batch) * model_bytes + frozen_bytes
-
-
-def refuse_mixed(kinds: Iterable[str]) -> NoReturn:
-    """Refuses a cluster on which results would depend on who trains where."""
-    names = ", ".join(sorted(kind or "unknown" for kind in kinds))
-    raise ConfigError(
-        f"the cluster mixes devices ({names}), so results depend on who trains where; "
-        "--set engine.allow_mixed_devices=true accepts that"
-    )

@@ -89,11 +89,8 @@ class Dispatcher:
     """Runs calls on the actors of a pool.
 
     Calls of later rounds (:meth:`prefetch`) go to actors that nothing else needs. What fails of
-    them is forgotten and done again in its round, so that no result depends on them.
-
-    Args:
-        wanted: see :data:`Wanted`.
-        spec: what actors are built from, as an object; called again where that was lost.
+    them is forgotten and done again in its round, so that no result depends on them. ``spec`` makes
+    the object that actors are built from, again where that was lost.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ from fedsim.core.types import ClientTask, ClientUpdate, Part, Vectors
 from fedsim.engine.base import OUTPUTS, EvaluationTask, Incident, Measure, Models, T
 from fedsim.engine.blocks import Block, clients_of, num_calls, shared_out
 from fedsim.engine.devices import record
-from fedsim.engine.ray.calls import Call, Evaluation, EvaluationCall, TaskCall, balanced, deal
+from fedsim.engine.ray.calls import Call, EvaluationCall, TaskCall, balanced, deal
 from fedsim.engine.ray.cluster import alive_nodes, machines, plan_for
 from fedsim.engine.ray.dispatch import Dispatcher
 from fedsim.engine.ray.faults import put
@@ -44,14 +44,8 @@ REPLAN_INTERVAL = 10.0
 
 
 class RayExecutor:
-    """See :class:`~fedsim.engine.base.Executor`. Actors are taken when they are first needed.
-
-    The arguments are those of :class:`~fedsim.engine.registry.MakeExecutor`.
-
-    Raises:
-        ConfigError: the placement does not fit, there is no cluster at the address, or the updates
-            are to be spread over nodes and needed whole.
-    """
+    """See :class:`~fedsim.engine.base.Executor` and, of the arguments,
+    :class:`~fedsim.engine.registry.MakeExecutor`. Actors are taken when they are first needed."""
 
     def __init__(
         self,
@@ -205,7 +199,7 @@ class RayExecutor:
         calls = []
         for position, runs in enumerate(dealt):
             tasks = tuple(
-                Evaluation(*jobs[job], measure if batches == (0, sizes[job]) else partial, batches)
+                (*jobs[job], measure if batches == (0, sizes[job]) else partial, batches)
                 for job, batches in runs
             )
             calls.append(EvaluationCall(position=position, tasks=tasks))

@@ -96,11 +96,8 @@ def plan_placement(
 ) -> Placement:
     """One actor per client while they fit, otherwise as many as fit.
 
-    An actor needs ``memory`` bytes; ``actors`` is ``auto``, ``per-client`` or a number.
-
-    Raises:
-        ConfigError: there is no machine; a share that no node has room for, or more actors than
-            fit.
+    An actor needs ``memory`` bytes; ``actors`` is ``auto``, ``per-client`` or a number. A
+    ConfigError where these do not fit.
     """
     if not nodes:
         raise ConfigError("no machine of the cluster is alive, so there is no place for actors")

@@ -24,7 +24,7 @@ from fedsim.core.types import Part, Vector, Vectors
 from fedsim.engine import devices, footprint
 from fedsim.engine.base import Incident, Measure
 from fedsim.engine.blocks import Block
-from fedsim.engine.ray.cluster import connect, machines, refuse_mixed
+from fedsim.engine.ray.cluster import connect, machines
 from fedsim.engine.ray.faults import failure, fault_of
 from fedsim.engine.ray.placement import Node, Share
 from fedsim.engine.ray.several import Reservation
@@ -197,19 +197,14 @@ def answers(calls: Mapping[Any, Any]) -> dict[Any, Any]:
 
 
 class ActorPool:
-    """The actors of a run by slot.
-
-    Args:
-        max_retries: how often a slot's actor may fail to start before the slot is given up.
-        allow_mixed: whether actors may sit on devices of several kinds.
-    """
+    """The actors of a run by slot, which is given up once its actor failed to start more than
+    ``max_retries`` times; ``allow_mixed``: on devices of several kinds."""
 
     def __init__(self, session: Session, *, max_retries: int, allow_mixed: bool) -> None:
         self.idle: set[int] = set()
         self.starting: dict[Any, int] = {}
         self.incidents: list[Incident] = []
-        self.kinds: set[devices.Kind] = set()
-        """The kinds of device seen so far."""
+        self.kinds: set[devices.Kind] = set()  # of device, seen so far
         self._session = session
         self._max_retries = max_retries
         self._allow_mixed = allow_mixed
@@ -268,7 +263,11 @@ class ActorPool:
         self._machines[slot] = machine
         self.kinds |= {kind}
         if len(self.kinds) > 1 and not self._allow_mixed:
-            refuse_mixed(map(str, self.kinds))
+            names = ", ".join(sorted(map(str, self.kinds)))
+            raise ConfigError(
+                f"the cluster mixes devices ({names}), so results depend on who trains where; "
+                "--set engine.allow_mixed_devices=true accepts that"
+            )
         self._seen.add(machine)
         self._failures[slot] = 0
         self.done(slot)

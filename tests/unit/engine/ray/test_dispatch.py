@@ -21,7 +21,7 @@ from fedsim.engine.blocks import clients_of
 from fedsim.engine.devices import Kind
 from fedsim.engine.ray import dispatch, pool
 from fedsim.engine.ray import executor as ray_executor
-from fedsim.engine.ray.calls import Evaluation, EvaluationCall, TaskCall, balanced, deal
+from fedsim.engine.ray.calls import EvaluationCall, TaskCall, balanced, deal
 from fedsim.engine.ray.dispatch import INLINE, Dispatcher, ObjectCache, Work
 from fedsim.engine.ray.executor import RayExecutor
 from fedsim.engine.ray.faults import Fault, failure, fault_of, one_line
@@ -153,7 +153,7 @@ def train(*clients, attempt=1):
 
 
 def evaluation(attempt=1):
-    task = Evaluation((None, {}), "test", SCORES, (0, 4))
+    task = ((None, {}), "test", SCORES, (0, 4))
     return EvaluationCall(position=0, tasks=(task,), attempt=attempt)
 
 
@@ -564,7 +564,7 @@ def test_a_call_sends_each_vector_once():
         ((vectors[1], {}), part, (0, 2)),
         ((vectors[0], own), "test", (1, 3)),
     )
-    asked = tuple(Evaluation(m, p, SAMPLES, b) for m, p, b in jobs)
+    asked = tuple((m, p, SAMPLES, b) for m, p, b in jobs)
     sent, actor = [], Recorder()
 
     def send(value):
