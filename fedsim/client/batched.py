@@ -20,16 +20,10 @@ from fedsim.client.dropout import COUNTED, Counted
 
 @dataclass
 class Padding:
-    """The padded batch, for layers that couple samples.
+    """The padded batch, for layers that couple samples."""
 
-    Args:
-        weights: (A, W), within vmap (W,): one over a client's number of samples, 0 for padding.
-        alone: (A,), within vmap (): whether the client has a single sample in all, for which
-            BatchNorm takes its running statistics.
-    """
-
-    weights: Tensor
-    alone: Tensor
+    weights: Tensor  # (A, W), in vmap (W,): one over a client's samples, 0 for padding
+    alone: Tensor  # (A,), in vmap (): a single sample in all; BatchNorm uses running statistics
 
 
 def without_vmap(model: nn.Module) -> bool:

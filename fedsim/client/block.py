@@ -1,6 +1,6 @@
 """A block of clients trained as one model with a client dimension in front.
 
-:func:`train_block` is to a block what :func:`~fedsim.client.trainer.train_local` is to a client.
+:func:`train_block` is to a block what :func:`~fedsim.client.trainer.trained` is to a client.
 ``begin`` and ``finish`` of a rule run once per client, on its own LocalEnv, and what they leave in
 the model counts as it does there; ``adjust_grads`` runs once for all of them, on stacked tensors;
 ``loss``, where a rule has its own, within ``torch.vmap``.
@@ -95,18 +95,12 @@ class _Weighted:
 def train_block(
     rule: LocalRule, envs: Sequence[LocalEnv], stack: Stack, width: int, steps: Steps | None = None
 ) -> tuple[list[ClientUpdate], Tensor]:
-    """Trains the clients as one model; agrees with train_local up to rounding.
+    """Trains the clients as one model; agrees with each alone up to rounding.
 
-    Args:
-        rule: the client part of the method, that of ``stack``.
-        envs: one for each client, sorted by descending :func:`num_steps`; they share a FlatModel.
-        stack: of that model.
-        width: W, the same for a whole run: the batch size, or the number of samples of the largest
-            client if that is smaller.
-        steps: the worker's, where its steps are recorded and replayed.
-
-    Returns the updates in the order of ``envs``, without deltas, and the vectors (B, D) after
-    training.
+    ``envs`` are sorted by descending :func:`num_steps` and share a FlatModel, that of ``stack``.
+    ``width`` is W, the same for a whole run: the batch size, or the samples of the largest client
+    if that is smaller. Returns the updates in the order of ``envs``, without deltas, and the
+    vectors (B, D) after training.
     """
     device = envs[0].start.device
     plan = BatchPlan(envs, width)

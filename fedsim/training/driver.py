@@ -53,26 +53,20 @@ class TrainingLoop:
     """The training loop, with checkpointing: from a position to the end; only that changes.
 
     A thread writes each round while the next one is done, so that the position is at most one
-    round behind; what it raises ends the run before that next round is written.
-
-    Args:
-        environment: what env.json says beside what the executor says of itself.
-        begun: on the clock of ``time.perf_counter``; later by the time in which the run lay still.
-        position: where the run stands. Nothing else should hold its state: models may be large.
-        before: what env.json said of a run that is resumed; it gets an entry for each time.
-        named: operations without a deterministic kernel that the user was told of.
+    round behind; what it raises ends the run before that next round is written. Nothing else
+    should hold the position's state: models may be large.
     """
 
     setup: Setup
     executor: Executor
     store: RunWriter
     checkpoints: Checkpoints
-    environment: Mapping[str, object]
+    environment: Mapping[str, object]  # what env.json says beside the executor's part
     callbacks: Callbacks
-    begun: float
+    begun: float  # by time.perf_counter; later by the time in which the run lay still
     position: Position
-    before: Mapping[str, Any] | None = None
-    named: list[str] = field(default_factory=list, init=False)
+    before: Mapping[str, Any] | None = None  # env.json of a run that is resumed
+    named: list[str] = field(default_factory=list, init=False)  # nondeterministic, user told
     writing: Background = field(default_factory=lambda: Background("round"), init=False)
 
     def run(self) -> RunStore:
@@ -311,8 +305,10 @@ def run(
             store.write("config.yaml", to_yaml(setup.config))
             checkpoints, _ = _restore(setup, store)
             with checkpoints:
-                position = Position(rounds=0, state=start)
-                loop = _loop(setup, executor, store, checkpoints, position, followers, begun)
+                position, environment = Position(rounds=0, state=start), describe(setup)
+                loop = TrainingLoop(
+                    setup, executor, store, checkpoints, environment, followers, begun, position
+                )
                 del start, position
                 return loop.run()
 
@@ -342,33 +338,19 @@ def resume(
             )
             position = Position(rounds=0, state=start)
         with checkpoints, closing(make_executor(setup, session)) as executor:
-            loop = _loop(setup, executor, store, checkpoints, position, followers, begun, before)
+            environment = describe(setup)
+            if position.rounds and (others := other_versions(before, environment)) is not None:
+                logger.warning("%s: %s", store.path, others)
+            environment |= {"after_round": position.rounds}
+            begun -= position.seconds
+            loop = TrainingLoop(
+                *(setup, executor, store, checkpoints, environment, followers, begun, position),
+                before=before,
+            )
             store.remove_unfinished()
             store.truncate_tables(position.tables)
             del start, position
             return loop.run()
-
-
-def _loop(
-    setup: Setup,
-    executor: Executor,
-    store: RunWriter,
-    checkpoints: Checkpoints,
-    position: Position,
-    callbacks: Callbacks,
-    begun: float,
-    before: Mapping[str, Any] | None = None,
-) -> TrainingLoop:
-    """The training loop of a run that begins, or goes on from what env.json said ``before``."""
-    environment = describe(setup)
-    if before is not None:
-        if position.rounds and (others := other_versions(before, environment)) is not None:
-            logger.warning("%s: %s", store.path, others)
-        environment |= {"after_round": position.rounds}
-    begun -= position.seconds
-    return TrainingLoop(
-        setup, executor, store, checkpoints, environment, callbacks, begun, position, before
-    )
 
 
 def fingerprint(setup: Setup) -> Fingerprint:

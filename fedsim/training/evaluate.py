@@ -34,17 +34,11 @@ MEMORY = 256 << 20
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The scores of a round on one part.
+    """The scores of a round on one part."""
 
-    Args:
-        whole: of the only model, or of all clients' own: their mean, or pooled.
-        clients: of each client's own model, in personalised methods.
-        owners: on each client's own test samples, where these are the test part.
-    """
-
-    whole: Scores
-    clients: Mapping[int, GroupScore]
-    owners: Mapping[int, GroupScore] = field(default_factory=dict)
+    whole: Scores  # of the only model, or of all clients' own: their mean, or pooled
+    clients: Mapping[int, GroupScore]  # of each client's own model, in personalised methods
+    owners: Mapping[int, GroupScore] = field(default_factory=dict)  # on own samples of the part
 
 
 def check_parts(config: RunConfig, dataset: Dataset, partition: Partition) -> None:

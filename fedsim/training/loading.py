@@ -63,13 +63,8 @@ def divided(config: RunConfig) -> tuple[Dataset, str, Partition | None]:
 def read(
     config: RunConfig, whole: bool = False, known_words: tuple[str, ...] | None = None
 ) -> Dataset:
-    """The data set as its reader gives it, without feature shift.
-
-    Args:
-        config: that says which.
-        whole: all of its samples are the test part.
-        known_words: the vocabulary to read texts with; None: their own one.
-    """
+    """The data set as its reader gives it, without feature shift; ``whole``: all of it is the test
+    part. Texts are read with the vocabulary ``known_words``, if any, else with their own."""
     name, arguments = config.data.name, read_arguments(config)
     load = partial(data.load, name, whole=whole, known_words=known_words, **arguments)
     key = name, whole, known_words, repr(arguments)

@@ -31,24 +31,15 @@ from fedsim.training.setup import Setup
 
 
 class Trained(NamedTuple):
-    """A round whose clients have trained.
+    """A round whose clients have trained."""
 
-    Args:
-        state: before the round, with what the pass before training answered.
-        participation: of the plan, with what that pass sent.
-        models: by version, those that the tasks started from.
-        updates: as the executor gave them.
-        reference: (D,) the server's own update, where it trains itself.
-        scores: of the evaluation before training, where it counts.
-    """
-
-    state: ServerState
+    state: ServerState  # before the round, with what the pass before training answered
     plan: RoundPlan
-    participation: Mapping[int, Participation]
-    models: Mapping[int, Sent]
-    updates: Sequence[ClientUpdate]
-    reference: Vector | None
-    scores: dict[str, evaluate.Evaluated] | None
+    participation: Mapping[int, Participation]  # of the plan, with what that pass sent
+    models: Mapping[int, Sent]  # by version, those that the tasks started from
+    updates: Sequence[ClientUpdate]  # as the executor gave them
+    reference: Vector | None  # (D,) the server's own update, where it trains itself
+    scores: dict[str, evaluate.Evaluated] | None  # before training, where that counts
 
 
 class Gathered(NamedTuple):
