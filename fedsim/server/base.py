@@ -70,24 +70,14 @@ class RuleState:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerStep:
-    """The result of a round on the server.
+    """The result of a round on the server."""
 
-    Args:
-        step: (D,) to add to the global vector.
-        sent: the updates as clients sent them, malicious ones after their attack; None: as the
-            server was given them.
-        state: for the next round.
-        downlink: what every client gets beside the model from the next round on.
-        private: entries that replace those of single clients' states, by client id.
-        metrics: numbers about the step for the log.
-    """
-
-    step: Array
-    sent: Cohort | None = None
-    state: RuleState = field(default_factory=RuleState)
-    downlink: Vectors = field(default_factory=dict)
-    private: Mapping[int, Vectors] = field(default_factory=dict)
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    step: Array  # (D,) to add to the global vector
+    sent: Cohort | None = None  # as clients sent it, after an attack; None: as it was given
+    state: RuleState = field(default_factory=RuleState)  # for the next round
+    downlink: Vectors = field(default_factory=dict)  # for every client, from the next round on
+    private: Mapping[int, Vectors] = field(default_factory=dict)  # replaces clients' entries, by id
+    metrics: Mapping[str, float] = field(default_factory=dict)  # about the step, for the log
 
 
 @dataclass(frozen=True)
@@ -301,7 +291,8 @@ class Server:
         answer = Exchanged()
         with single_threaded_blas():
             cohort, attack = self.sent(state, cohort, ctx)
-            reduced, received, kept = self.reduced(state, cohort, ctx)
+            received, kept = self._receive(cohort, state.receive, ctx)
+            reduced = self.reduction(received.cohort, state.reduction, ctx)
             step = _scaled(reduced.step, received)
             step, states = self._optimize(step, state.optimizers, cohort, ctx)
             if self.exchange is not None:
@@ -329,14 +320,6 @@ class Server:
             return cohort, {}
         changed = self.attack(cohort, state.receive.get(self.attack.name, {}), ctx)
         return changed.cohort, {self.attack.name: changed.state}
-
-    def reduced(
-        self, state: RuleState, cohort: Cohort, ctx: RoundContext
-    ) -> tuple[Reduced, Received, dict[str, Vectors]]:
-        """What the reduction makes of the cohort, what the transforms made of it before, and their
-        states; the step is yet to be multiplied by their scale."""
-        received, kept = self._receive(cohort, state.receive, ctx)
-        return self.reduction(received.cohort, state.reduction, ctx), received, kept
 
     def _receive(
         self, cohort: Cohort, states: Mapping[str, Vectors], ctx: RoundContext

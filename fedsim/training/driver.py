@@ -70,12 +70,12 @@ class TrainingLoop:
     writing: Background = field(default_factory=lambda: Background("round"), init=False)
 
     def run(self) -> RunStore:
-        """Runs an experiment; see :func:`fedsim.run`. Only the ``callbacks`` show anything."""
+        """To the end; only the ``callbacks`` show anything."""
         store, setup = self.store, self.setup
         write_split(setup, store)  # first, since it refuses a run whose data have changed
         with status.failure_written(store.path):
             self._write_environment()
-            self.callbacks.start(self._info())
+            self.callbacks.call("on_run_start", self._info())
             with handled() as interrupts, self.writing:
                 self._rounds(interrupts)
                 self._score_clients()
@@ -89,7 +89,7 @@ class TrainingLoop:
         rounds = store.read("rounds")
         if (rounds["cohort_size"] <= rounds["dropped"]).all():
             logger.warning("no client took part in any round; see errors.csv and section clock")
-        self.callbacks.end(summary)
+        self.callbacks.call("on_run_end", summary)
         return RunStore(store.path)
 
     def _score_clients(self) -> None:
@@ -110,7 +110,10 @@ class TrainingLoop:
     def _rounds(self, interrupts: Interrupts) -> None:
         """Does what is left; every way out leaves a checkpoint of what is complete."""
         rounds = first = self.position.rounds
-        state, device, stopping = self.position.state, self.position.device, self._early_stopping()
+        state, device = self.position.state, self.position.device
+        stopping = EarlyStopping(self.setup.config.train.patience)
+        if stopping.patience is not None and rounds:
+            stopping.read(self.store.path / "rounds.csv")
         try:
             while rounds < self.setup.config.train.rounds and not stopping.due:
                 begun, log = time.perf_counter(), RoundLog(rounds + 1)
@@ -128,7 +131,8 @@ class TrainingLoop:
                     if self.callbacks.read_files:
                         self.writing.wait()
                         rows = log.tables
-                    if self.callbacks.round_end(rounds, rows):
+                    added = {table: tuple(several) for table, several in rows.items()}
+                    if "stop" in self.callbacks.call("on_round_end", rounds, added):
                         break
             if stopping.due and rounds < self.setup.config.train.rounds:
                 logger.info(stopping.reason)
@@ -139,13 +143,6 @@ class TrainingLoop:
         except BaseException as error:
             self._leave_checkpoint(error)
             raise
-
-    def _early_stopping(self) -> EarlyStopping:
-        """What ``train.patience`` says of the rounds that are complete."""
-        stopping = EarlyStopping(self.setup.config.train.patience)
-        if stopping.patience is not None and self.position.rounds:
-            stopping.read(self.store.path / "rounds.csv")
-        return stopping
 
     def _round(self, state: ServerState, log: RoundLog) -> ServerState:
         """The state after the next round; what was lost on the way to an error is written down."""
@@ -276,21 +273,7 @@ def run(
     callbacks: Sequence[Callback] = (),
     session: Session | None = None,
 ) -> RunStore:
-    """Runs an experiment and returns its results, which are also in its run directory.
-
-    Ctrl-C, SIGTERM and errors leave a checkpoint of the last complete round.
-
-    Args:
-        config: what to run.
-        out: the run directory, new or empty; default ``runs/<dataset>/<algorithm>/<time>-<id>``.
-        callbacks: follow the run; one may end it, see :class:`fedsim.Callback`.
-        session: Ray and its warm actors, shared with the runs before and after.
-
-    Raises:
-        ConfigError, DataError: the run cannot start.
-        DivergedError, WorkerError, StoreError: it failed.
-        Interrupted: the process was told to end.
-    """
+    """Runs an experiment; see :func:`fedsim.run`."""
     path = Path(out) if out else default_path(config.data.name, config.algorithm)
     check_free(path)
     begun = time.perf_counter()

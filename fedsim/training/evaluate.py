@@ -226,24 +226,19 @@ ClientScores = dict[Split, Mapping[int, GroupScore]]
 
 def client_scores(setup: Setup, executor: Executor, state: ServerState) -> ClientScores:
     """The scores of the global model, or of the clients' own, on the clients' own data."""
-    return {split: _own_scores(setup, executor, state, split) for split in SPLITS}
-
-
-def _own_scores(
-    setup: Setup, executor: Executor, state: ServerState, split: Split
-) -> dict[int, GroupScore]:
-    owners = clients_with(setup.partition, split)
-    if not owners:
-        return {}
-    if not setup.personalised:
-        part = Owned(split, owners)
-        (together,) = executor.evaluate([((state.params, {}), part)], SAMPLES)
-        samples = together.split(counts(setup.partition, part))
-    else:
-        models = {c: own_model(state, c) for c in owners}
-        parts = measured(executor, models, lambda c: [Owned(split, (c,))], SAMPLES)
-        samples = [one for _, (one,) in parts]
-    return {c: group_score("", one) for c, one in zip(owners, samples, strict=True)}
+    scores: ClientScores = {}
+    for name in SPLITS:
+        owners, samples = clients_with(setup.partition, name), []
+        if owners and not setup.personalised:
+            part = Owned(name, owners)
+            (together,) = executor.evaluate([((state.params, {}), part)], SAMPLES)
+            samples = together.split(counts(setup.partition, part))
+        elif owners:
+            models = {c: own_model(state, c) for c in owners}
+            parts = {c: [Owned(name, (c,))] for c in owners}
+            samples = [one for _, (one,) in measured(executor, models, parts.__getitem__, SAMPLES)]
+        scores[name] = {c: group_score("", s) for c, s in zip(owners, samples, strict=True)}
+    return scores
 
 
 def columns(evaluated: Mapping[str, Evaluated], clients: ClientScores) -> dict[str, float | None]:

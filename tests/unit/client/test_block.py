@@ -670,7 +670,8 @@ def test_dropout_draws_for_each_sample():
     env = double(dropout=0.5)
     enter(env, LocalRule().phases(env)[0])
     same = env.train(env.x[:1]).expand(8, -1, -1, -1)
-    gradients, _ = sample_gradients(env, same, env.y[:1].expand(8))
+    named = dict(env.model.named_parameters())
+    gradients, _ = sample_gradients(env.model, named, env.criterion, same, env.y[:1].expand(8))
     assert len(torch.unique(gradients[0].flatten(1), dim=0)) > 1
 
 
