@@ -51,17 +51,13 @@ class BlockEnv:
         self.training, self.ctx = env.training, env.ctx
         self.phase = Phase(env.training.local_epochs, env.ctx.lr)
         self.num_classes, self.downlink = env.num_classes, env.downlink
-        self.relative_size: Tensor
+        self.relative_size: Tensor  # these three are of the clients that have steps to do
         self.params: list[Tensor] = []
+        self.gradients: list[Tensor] = []
         self._stack = stack
-        self._grads: list[Tensor] = []
-
-    def at(self, params: list[Tensor], grads: list[Tensor], relative_size: Tensor) -> None:
-        """Sets what ``adjust_grads`` sees of the clients that have steps to do."""
-        self.params, self._grads, self.relative_size = params, grads, relative_size
 
     def grads(self) -> list[Tensor]:
-        return self._grads
+        return self.gradients
 
     def outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
         h: Tensor = self.model.features(x)  # type: ignore[operator]
@@ -247,7 +243,8 @@ def _step(
             if A == 1:
                 for v, new in zip(stats, buffers, strict=True):
                     v[:1] = new[:1]
-            block.at(stack.views(params[:A]), stack.views(gradient), relative[:A])
+            block.params, block.gradients = stack.views(params[:A]), stack.views(gradient)
+            block.relative_size = relative[:A]
             rule.adjust_grads(cast(LocalEnv, block), state)
             if clip is not None:
                 norms = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
@@ -316,7 +313,6 @@ def _augmented(
     for i, n in enumerate(sizes):
         with streams.of(i):
             images = env.train(x[samples[i, :n]])
-        drawn.append(
-            torch.cat([images, images[:1].expand(samples.shape[1] - n, *images.shape[1:])])
-        )
+        padding = images[:1].expand(samples.shape[1] - n, *images.shape[1:])
+        drawn.append(torch.cat([images, padding]))
     return torch.stack(drawn)

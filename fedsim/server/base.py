@@ -9,7 +9,7 @@ their method's clients send, stay with these; the rest goes with any clients.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import count
 from typing import ClassVar, Literal, Protocol
@@ -207,11 +207,8 @@ class Average:
         return Reduced(cohort.step([shares(cohort.num_samples, self.weights)], [everything]))
 
 
-class HistoryRule(Protocol):
-    """A rule for one tensor that also looks at the tensor's history (released FedLD code)."""
-
-    def __call__(self, gram: F64, history: Array | None, dots: F64, ctx: RoundContext) -> F64:
-        """Coefficients (m,) from K (m, m), the history (d,) and ``G^T history`` (m,)."""
+HistoryRule = Callable[[F64, Array | None, F64, RoundContext], F64]
+"""Coefficients (m,) of a tensor from K (m, m), its history (d,) and ``G^T history`` (m,)."""
 
 
 @dataclass(frozen=True)

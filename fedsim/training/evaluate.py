@@ -313,7 +313,7 @@ def add_rows(evaluated: Mapping[str, Evaluated], clients: ClientScores, log: Rou
             add(part, score, client)
     if "test" in evaluated:
         whole = evaluated["test"].whole
-        log.begin(ClassRow)
+        log.tables.setdefault(ClassRow.table, [])  # written, if only its header
         log.add(*(ClassRow(round=log.round, **asdict(c)) for c in whole.classes))
         for label, prediction, count in () if whole.confusion is None else whole.confusion.tolist():
             log.add(ConfusionRow(round=log.round, label=label, prediction=prediction, count=count))

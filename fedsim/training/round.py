@@ -306,10 +306,8 @@ def run_probe(
     sent = {u.client_id: wire_bytes(u.extras.values()) for u in updates}
     cohort = replace(Cohort.empty(setup.layout, state.params), updates=updates)
     answer = probe.digest(cohort, state.server.probe, ctx)
-    server, downlink = (
-        replace(state.server, probe=answer.state),
-        {**state.downlink, **answer.downlink},
-    )
+    server = replace(state.server, probe=answer.state)
+    downlink = {**state.downlink, **answer.downlink}
     probed = {c: replace(p, probed=sent.get(c, 0)) for c, p in participation.items()}
     return replace(state, server=server, downlink=downlink), probed
 

@@ -42,10 +42,6 @@ class RoundLog:
         for row in rows:
             self.tables.setdefault(row.table, []).append(row)
 
-    def begin(self, table: type[Row]) -> None:
-        """Has the table's file written, header alone, even if it gets no rows."""
-        self.tables.setdefault(table.table, [])
-
     def error(self, client_id: int | None, error: str, *, attempt: int, node: str = "") -> None:
         """Adds a row of errors.csv."""
         row = ErrorRow(
