@@ -186,14 +186,14 @@ def private(
         mean = replace(mean, adaptive=replace(mean.adaptive, count_noise=count))
     mean = replace(mean, noise_multiplier=noise)
     if dp.mechanism == "banded":
-        mean = replace(mean, noise=_banded(config, _sent(algorithm, layout), clients, cohort_size))
+        mean = replace(mean, noise=_banded(config, params(algorithm, layout), clients, cohort_size))
     return replace(algorithm, server=replace(server, reduction=mean, exchange=exchange)), budget
 
 
-def _sent(algorithm: Algorithm, layout: Layout) -> tuple[slice, ...]:
+def params(algorithm: Algorithm, layout: Layout) -> tuple[slice, ...]:
     """The coordinates of the parameters that clients send."""
-    params = (slot for slot in layout.slots if slot.role == "param")
-    return tuple(slot.where for slot in params if not algorithm.personal(slot))
+    slots = (slot for slot in layout.slots if slot.role == "param")
+    return tuple(slot.where for slot in slots if not algorithm.personal(slot))
 
 
 def _banded(config: RunConfig, sent: tuple[slice, ...], clients: int, cohort_size: int) -> Noise:
@@ -243,7 +243,7 @@ def _mean(
         noise_multiplier=noise,
         expected=expected,
         max_samples=dp.max_samples,
-        noise=GaussianNoise(_sent(algorithm, layout)),
+        noise=GaussianNoise(params(algorithm, layout)),
         adaptive=adaptive,
     )
 

@@ -298,17 +298,16 @@ def run_probe(
     participation with the bytes sent."""
     probe = setup.algorithm.probe
     assert probe is not None  # noqa: S101
-    participation = dict(plan.participation)
     tasks = [replace(task, work="probe", max_steps=None) for task in plan.tasks]
     updates = tuple(run_pass(setup, executor, state, ctx, log, tasks))
     if not updates:
-        return state, participation
+        return state, dict(plan.participation)
     sent = {u.client_id: wire_bytes(u.extras.values()) for u in updates}
     cohort = replace(Cohort.empty(setup.layout, state.params), updates=updates)
     answer = probe.digest(cohort, state.server.probe, ctx)
     server = replace(state.server, probe=answer.state)
     downlink = {**state.downlink, **answer.downlink}
-    probed = {c: replace(p, probed=sent.get(c, 0)) for c, p in participation.items()}
+    probed = {c: replace(p, probed=sent.get(c, 0)) for c, p in plan.participation.items()}
     return replace(state, server=server, downlink=downlink), probed
 
 

@@ -23,7 +23,7 @@ from fedsim.models.weights import Loaded
 from fedsim.schedules.base import Roster, Schedule, Synchronous, lr_at
 from fedsim.systems.clock import Clock
 from fedsim.training.loading import read_images
-from fedsim.training.privacy import Budget
+from fedsim.training.privacy import Budget, params
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +68,7 @@ class Setup:
     @property
     def num_sent(self) -> int:
         """Number of parameters that clients send."""
-        params = [slot for slot in self.layout.slots if slot.role == "param"]
-        return sum(s.stop - s.start for s in params if not self.algorithm.personal(s))
+        return sum(where.stop - where.start for where in params(self.algorithm, self.layout))
 
     @property
     def vector_bytes(self) -> int:
