@@ -13,7 +13,7 @@ from fedsim.core.errors import ContractError, WorkerError
 from fedsim.engine import serial
 from fedsim.engine.registry import MakeExecutor
 from fedsim.storage.checkpoint import ServerState
-from fedsim.testing.rounds import Content, content, difference
+from fedsim.testing.rounds import Content, Round, difference
 from fedsim.training.assemble import prepare
 from fedsim.training.features import with_features
 from fedsim.training.round import context, run_round
@@ -98,5 +98,5 @@ def _followed(setup: Setup, make: MakeExecutor) -> list[Content]:
             except WorkerError as error:
                 contents.append({"the error": str(error).partition(":")[0]})
                 break
-            contents.append(content(state, log))
+            contents.append(Round(clients=[], before=state, after=state, log=log).content())
     return contents

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fedsim.client.trainer import trained
 from fedsim.core.types import ClientTask
 
 
@@ -18,6 +19,11 @@ def alone(clients, ctx, **given):
 def models(ctx, params, downlink=None):
     """The one version of the model from which all tasks of that round start."""
     return {ctx.round: (params, downlink or {})}
+
+
+def train_local(rule, env, steps=None):
+    """The update of a client's training alone, without its losses."""
+    return trained(rule, env, steps)[0]
 
 
 def run(worker, clients, ctx, params, downlink=None, states=None, **given):

@@ -20,16 +20,10 @@ from fedsim.client.dropout import COUNTED, Counted
 
 @dataclass
 class Padding:
-    """The padded batch, for layers that couple samples.
+    """The padded batch, for layers that couple samples."""
 
-    Args:
-        weights: (A, W), within vmap (W,): one over a client's number of samples, 0 for padding.
-        alone: (A,), within vmap (): whether the client has a single sample in all, for which
-            BatchNorm takes its running statistics.
-    """
-
-    weights: Tensor
-    alone: Tensor
+    weights: Tensor  # (A, W), in vmap (W,): one over a client's samples, 0 for padding
+    alone: Tensor  # (A,), in vmap (): a single sample in all; BatchNorm uses running statistics
 
 
 def without_vmap(model: nn.Module) -> bool:
@@ -130,10 +124,8 @@ def _batch_norm(m: Any, padding: Callable[[], Padding], x: Tensor) -> Tensor:
     p = padding()
     channel = p.weights.ndim
     ones = [1] * (x.ndim - channel - 1)
-    dims, shape = (
-        (channel - 1, *range(channel + 1, x.ndim)),
-        (*x.shape[: channel - 1], 1, -1, *ones),
-    )
+    dims = (channel - 1, *range(channel + 1, x.ndim))
+    shape = (*x.shape[: channel - 1], 1, -1, *ones)
     stored = None if m.running_mean is None else (m.running_mean, m.running_var)
     batch = m.training or stored is None
     space = math.prod(x.shape[channel + 1 :])
@@ -158,7 +150,7 @@ def _batch_norm(m: Any, padding: Callable[[], Padding], x: Tensor) -> Tensor:
                 variance = torch.where(alone, var, variance)
             var = variance
         scale = (var + m.eps).rsqrt()
-    weight, bias = (torch.ones_like(scale), torch.zeros_like(scale))
+    weight, bias = torch.ones_like(scale), torch.zeros_like(scale)
     if m.weight is not None:
         weight, bias = m.weight.view(shape), m.bias.view(shape)
     return _Normalised.apply(x, centred, scale, share if batch else 0 * share, weight, bias, dims)

@@ -1,6 +1,6 @@
 """A block of clients trained as one model with a client dimension in front.
 
-:func:`train_block` is to a block what :func:`~fedsim.client.trainer.train_local` is to a client.
+:func:`train_block` is to a block what :func:`~fedsim.client.trainer.trained` is to a client.
 ``begin`` and ``finish`` of a rule run once per client, on its own LocalEnv, and what they leave in
 the model counts as it does there; ``adjust_grads`` runs once for all of them, on stacked tensors;
 ``loss``, where a rule has its own, within ``torch.vmap``.
@@ -51,17 +51,13 @@ class BlockEnv:
         self.training, self.ctx = env.training, env.ctx
         self.phase = Phase(env.training.local_epochs, env.ctx.lr)
         self.num_classes, self.downlink = env.num_classes, env.downlink
-        self.relative_size: Tensor
+        self.relative_size: Tensor  # these three are of the clients that have steps to do
         self.params: list[Tensor] = []
+        self.gradients: list[Tensor] = []
         self._stack = stack
-        self._grads: list[Tensor] = []
-
-    def at(self, params: list[Tensor], grads: list[Tensor], relative_size: Tensor) -> None:
-        """Sets what ``adjust_grads`` sees of the clients that have steps to do."""
-        self.params, self._grads, self.relative_size = params, grads, relative_size
 
     def grads(self) -> list[Tensor]:
-        return self._grads
+        return self.gradients
 
     def outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
         h: Tensor = self.model.features(x)  # type: ignore[operator]
@@ -95,18 +91,12 @@ class _Weighted:
 def train_block(
     rule: LocalRule, envs: Sequence[LocalEnv], stack: Stack, width: int, steps: Steps | None = None
 ) -> tuple[list[ClientUpdate], Tensor]:
-    """Trains the clients as one model; agrees with train_local up to rounding.
+    """Trains the clients as one model; agrees with each alone up to rounding.
 
-    Args:
-        rule: the client part of the method, that of ``stack``.
-        envs: one for each client, sorted by descending :func:`num_steps`; they share a FlatModel.
-        stack: of that model.
-        width: W, the same for a whole run: the batch size, or the number of samples of the largest
-            client if that is smaller.
-        steps: the worker's, where its steps are recorded and replayed.
-
-    Returns the updates in the order of ``envs``, without deltas, and the vectors (B, D) after
-    training.
+    ``envs`` are sorted by descending :func:`num_steps` and share a FlatModel, that of ``stack``.
+    ``width`` is W, the same for a whole run: the batch size, or the samples of the largest client
+    if that is smaller. Returns the updates in the order of ``envs``, without deltas, and the
+    vectors (B, D) after training.
     """
     device = envs[0].start.device
     plan = BatchPlan(envs, width)
@@ -253,7 +243,8 @@ def _step(
             if A == 1:
                 for v, new in zip(stats, buffers, strict=True):
                     v[:1] = new[:1]
-            block.at(stack.views(params[:A]), stack.views(gradient), relative[:A])
+            block.params, block.gradients = stack.views(params[:A]), stack.views(gradient)
+            block.relative_size = relative[:A]
             rule.adjust_grads(cast(LocalEnv, block), state)
             if clip is not None:
                 norms = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
@@ -322,7 +313,6 @@ def _augmented(
     for i, n in enumerate(sizes):
         with streams.of(i):
             images = env.train(x[samples[i, :n]])
-        drawn.append(
-            torch.cat([images, images[:1].expand(samples.shape[1] - n, *images.shape[1:])])
-        )
+        padding = images[:1].expand(samples.shape[1] - n, *images.shape[1:])
+        drawn.append(torch.cat([images, padding]))
     return torch.stack(drawn)

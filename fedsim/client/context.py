@@ -249,13 +249,8 @@ def normaliser(steps: int, momentum: float, pull: float = 0.0) -> float:
     """|a|_1 of FedNova (Wang et al. 2020): the effective number of local steps.
 
     It is the distance, in learning rates, by which a constant gradient of one moves a parameter:
-    the number of steps for plain SGD.
-
-    Args:
-        steps: of SGD.
-        momentum: of a buffer that starts at zero.
-        pull: lr mu, the share of the distance that a proximal term takes back in each step. With
-            momentum both act as in SGD with momentum on the proximal objective.
+    the number of steps for plain SGD. The buffer of ``momentum`` starts at zero; ``pull`` is lr mu,
+    the share of the distance that a proximal term takes back in each step.
     """
     distance = velocity = 0.0
     for _ in range(steps):

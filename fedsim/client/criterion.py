@@ -90,18 +90,11 @@ FORMS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class MarginControl:
-    """The classification loss of a method: cross-entropy with one form of margin control.
+    """The classification loss of a method: cross-entropy with one form of margin control."""
 
-    Args:
-        form: a key of :data:`FORMS`.
-        weight: lambda of the additive forms.
-        threshold: tau, T or u of the forms that have one; None for the form's default
-            (2 for ``sigma_damp``, else 1).
-    """
-
-    form: str = "none"
-    weight: float = 0.03
-    threshold: float | None = None
+    form: str = "none"  # a key of FORMS
+    weight: float = 0.03  # lambda of the additive forms
+    threshold: float | None = None  # tau, T or u; None: 2 for sigma_damp, else 1
 
     def __post_init__(self) -> None:
         if self.form not in FORMS:

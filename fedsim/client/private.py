@@ -45,13 +45,16 @@ class PrivateGradients:
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         """Writes ``p.grad`` of ``env.params``; returns the sum of the samples' cross-entropies."""
         env, private = self._env, self._private
+        named = dict(zip([slot.name for slot in env.slots()], env.params, strict=True))
         sums = [torch.zeros_like(p) for p in env.params]
         total = env.start.new_zeros(())
         if len(x):
             chunk = max(VALUES // max(sum(p.numel() for p in env.params), 1), 1)
             inputs = env.train(x)
             for some, labels in zip(inputs.split(chunk), y.split(chunk), strict=True):
-                gradients, ce = sample_gradients(env, some, labels)
+                gradients, ce = sample_gradients(
+                    env.model, named, env.criterion, some, labels, env.precision
+                )
                 for into, gradient in zip(sums, clipped(gradients, private.clip), strict=True):
                     into += gradient.sum(0)
                 total = total + ce.sum()
@@ -65,14 +68,7 @@ class PrivateGradients:
         return total
 
 
-def sample_gradients(env: LocalEnv, x: Tensor, y: Tensor) -> tuple[list[Tensor], Tensor]:
-    """The gradients (b, *shape) of each of ``env.params`` by sample, and cross-entropies (b,)."""
-    names = [slot.name for slot in env.slots()]
-    named = dict(zip(names, env.params, strict=True))
-    return _by_sample(env.model, named, env.criterion, x, y, env.precision)
-
-
-def _by_sample(
+def sample_gradients(
     model: nn.Module,
     named: Mapping[str, Tensor],
     criterion: MarginControl,
@@ -80,7 +76,7 @@ def _by_sample(
     y: Tensor,
     precision: Precision = nullcontext,
 ) -> tuple[list[Tensor], Tensor]:
-    """See :func:`sample_gradients`; ``named`` are the parameters that train."""
+    """The gradients (b, *shape) of the parameters ``named`` by sample, and cross-entropies (b,)."""
 
     def loss(params: list[Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         with precision():
@@ -101,7 +97,7 @@ def obstacle(flat: FlatModel, criterion: MarginControl, x: Tensor) -> str | None
     with torch_scope(0):
         try:
             before = values(flat.model)
-            _by_sample(flat.model, named, criterion, x, torch.zeros(len(x), dtype=torch.long))
+            sample_gradients(flat.model, named, criterion, x, torch.zeros(len(x), dtype=torch.long))
             if others := changed(before, values(flat.model)):
                 return f"training changes {others[0]}, by all samples together"
         except Exception as error:  # noqa: BLE001 a model may raise anything

@@ -31,10 +31,13 @@ Losses = tuple[list[Tensor], list[int]]
 """The losses () of a client's batches, where they were computed, and their numbers of labels."""
 
 
-def train_local(rule: LocalRule, env: LocalEnv, steps: Steps | None = None) -> ClientUpdate:
+def trained(
+    rule: LocalRule, env: LocalEnv, steps: Steps | None = None, read: bool = True
+) -> tuple[ClientUpdate, Losses]:
     """Trains the loaded model on the client's data by the optimiser that ``env.training`` names.
 
-    The local vector is in ``env.flat`` afterwards; the result has no delta yet.
+    The local vector is in ``env.flat`` afterwards; the update has no delta yet, and the mean of the
+    losses is NaN unless it is to be ``read``, for which a device is waited for.
 
     The optimiser starts fresh, data are reshuffled every epoch and the last short batch is kept,
     except a single sample after other batches where BatchNorm trains. With one sample per
@@ -45,14 +48,6 @@ def train_local(rule: LocalRule, env: LocalEnv, steps: Steps | None = None) -> C
     :mod:`fedsim.client.private`; clipping by ``clip_norm`` and the optimiser come after the noise.
     With ``steps``, those of the worker, a step is recorded and replayed where the rule allows it.
     """
-    return trained(rule, env, steps)[0]
-
-
-def trained(
-    rule: LocalRule, env: LocalEnv, steps: Steps | None = None, read: bool = True
-) -> tuple[ClientUpdate, Losses]:
-    """:func:`train_local`, and the losses; their mean is NaN unless it is to be ``read``, for which
-    a device is waited for."""
     order = torch_generator(env.ctx.seed, "shuffle", env.key, env.client_id)
     private = env.training.private
     gradients = None if private is None else PrivateGradients(env, private)

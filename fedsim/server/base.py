@@ -9,7 +9,7 @@ their method's clients send, stay with these; the rest goes with any clients.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import count
 from typing import ClassVar, Literal, Protocol
@@ -70,24 +70,14 @@ class RuleState:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerStep:
-    """The result of a round on the server.
+    """The result of a round on the server."""
 
-    Args:
-        step: (D,) to add to the global vector.
-        sent: the updates as clients sent them, malicious ones after their attack; None: as the
-            server was given them.
-        state: for the next round.
-        downlink: what every client gets beside the model from the next round on.
-        private: entries that replace those of single clients' states, by client id.
-        metrics: numbers about the step for the log.
-    """
-
-    step: Array
-    sent: Cohort | None = None
-    state: RuleState = field(default_factory=RuleState)
-    downlink: Vectors = field(default_factory=dict)
-    private: Mapping[int, Vectors] = field(default_factory=dict)
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    step: Array  # (D,) to add to the global vector
+    sent: Cohort | None = None  # as clients sent it, after an attack; None: as it was given
+    state: RuleState = field(default_factory=RuleState)  # for the next round
+    downlink: Vectors = field(default_factory=dict)  # for every client, from the next round on
+    private: Mapping[int, Vectors] = field(default_factory=dict)  # replaces clients' entries, by id
+    metrics: Mapping[str, float] = field(default_factory=dict)  # about the step, for the log
 
 
 @dataclass(frozen=True)
@@ -217,11 +207,8 @@ class Average:
         return Reduced(cohort.step([shares(cohort.num_samples, self.weights)], [everything]))
 
 
-class HistoryRule(Protocol):
-    """A rule for one tensor that also looks at the tensor's history (released FedLD code)."""
-
-    def __call__(self, gram: F64, history: Array | None, dots: F64, ctx: RoundContext) -> F64:
-        """Coefficients (m,) from K (m, m), the history (d,) and ``G^T history`` (m,)."""
+HistoryRule = Callable[[F64, Array | None, F64, RoundContext], F64]
+"""Coefficients (m,) of a tensor from K (m, m), its history (d,) and ``G^T history`` (m,)."""
 
 
 @dataclass(frozen=True)
@@ -301,7 +288,8 @@ class Server:
         answer = Exchanged()
         with single_threaded_blas():
             cohort, attack = self.sent(state, cohort, ctx)
-            reduced, received, kept = self.reduced(state, cohort, ctx)
+            received, kept = self._receive(cohort, state.receive, ctx)
+            reduced = self.reduction(received.cohort, state.reduction, ctx)
             step = _scaled(reduced.step, received)
             step, states = self._optimize(step, state.optimizers, cohort, ctx)
             if self.exchange is not None:
@@ -329,14 +317,6 @@ class Server:
             return cohort, {}
         changed = self.attack(cohort, state.receive.get(self.attack.name, {}), ctx)
         return changed.cohort, {self.attack.name: changed.state}
-
-    def reduced(
-        self, state: RuleState, cohort: Cohort, ctx: RoundContext
-    ) -> tuple[Reduced, Received, dict[str, Vectors]]:
-        """What the reduction makes of the cohort, what the transforms made of it before, and their
-        states; the step is yet to be multiplied by their scale."""
-        received, kept = self._receive(cohort, state.receive, ctx)
-        return self.reduction(received.cohort, state.reduction, ctx), received, kept
 
     def _receive(
         self, cohort: Cohort, states: Mapping[str, Vectors], ctx: RoundContext

@@ -113,20 +113,13 @@ class StalenessWeights:
 
     Running statistics are combined as the method combines fresh ones, without these weights, but
     for mixed models, of which they are a part.
-
-    Args:
-        form: of s.
-        exponent: a of ``polynomial``.
-        slope: a of ``hinge``.
-        threshold: b of ``hinge``, in server steps.
-        mixing: alpha of FedAsync; None where updates are added (FedBuff).
     """
 
-    form: Form = "polynomial"
-    exponent: float = 0.5
-    slope: float = 10.0
-    threshold: float = 4.0
-    mixing: float | None = None
+    form: Form = "polynomial"  # of s
+    exponent: float = 0.5  # a of polynomial
+    slope: float = 10.0  # a of hinge
+    threshold: float = 4.0  # b of hinge, in server steps
+    mixing: float | None = None  # alpha of FedAsync; None where updates are added (FedBuff)
     name: ClassVar[str] = "staleness"
 
     def weights(self, staleness: F64) -> F64:

@@ -53,8 +53,22 @@ class Round:
         return row
 
     def content(self) -> Content:
-        """What two rounds are compared by: rows without times, and the bytes of all arrays."""
-        return content(self.after, self.log)
+        """What two rounds are compared by: rows without times and places, those of the clients
+        first, and the bytes of all arrays."""
+        cells: Content = {}
+        names = self.tables.keys() - {"timings", "errors"}
+        for table in sorted(names, key=lambda t: (t != "clients", t)):
+            for i, row in enumerate(self.tables[table], start=1):
+                client = row.get("client_id")
+                place = f"row {i}" if client is None else f"row {i}, client {client}"
+                cells |= {f"{table}.csv, {place}, {column}": value for column, value in row.items()}
+        state, arrays = self.after, dict[str, Array]()
+        for client, kept in state.clients.items():
+            arrays |= {f"the state of client {client}, {k}": a for k, a in kept.items()}
+        arrays |= {f"the server's {k}": a for k, a in state.server.flatten().items()}
+        arrays |= {f"the downlink's {k}": a for k, a in state.downlink.items()}
+        arrays["the global model"] = state.params
+        return cells | {name: array.tobytes() for name, array in arrays.items()}
 
 
 def config(name: str, model: str = "cnn", **sections: Any) -> RunConfig:
@@ -121,25 +135,6 @@ def results(store: RunStore) -> dict[str, bytes]:
     """The files of a finished run that do not depend on where the work was done."""
     files = [*FILES, *(name for name in OPTIONAL if (store.path / name).exists())]
     return {name: (store.path / name).read_bytes() for name in files}
-
-
-def content(state: ServerState, log: RoundLog) -> Content:
-    """Tables without times and places, those of the clients first, and the bytes of all arrays."""
-    cells: Content = {}
-    for table in sorted(
-        log.tables.keys() - {"timings", "errors"}, key=lambda t: (t != "clients", t)
-    ):
-        for i, row in enumerate(log.tables[table], start=1):
-            client = row.get("client_id")
-            place = f"row {i}" if client is None else f"row {i}, client {client}"
-            cells |= {f"{table}.csv, {place}, {column}": value for column, value in row.items()}
-    arrays: dict[str, Array] = {}
-    for client, kept in state.clients.items():
-        arrays |= {f"the state of client {client}, {k}": a for k, a in kept.items()}
-    arrays |= {f"the server's {k}": a for k, a in state.server.flatten().items()}
-    arrays |= {f"the downlink's {k}": a for k, a in state.downlink.items()}
-    arrays["the global model"] = state.params
-    return cells | {name: array.tobytes() for name, array in arrays.items()}
 
 
 def difference(wanted: Sequence[Content], actual: Sequence[Content], of: str) -> str | None:

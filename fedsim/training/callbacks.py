@@ -1,7 +1,7 @@
 """Callbacks: code of the user's that follows a run and may end it, but never change its results."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -17,30 +17,21 @@ Rows = Mapping[str, Sequence[Row]]
 
 @dataclass(frozen=True, kw_only=True)
 class RunInfo:
-    """What a run is, before its first round.
-
-    Args:
-        num_parameters: P, its trained parameters.
-        num_clients: K, without clients that are held out from training.
-        rounds: of the whole run.
-        engine: one line on where the work is done.
-        notes: further lines on the data, for people.
-        done: rounds that were complete when the run was resumed, 0 for a new one.
-    """
+    """What a run is, before its first round."""
 
     out: Path
     algorithm: str
     dataset: str
     model: str
-    num_parameters: int
-    num_clients: int
+    num_parameters: int  # P, those that are trained
+    num_clients: int  # K, without clients that are held out from training
     cohort_size: int
-    rounds: int
-    engine: str
+    rounds: int  # of the whole run
+    engine: str  # one line on where the work is done
     seed: int
     config: RunConfig
-    notes: tuple[str, ...] = ()
-    done: int = 0
+    notes: tuple[str, ...] = ()  # further lines on the data, for people
+    done: int = 0  # rounds that were complete when the run was resumed
 
 
 class Callback:
@@ -84,30 +75,17 @@ class Callbacks:
         """Whether one of them has :attr:`Callback.reads_files`."""
         return any(callback.reads_files for callback in self.callbacks)
 
-    def start(self, info: RunInfo) -> None:
-        """Before the first round."""
-        self._call("on_run_start", lambda callback: callback.on_run_start(info))
-
-    def round_end(self, round: int, rows: Rows) -> bool:
-        """Whether one of them asked to stop."""
-        frozen = MappingProxyType({table: tuple(added) for table, added in rows.items()})
-        answers = self._call("on_round_end", lambda callback: callback.on_round_end(round, frozen))
-        return "stop" in answers
-
-    def end(self, summary: Mapping[str, object]) -> None:
-        """After the last round."""
-        frozen = MappingProxyType(dict(summary))
-        self._call("on_run_end", lambda callback: callback.on_run_end(frozen))
-
     def close(self) -> None:
         """Whatever happened."""
-        self._call("close", lambda callback: callback.close())
+        self.call("close")
 
-    def _call(self, hook: str, call: Callable[[Callback], object]) -> list[object]:
+    def call(self, hook: str, *arguments: object) -> list[object]:
+        """What a hook of each answers, without those that failed; dictionaries are read-only."""
+        frozen = [MappingProxyType(dict(a)) if isinstance(a, Mapping) else a for a in arguments]
         answers = []
         for callback in self.callbacks:
             try:
-                answers.append(call(callback))
+                answers.append(getattr(callback, hook)(*frozen))
             except (Exception, SystemExit) as error:
                 message = f"{hook} of callback {type(callback).__name__} failed: {error!r}"
                 if message not in self.reported:

@@ -61,10 +61,6 @@ def _personal(setup: Setup, *ways: str) -> bool:
     return setup.personalised and setup.config.evaluation.personal in ways
 
 
-def _sent_statistics(setup: Setup) -> bool:
-    return _some(setup, lambda slot: not setup.algorithm.personal(slot), "stat")
-
-
 def _weighs_stale(setup: Setup) -> bool:
     section = setup.config.asynchrony
     weighed = section.staleness != "constant" or section.mixing is not None
@@ -221,7 +217,10 @@ TRAITS = {
     "no head": Trait(
         "a model of which no head is trained", lambda s: not _some(s, lambda t: t.head, "param")
     ),
-    "sent statistics": Trait("running statistics of BatchNorm that are sent", _sent_statistics),
+    "sent statistics": Trait(
+        "running statistics of BatchNorm that are sent",
+        lambda s: _some(s, lambda slot: not s.algorithm.personal(slot), "stat"),
+    ),
     "couples samples": Trait(
         "BatchNorm that trains, or other running statistics", _couples_samples
     ),

@@ -53,35 +53,29 @@ class TrainingLoop:
     """The training loop, with checkpointing: from a position to the end; only that changes.
 
     A thread writes each round while the next one is done, so that the position is at most one
-    round behind; what it raises ends the run before that next round is written.
-
-    Args:
-        environment: what env.json says beside what the executor says of itself.
-        begun: on the clock of ``time.perf_counter``; later by the time in which the run lay still.
-        position: where the run stands. Nothing else should hold its state: models may be large.
-        before: what env.json said of a run that is resumed; it gets an entry for each time.
-        named: operations without a deterministic kernel that the user was told of.
+    round behind; what it raises ends the run before that next round is written. Nothing else
+    should hold the position's state: models may be large.
     """
 
     setup: Setup
     executor: Executor
     store: RunWriter
     checkpoints: Checkpoints
-    environment: Mapping[str, object]
+    environment: Mapping[str, object]  # what env.json says beside the executor's part
     callbacks: Callbacks
-    begun: float
+    begun: float  # by time.perf_counter; later by the time in which the run lay still
     position: Position
-    before: Mapping[str, Any] | None = None
-    named: list[str] = field(default_factory=list, init=False)
+    before: Mapping[str, Any] | None = None  # env.json of a run that is resumed
+    named: list[str] = field(default_factory=list, init=False)  # nondeterministic, user told
     writing: Background = field(default_factory=lambda: Background("round"), init=False)
 
     def run(self) -> RunStore:
-        """Runs an experiment; see :func:`fedsim.run`. Only the ``callbacks`` show anything."""
+        """To the end; only the ``callbacks`` show anything."""
         store, setup = self.store, self.setup
         write_split(setup, store)  # first, since it refuses a run whose data have changed
         with status.failure_written(store.path):
             self._write_environment()
-            self.callbacks.start(self._info())
+            self.callbacks.call("on_run_start", self._info())
             with handled() as interrupts, self.writing:
                 self._rounds(interrupts)
                 self._score_clients()
@@ -95,7 +89,7 @@ class TrainingLoop:
         rounds = store.read("rounds")
         if (rounds["cohort_size"] <= rounds["dropped"]).all():
             logger.warning("no client took part in any round; see errors.csv and section clock")
-        self.callbacks.end(summary)
+        self.callbacks.call("on_run_end", summary)
         return RunStore(store.path)
 
     def _score_clients(self) -> None:
@@ -116,7 +110,10 @@ class TrainingLoop:
     def _rounds(self, interrupts: Interrupts) -> None:
         """Does what is left; every way out leaves a checkpoint of what is complete."""
         rounds = first = self.position.rounds
-        state, device, stopping = self.position.state, self.position.device, self._early_stopping()
+        state, device = self.position.state, self.position.device
+        stopping = EarlyStopping(self.setup.config.train.patience)
+        if stopping.patience is not None and rounds:
+            stopping.read(self.store.path / "rounds.csv")
         try:
             while rounds < self.setup.config.train.rounds and not stopping.due:
                 begun, log = time.perf_counter(), RoundLog(rounds + 1)
@@ -134,7 +131,8 @@ class TrainingLoop:
                     if self.callbacks.read_files:
                         self.writing.wait()
                         rows = log.tables
-                    if self.callbacks.round_end(rounds, rows):
+                    added = {table: tuple(several) for table, several in rows.items()}
+                    if "stop" in self.callbacks.call("on_round_end", rounds, added):
                         break
             if stopping.due and rounds < self.setup.config.train.rounds:
                 logger.info(stopping.reason)
@@ -145,13 +143,6 @@ class TrainingLoop:
         except BaseException as error:
             self._leave_checkpoint(error)
             raise
-
-    def _early_stopping(self) -> EarlyStopping:
-        """What ``train.patience`` says of the rounds that are complete."""
-        stopping = EarlyStopping(self.setup.config.train.patience)
-        if stopping.patience is not None and self.position.rounds:
-            stopping.read(self.store.path / "rounds.csv")
-        return stopping
 
     def _round(self, state: ServerState, log: RoundLog) -> ServerState:
         """The state after the next round; what was lost on the way to an error is written down."""
@@ -282,21 +273,7 @@ def run(
     callbacks: Sequence[Callback] = (),
     session: Session | None = None,
 ) -> RunStore:
-    """Runs an experiment and returns its results, which are also in its run directory.
-
-    Ctrl-C, SIGTERM and errors leave a checkpoint of the last complete round.
-
-    Args:
-        config: what to run.
-        out: the run directory, new or empty; default ``runs/<dataset>/<algorithm>/<time>-<id>``.
-        callbacks: follow the run; one may end it, see :class:`fedsim.Callback`.
-        session: Ray and its warm actors, shared with the runs before and after.
-
-    Raises:
-        ConfigError, DataError: the run cannot start.
-        DivergedError, WorkerError, StoreError: it failed.
-        Interrupted: the process was told to end.
-    """
+    """Runs an experiment; see :func:`fedsim.run`."""
     path = Path(out) if out else default_path(config.data.name, config.algorithm)
     check_free(path)
     begun = time.perf_counter()
@@ -311,8 +288,10 @@ def run(
             store.write("config.yaml", to_yaml(setup.config))
             checkpoints, _ = _restore(setup, store)
             with checkpoints:
-                position = Position(rounds=0, state=start)
-                loop = _loop(setup, executor, store, checkpoints, position, followers, begun)
+                position, environment = Position(rounds=0, state=start), describe(setup)
+                loop = TrainingLoop(
+                    setup, executor, store, checkpoints, environment, followers, begun, position
+                )
                 del start, position
                 return loop.run()
 
@@ -342,33 +321,19 @@ def resume(
             )
             position = Position(rounds=0, state=start)
         with checkpoints, closing(make_executor(setup, session)) as executor:
-            loop = _loop(setup, executor, store, checkpoints, position, followers, begun, before)
+            environment = describe(setup)
+            if position.rounds and (others := other_versions(before, environment)) is not None:
+                logger.warning("%s: %s", store.path, others)
+            environment |= {"after_round": position.rounds}
+            begun -= position.seconds
+            loop = TrainingLoop(
+                *(setup, executor, store, checkpoints, environment, followers, begun, position),
+                before=before,
+            )
             store.remove_unfinished()
             store.truncate_tables(position.tables)
             del start, position
             return loop.run()
-
-
-def _loop(
-    setup: Setup,
-    executor: Executor,
-    store: RunWriter,
-    checkpoints: Checkpoints,
-    position: Position,
-    callbacks: Callbacks,
-    begun: float,
-    before: Mapping[str, Any] | None = None,
-) -> TrainingLoop:
-    """The training loop of a run that begins, or goes on from what env.json said ``before``."""
-    environment = describe(setup)
-    if before is not None:
-        if position.rounds and (others := other_versions(before, environment)) is not None:
-            logger.warning("%s: %s", store.path, others)
-        environment |= {"after_round": position.rounds}
-    begun -= position.seconds
-    return TrainingLoop(
-        setup, executor, store, checkpoints, environment, callbacks, begun, position, before
-    )
 
 
 def fingerprint(setup: Setup) -> Fingerprint:

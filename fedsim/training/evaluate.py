@@ -34,17 +34,11 @@ MEMORY = 256 << 20
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The scores of a round on one part.
+    """The scores of a round on one part."""
 
-    Args:
-        whole: of the only model, or of all clients' own: their mean, or pooled.
-        clients: of each client's own model, in personalised methods.
-        owners: on each client's own test samples, where these are the test part.
-    """
-
-    whole: Scores
-    clients: Mapping[int, GroupScore]
-    owners: Mapping[int, GroupScore] = field(default_factory=dict)
+    whole: Scores  # of the only model, or of all clients' own: their mean, or pooled
+    clients: Mapping[int, GroupScore]  # of each client's own model, in personalised methods
+    owners: Mapping[int, GroupScore] = field(default_factory=dict)  # on own samples of the part
 
 
 def check_parts(config: RunConfig, dataset: Dataset, partition: Partition) -> None:
@@ -232,24 +226,19 @@ ClientScores = dict[Split, Mapping[int, GroupScore]]
 
 def client_scores(setup: Setup, executor: Executor, state: ServerState) -> ClientScores:
     """The scores of the global model, or of the clients' own, on the clients' own data."""
-    return {split: _own_scores(setup, executor, state, split) for split in SPLITS}
-
-
-def _own_scores(
-    setup: Setup, executor: Executor, state: ServerState, split: Split
-) -> dict[int, GroupScore]:
-    owners = clients_with(setup.partition, split)
-    if not owners:
-        return {}
-    if not setup.personalised:
-        part = Owned(split, owners)
-        (together,) = executor.evaluate([((state.params, {}), part)], SAMPLES)
-        samples = together.split(counts(setup.partition, part))
-    else:
-        models = {c: own_model(state, c) for c in owners}
-        parts = measured(executor, models, lambda c: [Owned(split, (c,))], SAMPLES)
-        samples = [one for _, (one,) in parts]
-    return {c: group_score("", one) for c, one in zip(owners, samples, strict=True)}
+    scores: ClientScores = {}
+    for name in SPLITS:
+        owners, samples = clients_with(setup.partition, name), []
+        if owners and not setup.personalised:
+            part = Owned(name, owners)
+            (together,) = executor.evaluate([((state.params, {}), part)], SAMPLES)
+            samples = together.split(counts(setup.partition, part))
+        elif owners:
+            models = {c: own_model(state, c) for c in owners}
+            parts = {c: [Owned(name, (c,))] for c in owners}
+            samples = [one for _, (one,) in measured(executor, models, parts.__getitem__, SAMPLES)]
+        scores[name] = {c: group_score("", s) for c, s in zip(owners, samples, strict=True)}
+    return scores
 
 
 def columns(evaluated: Mapping[str, Evaluated], clients: ClientScores) -> dict[str, float | None]:
@@ -324,7 +313,7 @@ def add_rows(evaluated: Mapping[str, Evaluated], clients: ClientScores, log: Rou
             add(part, score, client)
     if "test" in evaluated:
         whole = evaluated["test"].whole
-        log.begin(ClassRow)
+        log.tables.setdefault(ClassRow.table, [])  # written, if only its header
         log.add(*(ClassRow(round=log.round, **asdict(c)) for c in whole.classes))
         for label, prediction, count in () if whole.confusion is None else whole.confusion.tolist():
             log.add(ConfusionRow(round=log.round, label=label, prediction=prediction, count=count))

@@ -61,8 +61,8 @@ def divided(config: RunConfig) -> tuple[Dataset, str, Partition | None]:
 def read(
     config: RunConfig, whole: bool = False, known_words: tuple[str, ...] | None = None
 ) -> Dataset:
-    """The data set as its reader gives it, without feature shift; ``whole``: all of its samples are
-    the test part; ``known_words``: the vocabulary to read texts with, None: their own one."""
+    """The data set as its reader gives it, without feature shift; ``whole``: all of it is the test
+    part. Texts are read with the vocabulary ``known_words``, if any, else with their own."""
     words, arguments = known_words, read_arguments(config)
     dataset = data.load(config.data.name, whole=whole, known_words=words, **arguments)
     normal = _normalization(config)

@@ -105,16 +105,12 @@ def check_effects(setup: Setup) -> None:
     effect, m = getattr(attack.cohort, "has_effect", None), setup.cohort_size
     benign = len(setup.partition.participants) - len(malicious)
     numbers = range(max(1, m - benign), min(len(malicious), m - 1) + 1)
-    if effect and _all_answer(setup) and numbers and not any(effect(m, f) for f in numbers):
+    clock = setup.config.clock
+    lost = (clock.availability, clock.trace, clock.deadline) != (None, None, None)
+    all_answer = type(setup.schedule) is Synchronous and not lost  # cohorts are of one size
+    if effect and all_answer and numbers and not any(effect(m, f) for f in numbers):
         raise ConfigError(
             f"{title}; {counted(len(malicious), 'malicious client')}, in cohorts of {m}, would "
             "send what the attack starts from: set attack.scale, attack.knowledge=benign, or more "
             "malicious clients"
         )
-
-
-def _all_answer(setup: Setup) -> bool:
-    """Whether all cohorts are of one size: nobody is late or away, and the schedule fixes it."""
-    clock = setup.config.clock
-    lost = (clock.availability, clock.trace, clock.deadline)
-    return type(setup.schedule) is Synchronous and lost == (None, None, None)

@@ -52,15 +52,11 @@ class Budget:
 
     def columns(self, rounds: int) -> dict[str, float | None]:
         """Of rounds.csv after so many rounds; None where it is infinite."""
-        columns = {"epsilon": self._epsilon(self.release, math.ceil(rounds * self.share))}
+        settings, taken = (self.delta, self.accountant), math.ceil(rounds * self.share)
+        columns = {"epsilon": _epsilon(self.release, taken, *settings)}
         if self.deployment is not None:
-            columns["deployment_epsilon"] = self._epsilon(self.deployment, rounds)
+            columns["deployment_epsilon"] = _epsilon(self.deployment, rounds, *settings)
         return columns
-
-    def _epsilon(self, release: Release, rounds: int) -> float | None:
-        accountant = usable(self.accountant, release.effective_noise)
-        (epsilon,) = epsilons(release, [rounds], self.delta, accountant)
-        return epsilon if math.isfinite(epsilon) else None
 
     def _statement(self, release: Release) -> str:
         return statement(release, self.delta, usable(self.accountant, release.effective_noise))
@@ -90,6 +86,12 @@ def usable(accountant: Accountant, noise: float) -> Accountant:
     return "rdp" if noise < LITTLE_NOISE else accountant
 
 
+def _epsilon(release: Release, rounds: int, delta: float, accountant: Accountant) -> float | None:
+    """After so many rounds; None where it is infinite."""
+    (epsilon,) = epsilons(release, [rounds], delta, usable(accountant, release.effective_noise))
+    return epsilon if math.isfinite(epsilon) else None
+
+
 def _shown(epsilon: float | None) -> str:
     return "infinity" if epsilon is None else f"{epsilon:.4g}"
 
@@ -106,9 +108,7 @@ def epsilon_of_samples(config: RunConfig, samples: int, steps: int) -> float | N
     """Epsilon of a client with so many samples after so many steps of DP-SGD; None: infinite."""
     dp, batch = config.dp, min(config.train.batch_size, samples)
     release = Release(dp.noise_multiplier, samples, batch, "poisson")
-    accountant = usable(dp.accountant, dp.noise_multiplier)
-    (epsilon,) = epsilons(release, [steps], dp.delta, accountant)
-    return epsilon if math.isfinite(epsilon) else None
+    return _epsilon(release, steps, dp.delta, dp.accountant)
 
 
 def line_of_samples(config: RunConfig) -> str:
@@ -186,14 +186,14 @@ def private(
         mean = replace(mean, adaptive=replace(mean.adaptive, count_noise=count))
     mean = replace(mean, noise_multiplier=noise)
     if dp.mechanism == "banded":
-        mean = replace(mean, noise=_banded(config, _sent(algorithm, layout), clients, cohort_size))
+        mean = replace(mean, noise=_banded(config, params(algorithm, layout), clients, cohort_size))
     return replace(algorithm, server=replace(server, reduction=mean, exchange=exchange)), budget
 
 
-def _sent(algorithm: Algorithm, layout: Layout) -> tuple[slice, ...]:
+def params(algorithm: Algorithm, layout: Layout) -> tuple[slice, ...]:
     """The coordinates of the parameters that clients send."""
-    params = (slot for slot in layout.slots if slot.role == "param")
-    return tuple(slot.where for slot in params if not algorithm.personal(slot))
+    slots = (slot for slot in layout.slots if slot.role == "param")
+    return tuple(slot.where for slot in slots if not algorithm.personal(slot))
 
 
 def _banded(config: RunConfig, sent: tuple[slice, ...], clients: int, cohort_size: int) -> Noise:
@@ -243,7 +243,7 @@ def _mean(
         noise_multiplier=noise,
         expected=expected,
         max_samples=dp.max_samples,
-        noise=GaussianNoise(_sent(algorithm, layout)),
+        noise=GaussianNoise(params(algorithm, layout)),
         adaptive=adaptive,
     )
 

@@ -31,24 +31,15 @@ from fedsim.training.setup import Setup
 
 
 class Trained(NamedTuple):
-    """A round whose clients have trained.
+    """A round whose clients have trained."""
 
-    Args:
-        state: before the round, with what the pass before training answered.
-        participation: of the plan, with what that pass sent.
-        models: by version, those that the tasks started from.
-        updates: as the executor gave them.
-        reference: (D,) the server's own update, where it trains itself.
-        scores: of the evaluation before training, where it counts.
-    """
-
-    state: ServerState
+    state: ServerState  # before the round, with what the pass before training answered
     plan: RoundPlan
-    participation: Mapping[int, Participation]
-    models: Mapping[int, Sent]
-    updates: Sequence[ClientUpdate]
-    reference: Vector | None
-    scores: dict[str, evaluate.Evaluated] | None
+    participation: Mapping[int, Participation]  # of the plan, with what that pass sent
+    models: Mapping[int, Sent]  # by version, those that the tasks started from
+    updates: Sequence[ClientUpdate]  # as the executor gave them
+    reference: Vector | None  # (D,) the server's own update, where it trains itself
+    scores: dict[str, evaluate.Evaluated] | None  # before training, where that counts
 
 
 class Gathered(NamedTuple):
@@ -307,19 +298,16 @@ def run_probe(
     participation with the bytes sent."""
     probe = setup.algorithm.probe
     assert probe is not None  # noqa: S101
-    participation = dict(plan.participation)
     tasks = [replace(task, work="probe", max_steps=None) for task in plan.tasks]
     updates = tuple(run_pass(setup, executor, state, ctx, log, tasks))
     if not updates:
-        return state, participation
+        return state, dict(plan.participation)
     sent = {u.client_id: wire_bytes(u.extras.values()) for u in updates}
     cohort = replace(Cohort.empty(setup.layout, state.params), updates=updates)
     answer = probe.digest(cohort, state.server.probe, ctx)
-    server, downlink = (
-        replace(state.server, probe=answer.state),
-        {**state.downlink, **answer.downlink},
-    )
-    probed = {c: replace(p, probed=sent.get(c, 0)) for c, p in participation.items()}
+    server = replace(state.server, probe=answer.state)
+    downlink = {**state.downlink, **answer.downlink}
+    probed = {c: replace(p, probed=sent.get(c, 0)) for c, p in plan.participation.items()}
     return replace(state, server=server, downlink=downlink), probed
 
 

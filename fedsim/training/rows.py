@@ -42,10 +42,6 @@ class RoundLog:
         for row in rows:
             self.tables.setdefault(row.table, []).append(row)
 
-    def begin(self, table: type[Row]) -> None:
-        """Has the table's file written, header alone, even if it gets no rows."""
-        self.tables.setdefault(table.table, [])
-
     def error(self, client_id: int | None, error: str, *, attempt: int, node: str = "") -> None:
         """Adds a row of errors.csv."""
         row = ErrorRow(
@@ -69,22 +65,14 @@ class RoundLog:
 
 @dataclass(frozen=True, kw_only=True)
 class Aggregated:
-    """What the server made of a round's updates, over the parameters.
-
-    Args:
-        private: what it sends to single clients at the end of the round.
-        clients: ids of the m clients that count; without any the rest is empty.
-        norms: (m,) 2-norms of their updates.
-        gram: (m, m) Gram matrix of their updates where ``evaluation.conflicts`` asks for it.
-        axes: (m,) spectrum of ``gram``.
-    """
+    """What the server made of a round's updates, over the parameters."""
 
     state: ServerState
-    private: Mapping[int, Vectors] = field(default_factory=dict)
-    clients: tuple[int, ...] = ()
-    norms: F64 | None = None
-    gram: F64 | None = None
-    axes: F64 | None = None
+    private: Mapping[int, Vectors] = field(default_factory=dict)  # sent at the end of the round
+    clients: tuple[int, ...] = ()  # ids of the m that count; without any the rest is empty
+    norms: F64 | None = None  # (m,) 2-norms of their updates
+    gram: F64 | None = None  # (m, m) Gram matrix of their updates, where conflicts are due
+    axes: F64 | None = None  # (m,) spectrum of gram
     gradient_diversity: float | None = None
     update_norm: float | None = None
     metrics: Mapping[str, float] | None = None

@@ -23,54 +23,34 @@ from fedsim.models.weights import Loaded
 from fedsim.schedules.base import Roster, Schedule, Synchronous, lr_at
 from fedsim.systems.clock import Clock
 from fedsim.training.loading import read_images
-from fedsim.training.privacy import Budget
+from fedsim.training.privacy import Budget, params
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """A configuration made concrete.
+    """A configuration made concrete."""
 
-    Args:
-        config: with what the data decided filled in.
-        partition: which samples each client owns.
-        layout: of the model's vector.
-        initial: (D,) the start vector.
-        cohort_size: m.
-        alpha: of the partition, None where it has none.
-        schedule: plans the rounds.
-        stacking: how clients train together, None where they train one by one.
-        start: what became of the start weights.
-        frozen: by name the tensors of the model that ``model.trainable`` leaves out.
-        provenance: the user's code, and the data, as digests.
-        malicious: the clients that section ``attack`` makes malicious, ascending.
-        attack: what they do.
-        budget: the epsilon of the rounds, None without user-level differential privacy.
-        root: (n,) indices of the validation samples that the server itself trains on.
-        server_device: the GPU that aggregates, None where the CPU does.
-        has_features: whether the model is ``head(features(x))``.
-    """
-
-    config: RunConfig
+    config: RunConfig  # with what the data decided filled in
     dataset: Dataset
     partition: Partition
     model: ModelSpec
     algorithm: Algorithm
     layout: Layout
-    initial: Vector
-    cohort_size: int
-    alpha: float | None
+    initial: Vector  # (D,) the start vector
+    cohort_size: int  # m
+    alpha: float | None  # of the partition
     clock: Clock = field(default_factory=Clock)
     schedule: Schedule = field(default_factory=Synchronous)
-    stacking: Stacking | None = None
-    start: Loaded = field(default_factory=Loaded)
-    frozen: Vectors = field(default_factory=dict)
+    stacking: Stacking | None = None  # None where clients train one by one
+    start: Loaded = field(default_factory=Loaded)  # what became of the start weights
+    frozen: Vectors = field(default_factory=dict)  # what model.trainable leaves out, by name
     provenance: Provenance = field(default_factory=Provenance)
-    malicious: tuple[int, ...] = ()
+    malicious: tuple[int, ...] = ()  # ascending
     attack: Attack = field(default_factory=Attack)
-    budget: Budget | None = None
-    root: I64 = field(default_factory=lambda: np.empty(0, np.int64))
-    server_device: torch.device | None = None
-    has_features: bool = False
+    budget: Budget | None = None  # the epsilon of the rounds, with user-level privacy
+    root: I64 = field(default_factory=lambda: np.empty(0, np.int64))  # FLTrust's samples
+    server_device: torch.device | None = None  # the GPU that aggregates, where one does
+    has_features: bool = False  # whether the model is head(features(x))
 
     @property
     def personalised(self) -> bool:
@@ -88,8 +68,7 @@ class Setup:
     @property
     def num_sent(self) -> int:
         """Number of parameters that clients send."""
-        params = [slot for slot in self.layout.slots if slot.role == "param"]
-        return sum(s.stop - s.start for s in params if not self.algorithm.personal(s))
+        return sum(where.stop - where.start for where in params(self.algorithm, self.layout))
 
     @property
     def vector_bytes(self) -> int:

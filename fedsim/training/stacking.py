@@ -23,17 +23,11 @@ FEWEST, MOST = 5, 50
 
 
 class Limits(NamedTuple):
-    """Up to where ``auto`` stacks clients on a kind of device.
+    """Up to where ``auto`` stacks clients on a kind of device."""
 
-    Args:
-        flops: operations of a client's step, forward and backward; with more, nothing is gained.
-        memory: bytes of a block.
-        fewest: clients of a block, also where that takes more memory.
-    """
-
-    flops: float
-    memory: int
-    fewest: int
+    flops: float  # of a client's step, forward and backward; with more, nothing is gained
+    memory: int  # bytes of a block
+    fewest: int  # clients of a block, also where that takes more memory
 
 
 CPU = Limits(100e6, 32 << 20, FEWEST)

@@ -11,12 +11,12 @@ from torch import nn
 
 from fedsim import algorithms
 from fedsim.client import LocalEnv
-from fedsim.client.trainer import train_local
 from fedsim.core.layout import FlatModel, as_tensor
 from fedsim.core.types import ClientUpdate, Layout, RoundContext, Slot, Training
 from fedsim.server.base import RuleState
 from fedsim.server.cohort import Cohort
 from tests.oracles import samplers
+from tests.tasks import train_local
 
 COHORTS = (1, 2, 5, 10, 50)
 PRINTED = {"rtol": 1.5e-9, "atol": 1e-12}

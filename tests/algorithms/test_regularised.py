@@ -21,7 +21,6 @@ from fedsim.algorithms.fedsr import gaussian_divergence, lengths
 from fedsim.algorithms.moon import contrast
 from fedsim.client import Phase
 from fedsim.client.criterion import MarginControl
-from fedsim.client.trainer import train_local
 from fedsim.core.errors import ConfigError
 from fedsim.core.layout import FlatModel, select
 from fedsim.core.rng import seed_for
@@ -34,7 +33,7 @@ from tests.algorithms.cases import assert_step, draw, every_cohort, every_input
 from tests.algorithms.training import CLASSES, context, scalar_env, train, worker
 from tests.oracles import losses, rounds, rules
 from tests.rounding import of_update, sgd_operations
-from tests.tasks import run
+from tests.tasks import run, train_local
 
 CURVATURES, CENTRES, SHARES = (1.0, 2.0), (0.0, 3.0), (0.5, 0.5)
 

@@ -28,12 +28,13 @@ from fedsim.client.private import (
     sample_gradients,
 )
 from fedsim.client.private import obstacle as private_obstacle
-from fedsim.client.trainer import enter, train_local
+from fedsim.client.trainer import enter
 from fedsim.core.layout import FlatModel
 from fedsim.core.rng import seed_for, seed_torch, torch_generator, torch_scope
 from fedsim.core.types import PrivateSteps, RoundContext, Training
 from fedsim.models.vision import SplitModel, with_group_norm
 from tests.rounding import rounding, sgd_operations
+from tests.tasks import train_local
 from tests.unit.client.test_trainer import Net, make_env, preprocess
 
 CLASSES, SIDE, BATCH = 4, 8, 5
@@ -669,7 +670,8 @@ def test_dropout_draws_for_each_sample():
     env = double(dropout=0.5)
     enter(env, LocalRule().phases(env)[0])
     same = env.train(env.x[:1]).expand(8, -1, -1, -1)
-    gradients, _ = sample_gradients(env, same, env.y[:1].expand(8))
+    named = dict(env.model.named_parameters())
+    gradients, _ = sample_gradients(env.model, named, env.criterion, same, env.y[:1].expand(8))
     assert len(torch.unique(gradients[0].flatten(1), dim=0)) > 1
 
 

@@ -22,7 +22,6 @@ from fedsim.client.criterion import MarginControl
 from fedsim.client.dropout import count
 from fedsim.client.graphs import Steps
 from fedsim.client.rule import UNCAPTURABLE
-from fedsim.client.trainer import train_local
 from fedsim.core.layout import FlatModel, freeze
 from fedsim.core.rng import torch_scope
 from fedsim.core.types import PrivateSteps, Training
@@ -30,6 +29,7 @@ from fedsim.engine import serial
 from fedsim.engine.worker import Worker
 from fedsim.testing.rounds import difference, rounds, small
 from tests.sampling import marked_beside
+from tests.tasks import train_local
 from tests.unit.client.test_block import BATCH, Federation
 from tests.unit.client.test_trainer import Net, make_env
 

@@ -21,7 +21,6 @@ from fedsim.algorithms.base import Algorithm, Work
 from fedsim.client import Coded, LocalRule, Uplink
 from fedsim.client.criterion import MarginControl
 from fedsim.client.probe import fault
-from fedsim.client.trainer import train_local
 from fedsim.client.transform import own_entries, without_entries
 from fedsim.core.layout import FlatModel
 from fedsim.core.rng import generator, torch_scope
@@ -31,7 +30,7 @@ from fedsim.engine.worker import Worker, with_deltas
 from fedsim.testing.rounds import config
 from fedsim.training.assemble import prepare
 from tests.algorithms.training import context, train, worker
-from tests.tasks import alone, models, run, tasks
+from tests.tasks import alone, models, run, tasks, train_local
 from tests.unit.client.test_trainer import make_env
 
 CPU = torch.device("cpu")

@@ -22,7 +22,6 @@ from fedsim.client.criterion import MarginControl
 from fedsim.client.optimizer import Optimizer
 from fedsim.client.order import STEPS, carried_batches, order, steps_before, with_steps
 from fedsim.client.plan import BatchPlan, num_steps
-from fedsim.client.trainer import train_local
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError
 from fedsim.core.layout import FlatModel
@@ -31,6 +30,7 @@ from fedsim.testing.rounds import rounds, small
 from fedsim.training.assemble import prepare
 from tests import decomposing
 from tests.rounding import of_update, sgd_operations
+from tests.tasks import train_local
 
 CLASSES = 3
 
