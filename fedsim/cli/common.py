@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 
 F = TypeVar("F", bound=Callable[..., Any])
+LONGEST = 1200
+"""Characters of an error that are shown."""
 
 
 def configuration(preset: str | None, config: str | None, flags: Settings) -> RunConfig:
@@ -168,8 +170,11 @@ def show_log() -> None:
 
 
 def show_error(message: str) -> None:
-    """``error: ...`` in one line without control characters."""
-    echo(f"error: {printable(' '.join(message.split()))}", file=sys.stderr)
+    """``error: ...`` in one line without control characters; of a long one both ends."""
+    text = printable(" ".join(message.split()))
+    if len(text) > LONGEST:
+        text = f"{text[: LONGEST // 2]} ... {text[-LONGEST // 2 :]}"
+    echo(f"error: {text}", file=sys.stderr)
 
 
 def show_notes(error: BaseException) -> None:

@@ -4,7 +4,6 @@ import csv
 import functools
 import io
 import re
-import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from inspect import Parameter
 from typing import Annotated, Any, Literal
@@ -41,10 +40,6 @@ Order = Literal["round_robin", "sequential"]
 
 COLUMNS = ("image", "text", "label", "target", "site", "user", "patient", "split")
 """What a column of a data set may hold, in ``data.columns``."""
-
-
-_SHORT = reprlib.Repr()
-_SHORT.maxstring = 200  # a value that is longer is cut in its message
 
 
 class InvalidSetting(ConfigError):
@@ -180,7 +175,7 @@ def first_problem(error: ValidationError) -> str:
     if not isinstance(value, str | int | float | None):
         return message
     choices = str(first.get("ctx", {}).get("expected", "")).split("'")[1::2]
-    text = "null" if value is None else _SHORT.repr(value)
+    text = "null" if value is None else repr(value)
     return f"{text} given; {message}{nearest(str(value), choices)}"
 
 

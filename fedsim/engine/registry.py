@@ -63,7 +63,10 @@ def start(spec: WorkerSpec, engine: EngineConfig, **given: Any) -> Executor:
     make = load(engine.kind)
     if ":" not in engine.kind:
         return make(spec, engine, **given)
-    return cast(Executor, call(make, f"engine.kind={engine.kind}", spec, engine, **given))
+    executor = call(make, f"engine.kind={engine.kind}", spec, engine, **given)
+    if not hasattr(executor, "run"):
+        raise ConfigError(f"engine.kind={engine.kind}: gives {executor!r}, which is no executor")
+    return cast(Executor, executor)
 
 
 def check(engine: EngineConfig) -> None:

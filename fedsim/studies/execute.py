@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING
 from fedsim.config.run import RunConfig
 from fedsim.core import files
 from fedsim.core.analysis import analysis
-from fedsim.core.errors import FedsimError
+from fedsim.core.errors import ConfigError, FedsimError
 from fedsim.core.text import counted
 from fedsim.display import board
 from fedsim.display.descriptions import descriptions
+from fedsim.storage import directories
 from fedsim.storage.run_dir import check_outside_runs
 from fedsim.studies import capacity
 from fedsim.studies import plan as plans
@@ -77,6 +78,9 @@ def run(plan: Plan, out: Path, options: RunOptions) -> Outcome:
     After Interrupted (Ctrl-C, SIGTERM) or a FedsimError the same call continues.
     """
     check_outside_runs(out / "sweep")  # nor is it one
+    place = plan.folder(out)
+    if out.is_file() or (place / "summary.csv").exists() > (place / directories.GRID).exists():
+        raise ConfigError(f"--out {out}: a file, or tables of something else, are there")
     trackers, accept = options.trackers, options.accept_changed_code
     with ExitStack() as locked, ExitStack() as stack:
         with files.writing(out):

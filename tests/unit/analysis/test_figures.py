@@ -171,7 +171,7 @@ def test_fig2_by_hand(tmp_path: Path) -> None:
             write_run(tmp_path, "fedld", seed, alpha=alpha)
     groups = groups_of(tmp_path, "algorithm", "alpha")
     found = drawn(losses.by_alpha({"": groups}))
-    last_shift, mean_shift, last_aggregation, mean_aggregation = found.figure.axes
+    last_shift, last_aggregation, mean_shift, mean_aggregation = found.figure.axes
     # of each the values at alpha 0.01 and 100; the last round, then the mean of |.| over rounds
     assert {k: v.tolist() for k, v in lines_of(last_shift).items()} == {
         "Shift: cross-entropy": [6, 3], "Shift: margin control": [2, 1],
