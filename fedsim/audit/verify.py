@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import math
+import os
 import reprlib
 import secrets
 import shutil
@@ -167,8 +168,22 @@ def verify(
     return result
 
 
+def check_files(folder: Path) -> None:
+    """Refuses a folder of somebody else's with something that is no file of its own, whatever
+    reads it: a NotPossible names a pipe, a socket, a device, or a link that leads out of it."""
+    inside = folder.resolve()
+    for parent, folders, names in os.walk(folder):
+        for path in (Path(parent, name) for name in (*folders, *names)):
+            target = Path(os.path.realpath(path))  # resolve() fails at links in a circle
+            if path.is_symlink() and not target.is_relative_to(inside):
+                raise NotPossible(f"{path}: a link that leads out of {folder}")
+            if not (path.is_symlink() or path.is_file() or path.is_dir()):
+                raise NotPossible(f"{path}: not a regular file")
+
+
 def runs_of(folder: Path, sample: int, seed: int) -> list[Path]:
     """The run of a directory itself, or so many finished runs of a sweep, drawn by the seed."""
+    check_files(folder)
     try:
         runs = [each for each in directories.find(folder) if isinstance(each, RunStatus)]
     except FedsimError as error:

@@ -135,7 +135,7 @@ def capacity(node: Node, share: Share, memory: int) -> int:
     """How many actors of a share fit on a node."""
     limits = [units(node.cpus) // units(share.cpus)]
     gpus = units(share.gpus)
-    if 0 < node.gpus < 1 and gpus:  # a bundle of a placement group
+    if 0 < node.gpus < 1 and gpus:  # a place of a run among several
         limits.append(units(node.gpus) // gpus)
     elif gpus:
         whole = int(node.gpus)

@@ -522,6 +522,19 @@ def test_code_that_is_allowed_is_run(tmp_path, monkeypatch):
     assert verify(run, allow_code=True).verified
 
 
+@pytest.mark.parametrize("name", ["clients.csv", "model.safetensors", "notes/here"])
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_what_is_no_file_of_the_run_is_not_read(kind, name, run):
+    path = run / name
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
+    os.mkfifo(path) if kind == "pipe" else path.symlink_to(__file__)
+    words = "not a regular file" if kind == "pipe" else "a link that leads out of"
+    done = call("verify", run)
+    assert done.exit_code == 2
+    assert f"{name}: {words}" in done.stderr
+
+
 # the command
 
 
