@@ -31,7 +31,7 @@ from analysis.scores import TOLERANCE  # noqa: E402
 from fedsim.config import experiments  # noqa: E402
 from fedsim.config.experiments import Experiment  # noqa: E402
 from fedsim.core.errors import FedsimError  # noqa: E402
-from fedsim.storage import status, trials  # noqa: E402
+from fedsim.storage import status, tables, trials  # noqa: E402
 from fedsim.storage.trials import Trial  # noqa: E402
 from fedsim.studies import sweep  # noqa: E402
 
@@ -177,17 +177,17 @@ def row_of(run: Planned, studies: Path) -> Row:
         row |= {"classes": len(env["classes"]), "commit": env.get("git_commit")}
     if row["status"] != "finished":
         return row
-    (summary,) = status.table(path / "summary.csv")
-    lr = status.number(summary["train.lr"])
+    (summary,) = tables.read(path / "summary.csv")
+    lr = tables.number(summary["train.lr"])
     if lr != run.unit["lr"]:
         raise ValueError(f"{path}/summary.csv: train.lr is {lr}, planned was {run.unit['lr']}")
-    row |= {score: status.number(summary[f"{run.take}_test_{score}"]) for score in SCORES}
+    row |= {score: tables.number(summary[f"{run.take}_test_{score}"]) for score in SCORES}
     row |= {total: number(summary[total]) for total in TOTALS}
     if summary["client_accuracy_p10"]:
-        row |= {key: status.number(summary[name]) for key, name in CLIENTS.items()}
+        row |= {key: tables.number(summary[name]) for key, name in CLIENTS.items()}
     if (path / "decomposition.csv").is_file():
-        last = status.table(path / "decomposition.csv")[-1]
-        row |= {loss: status.number(last[loss]) for loss in LOSSES}
+        last = tables.read(path / "decomposition.csv")[-1]
+        row |= {loss: tables.number(last[loss]) for loss in LOSSES}
     return row
 
 
@@ -200,22 +200,22 @@ def status_of(path: Path) -> str:
 
 def number(text: str) -> int | float | None:
     """A cell as a number, a whole one where it is written so."""
-    return int(text) if text.isdigit() else status.number(text)
+    return int(text) if text.isdigit() else tables.number(text)
 
 
 def evaluated(path: Path) -> list[dict[str, str]]:
     """The rows of a run's rounds.csv with the test scores of the global model."""
-    return [row for row in status.rounds(path) if row["test_accuracy"]]
+    return [row for row in tables.rounds(path) if row["test_accuracy"]]
 
 
 def curve(run: Planned) -> Iterator[Row]:
     """The rows of BLOCK_curves.csv of a run: its evaluated rounds, bytes and seconds summed up."""
     sums: dict[str, int | float] = dict.fromkeys(TOTALS, 0)
-    for row in status.rounds(run.path):
+    for row in tables.rounds(run.path):
         known = {total: number(row[total]) for total in TOTALS}
         sums = {total: sums[total] + value for total, value in known.items() if value is not None}
         if row["test_accuracy"]:
-            scores = {s: status.number(row[f"test_{s}"]) for s in ("accuracy", "balanced_accuracy")}
+            scores = {s: tables.number(row[f"test_{s}"]) for s in ("accuracy", "balanced_accuracy")}
             yield run.unit | {"round": int(row["round"])} | scores | sums
 
 
@@ -239,7 +239,7 @@ def candidates(folder: Path, study: Experiment, take: str) -> Iterator[Row]:
     Raises:
         ValueError: a search has not ended, or its choice is not that of chosen.csv.
     """
-    chosen = {(row["method"], row["partition"]): row for row in status.table(folder / "chosen.csv")}
+    chosen = {(row["method"], row["partition"]): row for row in tables.read(folder / "chosen.csv")}
     for part in study.partitions:
         for method in study.methods:
             where = folder / "tuning" / sweep.plain(f"{method.label}+{part.label}")

@@ -157,7 +157,7 @@ def describe(setup: Setup) -> dict[str, object]:
     lists = {
         "heldout_clients": partition.held_out,
         "malicious_clients": setup.malicious,
-        "head_drawn_anew": setup.start.drawn,
+        "head_drawn_anew": sorted(setup.start.drawn),
     }
     content |= {key: list(values) for key, values in lists.items() if values}
     return content | files_of(setup.config, setup.frozen)

@@ -124,5 +124,5 @@ def test_a_diseased_eye_has_lesions_and_most_healthy_ones_have_none():
 def test_groups_outside_the_test_part_are_refused():
     made = load()
     wrong = replace(made, groups={"aligned": made.train[:1]})
-    with pytest.raises(DataError, match="groups name samples outside the test part"):
+    with pytest.raises(DataError, match="groups are empty or name samples outside the test part"):
         check(wrong, "toy")

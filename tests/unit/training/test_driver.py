@@ -624,7 +624,7 @@ def test_a_run_says_it_and_its_models_take_images_so(tmp_path, monkeypatch):
     args += [f"--set={key}={value}" for key, value in sets.items()]
     done = CliRunner().invoke(main, [*args, "--out", "r"])
     assert done.exit_code == 0, done.output
-    line = "images of 32 x 32 pixels, mean 0.449, standard deviation 0.226 (data.normalization; "
+    line = "images of 32 x 32 pixels, mean 0.449, standard deviation 0.226"
     assert line in done.output
     written = resolve(experiments.read(tmp_path / "r" / "config.yaml").settings)
     assert written.data.normalization == IMAGENET
