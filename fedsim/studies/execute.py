@@ -79,7 +79,7 @@ def run(plan: Plan, out: Path, options: RunOptions) -> Outcome:
     """
     check_outside_runs(out / "sweep")  # nor is it one
     place = plan.folder(out)
-    if out.is_file() or (place / "summary.csv").exists() > (place / directories.GRID).exists():
+    if out.is_file() or (place / "summary.csv").is_file() > (place / directories.GRID).exists():
         raise ConfigError(f"--out {out}: a file, or tables of something else, are there")
     trackers, accept = options.trackers, options.accept_changed_code
     with ExitStack() as locked, ExitStack() as stack:
