@@ -223,7 +223,8 @@ def test_each_model_is_put_once_for_all_actors(shared_ray, tmp_path, monkeypatch
         return original(value)
 
     def watched(self, actor, send):
-        tasks.append({id(t.model[0]) for t in self.tasks if t.measure == SAMPLES})
+        parts = ((model, measure) for model, _, measure, _ in self.tasks)
+        tasks.append({id(model[0]) for model, measure in parts if measure == SAMPLES})
         return begin(self, actor, send)
 
     monkeypatch.setattr(ray, "put", counting)
