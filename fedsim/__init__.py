@@ -8,8 +8,6 @@ compares, ``replay`` with something changed, ``influence`` says what each client
 NumPy arrays.
 """
 
-import ast
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsim.version import __version__ as __version__
@@ -43,14 +41,27 @@ if TYPE_CHECKING:
     from fedsim.studies.results import SweepStore as SweepStore
     from fedsim.training.callbacks import Callback as Callback
 
-_HOME = {
-    alias.name: str(node.module)
-    for node in ast.walk(ast.parse(Path(__file__).read_text(encoding="utf-8")))
-    if isinstance(node, ast.ImportFrom) and str(node.module).startswith("fedsim.")
-    for alias in node.names
+_NAMES = {
+    "fedsim.api": ("aggregate", "resume", "run", "study", "sweep"),
+    "fedsim.audit.influence": ("influence",),
+    "fedsim.audit.replay": ("replay",),
+    "fedsim.audit.verify": ("verify",),
+    "fedsim.config.run": ("RunConfig",),
+    "fedsim.config.sections": (
+        *("AsyncConfig", "AttackConfig", "ClockConfig", "CompressConfig", "DataConfig"),
+        *("DpConfig", "EngineConfig", "EvaluationConfig", "ModelConfig", "TrainConfig"),
+    ),
+    "fedsim.display.trackers": ("tracker",),
+    "fedsim.metrics.decomposition": ("decompose",),
+    "fedsim.predictions.models": ("load_model",),
+    "fedsim.predictions.predict": ("predict",),
+    "fedsim.storage.run_dir": ("RunStore",),
+    "fedsim.studies.results": ("StudyStore", "SweepStore"),
+    "fedsim.training.callbacks": ("Callback",),
 }
 """The modules of the names above, which are imported on first use."""
-__all__ = sorted(_HOME)
+_HOME = {name: module for module, names in _NAMES.items() for name in names}
+__all__ = sorted(["__version__", *_HOME])
 
 
 def __getattr__(name: str) -> Any:

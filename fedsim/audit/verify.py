@@ -14,6 +14,7 @@ import os
 import reprlib
 import secrets
 import shutil
+import stat
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -55,6 +56,13 @@ from fedsim.training.rows import RoundLog
 from fedsim.training.setup import describe
 from fedsim.training.summary import summarise
 
+KINDS = {
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+"""What is no file, folder or link."""
 OF_THE_PLACE = frozenset({"run_id", "total_seconds", "seconds_to_target"})
 """Columns of summary.csv that say where and how fast the run was done."""
 FACTS = (
@@ -143,6 +151,7 @@ def verify(
     """
     path = Path(run)
     seed = secrets.randbelow(2**31) if seed is None else seed
+    check_files(path)
     try:
         done = len(status.rounds(path))
         if not done:
@@ -169,16 +178,16 @@ def verify(
 
 
 def check_files(folder: Path) -> None:
-    """Refuses a folder of somebody else's with something that is no file of its own, whatever
-    reads it: a NotPossible names a pipe, a socket, a device, or a link that leads out of it."""
+    """Refuses a folder of somebody else's that cannot be read safely, by a NotPossible: something
+    in it is a pipe, a socket or a device, or a link that leads out of it."""
     inside = folder.resolve()
     for parent, folders, names in os.walk(folder):
         for path in (Path(parent, name) for name in (*folders, *names)):
             target = Path(os.path.realpath(path))  # resolve() fails at links in a circle
             if path.is_symlink() and not target.is_relative_to(inside):
                 raise NotPossible(f"{path}: a link that leads out of {folder}")
-            if not (path.is_symlink() or path.is_file() or path.is_dir()):
-                raise NotPossible(f"{path}: not a regular file")
+            if kind := KINDS.get(stat.S_IFMT(path.lstat().st_mode)):
+                raise NotPossible(f"{path}: {kind}, not a regular file")
 
 
 def runs_of(folder: Path, sample: int, seed: int) -> list[Path]:

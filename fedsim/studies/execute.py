@@ -78,8 +78,9 @@ def run(plan: Plan, out: Path, options: RunOptions) -> Outcome:
     After Interrupted (Ctrl-C, SIGTERM) or a FedsimError the same call continues.
     """
     check_outside_runs(out / "sweep")  # nor is it one
-    place = plan.folder(out)
-    if out.is_file() or (place / "summary.csv").is_file() > (place / directories.GRID).exists():
+    folder = plan.folder(out)
+    begun = (folder / directories.GRID).exists()
+    if out.is_file() or ((folder / "summary.csv").is_file() and not begun):
         raise ConfigError(f"--out {out}: a file, or tables of something else, are there")
     trackers, accept = options.trackers, options.accept_changed_code
     with ExitStack() as locked, ExitStack() as stack:
@@ -100,7 +101,7 @@ def run(plan: Plan, out: Path, options: RunOptions) -> Outcome:
         shown = _display(stack, plan, drivers, options, waiting)
         if tunings:
             tune(tunings, drivers, shown)
-        runs, folder = plan.runs(tunings, out), plan.folder(out)
+        runs = plan.runs(tunings, out)
         outcome = Outcome(tunings=tunings, runs=runs)
         if not runs:
             return outcome

@@ -27,16 +27,21 @@ from tests.algorithms.cases import (
 from tests.algorithms.training import train, worker
 from tests.oracles import rounds, rules
 
+COHORTS = [[0, 1, 2, 3], [0, 2], [1], [3, 1], [0, 1, 2, 3]]
+
 SCAFFOLD_RNG = np.random.default_rng(6)
 SCAFFOLD_A, SCAFFOLD_B = SCAFFOLD_RNG.uniform(0.5, 2.0, (4, 3)), SCAFFOLD_RNG.normal(size=(4, 3))
 SCAFFOLD_STEPS, SCAFFOLD_SAMPLES = (1, 5, 3, 2), (30, 10, 20, 1)
-SCAFFOLD_COHORTS = [[0, 1, 2, 3], [0, 2], [1], [3, 1], [0, 1, 2, 3]]
+
+
+def kept_by_clients(federation, name):
+    zero = np.zeros(federation.a.shape[1])
+    states = [federation.clients.get(i, {}) for i in range(len(federation.steps))]
+    return np.array([state.get(name, zero) for state in states])
 
 
 def controls(federation):
-    zero = np.zeros(federation.a.shape[1])
-    own = [federation.clients.get(i, {}).get("c", zero) for i in range(len(federation.steps))]
-    return federation.state.exchange["c"], np.array(own)
+    return federation.state.exchange["c"], kept_by_clients(federation, "c")
 
 
 def test_scaffold_published_example():
@@ -62,9 +67,9 @@ def test_scaffold_oracle(option, eta_g):
         "scaffold", options, SCAFFOLD_A, SCAFFOLD_B, SCAFFOLD_STEPS, SCAFFOLD_SAMPLES
     )
     path, kept = rounds.scaffold(
-        SCAFFOLD_A, SCAFFOLD_B, SCAFFOLD_COHORTS, SCAFFOLD_STEPS, 0.1, eta_g, option
+        SCAFFOLD_A, SCAFFOLD_B, COHORTS, SCAFFOLD_STEPS, 0.1, eta_g, option
     )
-    for cohort, w, (c, own) in zip(SCAFFOLD_COHORTS, path, kept, strict=True):
+    for cohort, w, (c, own) in zip(COHORTS, path, kept, strict=True):
         np.testing.assert_allclose(federation.step(cohort), w, rtol=1e-9, atol=1e-12)
         found, found_own = controls(federation)
         np.testing.assert_allclose(found, c, rtol=1e-9, atol=1e-12)
@@ -76,7 +81,7 @@ def test_c_is_the_mean_of_all_control_variates(option):
     federation = Federation(
         "scaffold", {"option": option}, SCAFFOLD_A, SCAFFOLD_B, SCAFFOLD_STEPS, SCAFFOLD_SAMPLES
     )
-    for cohort in SCAFFOLD_COHORTS:
+    for cohort in COHORTS:
         federation.step(cohort)
         c, own = controls(federation)
         np.testing.assert_allclose(c, own.mean(axis=0), rtol=1e-12, atol=1e-14)
@@ -140,7 +145,6 @@ def test_another_reduction_keeps_the_control_variates():
 FEDCM_RNG = np.random.default_rng(7)
 FEDCM_A, FEDCM_B = FEDCM_RNG.uniform(0.5, 2.0, (4, 3)), FEDCM_RNG.normal(size=(4, 3))
 FEDCM_STEPS, FEDCM_SAMPLES = (1, 5, 3, 2), (30, 10, 20, 1)
-FEDCM_COHORTS = [[0, 1, 2, 3], [0, 2], [1], [3, 1], [0, 1, 2, 3]]
 
 
 def test_fedcm_published_example():
@@ -158,8 +162,8 @@ def test_fedcm_oracle(alpha, eta_g):
     federation = Federation(
         "fedcm", {"alpha": alpha, "eta_g": eta_g}, FEDCM_A, FEDCM_B, FEDCM_STEPS, FEDCM_SAMPLES
     )
-    path, directions = rounds.fedcm(FEDCM_A, FEDCM_B, FEDCM_COHORTS, FEDCM_STEPS, 0.1, alpha, eta_g)
-    for cohort, w, direction in zip(FEDCM_COHORTS, path, directions, strict=True):
+    path, directions = rounds.fedcm(FEDCM_A, FEDCM_B, COHORTS, FEDCM_STEPS, 0.1, alpha, eta_g)
+    for cohort, w, direction in zip(COHORTS, path, directions, strict=True):
         np.testing.assert_allclose(federation.step(cohort), w, rtol=1e-9, atol=1e-12)
         np.testing.assert_allclose(
             federation.downlink["direction"], direction, rtol=1e-9, atol=1e-12
@@ -183,7 +187,7 @@ def test_alpha_one_is_fedavg_with_uniform_weights_bit_for_bit():
     other = Federation(
         "fedavg", {"weights": "uniform"}, FEDCM_A, FEDCM_B, FEDCM_STEPS, FEDCM_SAMPLES
     )
-    for cohort in FEDCM_COHORTS:
+    for cohort in COHORTS:
         np.testing.assert_array_equal(one.step(cohort), other.step(cohort))
 
 
@@ -200,13 +204,10 @@ def test_the_first_round_is_fedavg_with_a_smaller_rate():
 FEDDYN_RNG = np.random.default_rng(8)
 FEDDYN_A, FEDDYN_B = FEDDYN_RNG.uniform(0.5, 2.0, (4, 3)), FEDDYN_RNG.normal(size=(4, 3))
 MANY, FEDDYN_SAMPLES = (70, 70, 70, 70), (30, 10, 20, 5)
-FEDDYN_COHORTS = [[0, 1, 2, 3], [0, 2], [1], [3, 1], [0, 1, 2, 3]]
 
 
 def duals(federation):
-    zero = np.zeros(federation.a.shape[1])
-    own = [federation.clients.get(i, {}).get("lambda", zero) for i in range(len(federation.steps))]
-    return federation.state.optimizers[0]["h"], np.array(own)
+    return federation.state.optimizers[0]["h"], kept_by_clients(federation, "lambda")
 
 
 def test_feddyn_published_example():
@@ -225,8 +226,8 @@ def test_feddyn_oracle(client_alpha):
     options = {"alpha": 0.4, "client_alpha": client_alpha}
     federation = Federation("feddyn", options, FEDDYN_A, FEDDYN_B, MANY, FEDDYN_SAMPLES, lr=0.4)
     samples = FEDDYN_SAMPLES if client_alpha == "by_samples" else None
-    path, kept = rounds.feddyn(FEDDYN_A, FEDDYN_B, FEDDYN_COHORTS, 0.4, samples)
-    for cohort, w, (h, own) in zip(FEDDYN_COHORTS, path, kept, strict=True):
+    path, kept = rounds.feddyn(FEDDYN_A, FEDDYN_B, COHORTS, 0.4, samples)
+    for cohort, w, (h, own) in zip(COHORTS, path, kept, strict=True):
         np.testing.assert_allclose(federation.step(cohort), w, rtol=1e-9, atol=1e-11)
         found, found_own = duals(federation)
         np.testing.assert_allclose(found, h, rtol=1e-9, atol=1e-11)
@@ -244,7 +245,7 @@ def test_laws_of_exact_local_solves():
     np.testing.assert_allclose(own, FEDDYN_A * (theta - FEDDYN_B), rtol=1e-9, atol=1e-11)
     np.testing.assert_allclose(h, own.mean(axis=0), rtol=1e-12, atol=1e-14)
     np.testing.assert_allclose(first, 2 * theta.mean(axis=0) - 1, rtol=1e-9)
-    for cohort in FEDDYN_COHORTS:
+    for cohort in COHORTS:
         federation.step(cohort)
         h, own = duals(federation)
         np.testing.assert_allclose(h, own.mean(axis=0), rtol=1e-11, atol=1e-13)

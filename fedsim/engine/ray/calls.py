@@ -47,7 +47,8 @@ class TaskCall:
         return tuple(chain.from_iterable(map(clients_of, self.blocks)))
 
     def begin(self, actor: Any, send: Send) -> list[Any]:
-        """Hands the work to an actor; the objects of its answer, of which the first comes last."""
+        """Hands the work to an actor; the objects of its answer, the first of which says that all
+        are there."""
         tasks = list(chain.from_iterable(self.blocks))
         kept = {t.client: self.states[t.client] for t in tasks if t.client in self.states}
         versions = sorted({task.version for task in tasks})

@@ -529,7 +529,9 @@ def test_what_is_no_file_of_the_run_is_not_read(kind, name, run):
     path.parent.mkdir(exist_ok=True)
     path.unlink(missing_ok=True)
     os.mkfifo(path) if kind == "pipe" else path.symlink_to(__file__)
-    words = "not a regular file" if kind == "pipe" else "a link that leads out of"
+    words = "a pipe, not a regular file" if kind == "pipe" else "a link that leads out of"
+    with pytest.raises(NotPossible, match=f"{name}: {words}"):
+        verify(run)
     done = call("verify", run)
     assert done.exit_code == 2
     assert f"{name}: {words}" in done.stderr

@@ -371,6 +371,36 @@ def test_partition_prints_and_writes_a_split_that_can_be_used_again(tmp_path: Pa
     assert "partition.csv is already there" in refused.stderr
 
 
+ON_A_GPU = ("run", "--dry-run", "--no-measure", "--engine", "ray", "--preset")
+
+
+@pytest.mark.parametrize(
+    ("given", "needed"),
+    [((), "1.3"), (("--client-batch", "auto"), "2.9"), (("--client-batch", "50"), "2.9")],
+)
+def test_a_dry_run_says_what_an_actor_takes_of_a_gpu(given: tuple[str, ...], needed: str) -> None:
+    text = fedsim(*ON_A_GPU, "pfl_cifar10", "--gpus-per-client", "0.0625", *given).stdout
+    assert f"about {needed} GiB for an actor, and samples" in text
+
+
+@pytest.mark.parametrize(
+    ("preset", "memory", "fraction"),
+    [("pfl_cifar10", 16, "0.0625"), ("table3", 16, "0.1"), ("table3", 80, "0.1")],
+)
+def test_a_fraction_that_does_not_hold_the_training_is_refused(
+    preset: str, memory: int, fraction: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedsim.engine.devices.total_memory", lambda: memory * 10**9)
+    refused = fedsim(*ON_A_GPU, preset, "--gpus-per-client", fraction)
+    assert refused.exit_code == 2
+    share, named = refused.stderr.split(" of GPU memory, and ")
+    assert f"--gpus-per-client {fraction}: training one client takes an estimated" in share
+    fitting = re.search(r"--gpus-per-client ([\d.]+) would fit", named)
+    assert fitting is not None
+    fits = fedsim(*ON_A_GPU, preset, "--gpus-per-client", fitting[1])
+    assert fits.exit_code == 0, fits.output
+
+
 def test_doctor_says_what_is_here_and_the_placement(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ray.is_initialized", lambda: False)  # of a test before
     text = fedsim("doctor", "--clients", "10", "--cpus-per-client", "0.5", "--gpus-per-client", "0")
