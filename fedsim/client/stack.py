@@ -31,8 +31,8 @@ def obstacle(
         return f"{type(rule).__name__}: {rule.stackable}"
     if type(rule).phases is not LocalRule.phases:
         return f"{type(rule).__name__}: local training has phases of its own"
-    if type(criterion) is not MarginControl:
-        return f"the loss {type(criterion).__name__} does not say how padding is left out"
+    if (why := criterion.couples) is not None:
+        return why
     for name, module in model.named_modules():
         if isinstance(module, nn.RNNBase | nn.RNNCellBase):
             return (
