@@ -65,6 +65,8 @@ class LocalRule:
     that DP-SGD (``dp.level=example``) protects the samples; a subclass says it for itself."""
     needs_features: ClassVar[bool] = False
     """Whether the model must have ``features`` and ``head``."""
+    needs_classes: ClassVar[bool] = False
+    """Whether targets must be classes (B,), for prototypes or a softmax of the rule's own."""
     plain_sgd: ClassVar[bool] = False
     """Whether the method is defined for SGD without momentum only."""
     needs_sgd: ClassVar[bool] = False
