@@ -21,7 +21,7 @@ RotatedMNIST, 5e-3 for VLCS, 1e-3 for PACS and 5e-4 for OfficeHome.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -56,6 +56,8 @@ def head_gradient(
 class HeadGradient(LocalRule):
     """The pass before training."""
 
+    needs_classes: ClassVar[bool] = True
+
     def phases(self, env: LocalEnv) -> tuple[Phase, ...]:
         """Nothing is trained."""
         return ()
@@ -81,6 +83,8 @@ def running_gradient(ema: float, cohort: Cohort, state: Vectors, ctx: RoundConte
 @dataclass(frozen=True)
 class Invariant(FeaturePenalty):
     """Adds the squared distance of the batch's head gradient to the running mean gm."""
+
+    needs_classes: ClassVar[bool] = True
 
     gamma: float
     stackable = capturable = True

@@ -51,6 +51,8 @@ def gaussian_divergence(mu: Tensor, sigma: Tensor, r_mu: Tensor, r_sigma: Tensor
 class ShortFeatures(FeaturePenalty):
     """Adds the length of the features (FedL2R)."""
 
+    needs_classes: ClassVar[bool] = True
+
     a_l2r: float
     power: Literal[1, 2]
     stackable = capturable = True
