@@ -21,7 +21,7 @@ RotatedMNIST, 5e-3 for VLCS, 1e-3 for PACS and 5e-4 for OfficeHome.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,8 +56,6 @@ def head_gradient(
 class HeadGradient(LocalRule):
     """The pass before training."""
 
-    needs_classes: ClassVar[bool] = True
-
     def phases(self, env: LocalEnv) -> tuple[Phase, ...]:
         """Nothing is trained."""
         return ()
@@ -84,10 +82,8 @@ def running_gradient(ema: float, cohort: Cohort, state: Vectors, ctx: RoundConte
 class Invariant(FeaturePenalty):
     """Adds the squared distance of the batch's head gradient to the running mean gm."""
 
-    needs_classes: ClassVar[bool] = True
-
     gamma: float
-    stackable = capturable = True
+    stackable = capturable = needs_classes = True
 
     def begin(self, env: LocalEnv) -> Tensor:
         """gm (C, d + 1); 0 before any client answered."""

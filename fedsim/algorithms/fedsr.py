@@ -51,8 +51,6 @@ def gaussian_divergence(mu: Tensor, sigma: Tensor, r_mu: Tensor, r_sigma: Tensor
 class ShortFeatures(FeaturePenalty):
     """Adds the length of the features (FedL2R)."""
 
-    needs_classes: ClassVar[bool] = True
-
     a_l2r: float
     power: Literal[1, 2]
     stackable = capturable = True
@@ -68,6 +66,7 @@ class SimpleRepresentation(ShortFeatures):
 
     a_cmi: float
     stackable, capturable = "its loss draws noise for a whole batch", True  # type: ignore[assignment]
+    needs_classes = True
 
     def loss(self, env: LocalEnv, s: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """One draw of torch's global generator for each sample."""

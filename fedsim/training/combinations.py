@@ -161,10 +161,7 @@ TRAITS = {
     ),
     "needs classes": Trait(
         "a method with statistics of classes (fedpac, fediir, fedsr)",
-        lambda s: any(
-            rule is not None and rule.needs_classes
-            for rule in (s.algorithm.local, s.algorithm.probe)
-        ),
+        lambda s: s.algorithm.local.needs_classes,
     ),
     "flips labels": Trait(
         "attacks on labels (label_flip, backdoor)", lambda s: s.attack.samples is not None
