@@ -64,10 +64,11 @@ class WorstMixture:
         weights = state.get("weights", np.ones(n + ctx.num_held_out)).copy()
         own = weights[ids]
         total = own.sum()
-        # clients that count for nothing count alike among each other
-        factors = own / own.mean() if total > 0 else np.ones_like(own)
-        change = self.rate * losses_of(cohort) * (n if self.ascent == "projected" else 1)
-        weights[ids] = ascended(own, change, total, self.ascent)
+        factors = np.ones_like(own)  # clients that count for nothing count alike
+        if total > 0:
+            factors = own / own.mean()
+            change = self.rate * losses_of(cohort) * (n if self.ascent == "projected" else 1)
+            weights[ids] = ascended(own, change, total, self.ascent)
         metrics = {"largest_lambda": float(weights[ids].max()) / n}
         return Received(
             cohort=cohort.scaled(factors),
