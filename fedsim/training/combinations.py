@@ -169,7 +169,7 @@ TRAITS = {
     # of the server
     "needs same start": Trait(
         "a server that mixes clients' models or answers single clients (fedpac, pfedla, "
-        "matched_mean)",
+        "matched_mean, ifca)",
         lambda s: s.algorithm.server.needs_same_start,
     ),
     "trains itself": Trait(

@@ -16,7 +16,8 @@ from fedsim.client.trainer import enter
 from fedsim.core.errors import ConfigError
 from fedsim.core.layout import FlatModel, as_tensor
 from fedsim.core.types import Layout, Slot, Training
-from fedsim.testing.rounds import config, rounds, small
+from fedsim.testing.rounds import config, difference, rounds, small
+from fedsim.training import personal
 from fedsim.training.assemble import prepare
 from tests.algorithms.cases import Federation
 from tests.algorithms.training import (
@@ -337,12 +338,18 @@ def test_models_that_are_made_to_be_scored_are_those_that_a_run_leaves(name, tmp
 
 
 @pytest.mark.integration
-def test_scoring_changes_nothing_of_a_run():
+def test_scoring_changes_nothing_of_a_run(monkeypatch):
     often = small("perfedavg", **SETTINGS)
     never = often.model_copy(
         update={"evaluation": often.evaluation.model_copy(update={"every": 0})}
     )
-    assert models(rounds(often)) == models(rounds(never))
+    made = rounds(often)
+    assert models(made) == models(rounds(never))
+    # one client at a time, and no model kept
+    for name in ("MEMORY", "MOST", "FEWEST"):
+        monkeypatch.setattr(personal, name, 1)
+    again = [r.content() for r in rounds(often)]
+    assert difference([r.content() for r in made], again, "models made one by one") is None
 
 
 @pytest.mark.integration
