@@ -26,6 +26,8 @@ TITLES: Mapping[str, str] = {
     "scaffold": "SCAFFOLD", "fedcm": "FedCM", "feddyn": "FedDyn", "moon": "MOON",
     "fedadam": "FedAdam", "fedyogi": "FedYogi", "fedadagrad": "FedAdagrad", "fedavgm": "FedAvgM",
     "slowmo": "SlowMo", "fedsam": "FedSAM", "pcgrad": "PCGrad", "fediir": "FedIIR",
+    "afl": "AFL", "apfl": "APFL", "ditto": "Ditto", "ifca": "IFCA", "perfedavg": "Per-FedAvg",
+    "pfedme": "pFedMe", "qffl": "q-FFL",
     "pfedla": "pFedLA", "matched_mean": "Matched mean",
     "local": "Local", "centralized": "Centralized",
 }  # fmt: skip

@@ -24,6 +24,7 @@ CountOrNone = Annotated[int | None, Field(ge=1, le=MOST)]
 CountOrZero = Annotated[int, Field(ge=0, le=MOST)]
 Clients = Annotated[int, Field(ge=1, le=10**7)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
+Probability = Annotated[float, Field(ge=0, le=1)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Decay = Share
 """What a running mean or sum keeps in each step, such as a momentum."""

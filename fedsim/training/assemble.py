@@ -87,7 +87,8 @@ def assemble(
     if isinstance(schedule, Fixed):
         size = schedule.sizes[1]
     criterion = criterion_of(algorithm.criterion, dataset)
-    blocks = stacking.stacking_of(config, model, flat, algorithm.local, criterion, partition, size)
+    rules = [algorithm.local, *filter(None, [algorithm.beside])]
+    blocks = stacking.stacking_of(config, model, flat, rules, criterion, partition, size)
     setup = Setup(
         config=config.resolved(
             num_clients=partition.num_clients,
