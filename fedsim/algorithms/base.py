@@ -6,6 +6,7 @@ is ``module:function`` or ``FILE.py:function``; it may be a plain rule (:mod:`fe
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import nn
@@ -27,6 +28,25 @@ def no_slot(slot: Slot) -> bool:
 def every_slot(slot: Slot) -> bool:
     """Every slot is personal."""
     return True
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The slots of some of a model's layers, or those of all others.
+
+    ``names``, between commas: ``head``, or patterns of tensor names such as ``features.3.*``.
+    """
+
+    names: str = "head"
+    others: bool = False
+
+    def __call__(self, slot: Slot) -> bool:
+        """Whether the slot is one of them."""
+        chosen = any(
+            slot.head if name == "head" else fnmatchcase(slot.name, name)
+            for name in map(str.strip, self.names.split(","))
+        )
+        return chosen != self.others
 
 
 def identity(model: nn.Module) -> nn.Module:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from fedsim.algorithms.base import no_slot
+from fedsim.algorithms.base import Layers, no_slot
 from fedsim.client import LocalRule
 from fedsim.core.errors import ConfigError
 from fedsim.core.types import Slot
@@ -43,6 +43,12 @@ def _one_part_frozen(setup: Setup) -> bool:
     """Whether features and head are not both there, and trained."""
     heads = {slot.head for slot in setup.layout.slots if slot.role == "param"}
     return not setup.has_features or heads != {False, True}
+
+
+def _unsplit(setup: Setup) -> bool:
+    """Whether all of the parameters, or none, are the clients' own."""
+    owners = {setup.algorithm.personal(s) for s in setup.layout.slots if s.role == "param"}
+    return len(owners) < 2
 
 
 def _couples_samples(setup: Setup) -> bool:
@@ -143,15 +149,19 @@ TRAITS = {
         lambda s: all(map(s.algorithm.personal, s.layout.slots)),
     ),
     "shares a part": Trait(
-        "slots that stay on the clients (fedbn, fedpac, pfedla, local)",
+        "slots that stay on the clients (fedbn, fedpac, fedper, fedrep, pfedla, local)",
         lambda s: _some(s, s.algorithm.personal),
     ),
     "keeps tensors": Trait(
         "tensors that clients keep to themselves (fedbn: BatchNorm)",
         lambda s: s.algorithm.personal is not no_slot,
     ),
+    "splits": Trait(
+        "a method that shares some layers and keeps the others (fedper, lgfedavg, fedrep, fedbabu)",
+        lambda s: isinstance(s.algorithm.personal, Layers),
+    ),
     "phases": Trait(
-        "local training in phases (fedpac)",
+        "local training in phases (fedpac, fedrep, fedbabu)",
         lambda s: type(s.algorithm.local).phases is not LocalRule.phases,
     ),
     "needs features": Trait(
@@ -214,6 +224,7 @@ TRAITS = {
         "a model without features and head, or with one of them frozen (model.trainable)",
         _one_part_frozen,
     ),
+    "not split": Trait("a model of which clients would keep all trained layers, or none", _unsplit),
     "no head": Trait(
         "a model of which no head is trained", lambda s: not _some(s, lambda t: t.head, "param")
     ),
@@ -245,6 +256,7 @@ _PAIRS: dict[str, dict[str, str]] = {
         "not both": "leaves it one of the two at most",
         "labels of tokens": "have no features of a sample with one label",
     },
+    "splits": {"not split": "makes it local or fedavg by another name"},
     "keeps tensors": {"none to keep": "makes it fedavg by another name; fedbn needs BatchNorm"},
     "lr_head": {"phases": "has learning rates of its own", "no head": "leaves it without a place"},
     "asynchronous": dict.fromkeys(

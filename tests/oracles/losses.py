@@ -176,6 +176,42 @@ def sgd(params, gradient, num_steps, lr, momentum, weight_decay):
     return params
 
 
+def split_rounds(start, objectives, counts, rounds, phases, kept, lr, momentum, weight_decay):
+    """The shared tensors and each client's own after rounds of all clients.
+
+    ``phases`` are steps and the positions of the tensors that they train, each with a speed of 0 at
+    first; the tensors at the positions ``kept`` stay on the clients, the others are averaged by
+    ``counts``.
+    """
+    shared = [p.clone() for p in start]
+    own = [[p.clone() for p in start] for _ in objectives]
+    for _ in range(rounds):
+        ends = []
+        for mine, objective in zip(own, objectives, strict=True):
+            params = [mine[k] if k in kept else p for k, p in enumerate(shared)]
+            for steps, trained in phases:
+                part = [params[k] for k in trained]
+
+                def whole(part, params=params, trained=trained, objective=objective):
+                    new = list(params)
+                    for k, p in zip(trained, part, strict=True):
+                        new[k] = p
+                    return objective(new)
+
+                part = sgd(part, gradient_of(whole), steps, lr, momentum, weight_decay)
+                for k, p in zip(trained, part, strict=True):
+                    params[k] = p
+            ends.append(params)
+        total = sum(counts)
+        mean = [
+            sum(n * e[k] for n, e in zip(counts, ends, strict=True)) / total
+            for k in range(len(start))
+        ]
+        shared = [p if k in kept else mean[k] for k, p in enumerate(shared)]
+        own = ends
+    return shared, own
+
+
 def gradient_of(objective):
     """The gradient of an objective as a function of the parameters."""
 

@@ -1,0 +1,243 @@
+"""Methods whose clients share some layers and keep the others, or mix models of their own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedsim
+from fedsim import algorithms
+from fedsim.algorithms.base import Layers
+from fedsim.client import LocalEnv
+from fedsim.core.errors import ConfigError
+from fedsim.core.layout import FlatModel, as_tensor, select
+from fedsim.core.types import Slot, Training
+from fedsim.testing.rounds import rounds, small
+from fedsim.training.assemble import prepare
+from tests.algorithms.training import context, train, worker
+from tests.oracles import losses
+from tests.rounding import of_update, sgd_operations
+from tests.tasks import train_local
+
+SPLIT = ("fedper", "lgfedavg", "fedrep", "fedbabu")
+BODY, HEAD = (0, 1), (2, 3)
+"""The tensors of an MLP: weight and bias of the hidden layer, and of the head."""
+
+
+class Product(nn.Module):
+    """Two numbers: logits ``h phi`` for every sample."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
+
+    def features(self, x):
+        return self.body(x)
+
+    def forward(self, x):
+        return self.head(self.features(x))
+
+
+class Distance:
+    """(f - 1)^2 / 2 in place of the cross-entropy."""
+
+    def with_cross_entropy(self, logits, labels):
+        loss = 0.5 * (logits - 1).square().mean()
+        return loss, loss
+
+
+@pytest.mark.parametrize(
+    ("name", "ends"),
+    [
+        # gradients (h phi - 1) (phi, h) at h = 1, phi = 2: (2, 1), so h = 0.8 and phi = 1.9
+        ("fedper", (0.8, 1.9)),
+        ("lgfedavg", (0.8, 1.9)),
+        # then the body with h = 0.8: (1.6 - 1) 0.8 = 0.48, phi = 2 - 0.048
+        ("fedrep", (0.8, 1.952)),
+        ("fedbabu", (1.0, 1.9)),
+    ],
+)
+def test_an_epoch_by_hand(name, ends):
+    flat = FlatModel(Product(), torch.device("cpu"), torch.float64)
+    slots = {slot.name: slot.start for slot in flat.layout.slots}
+    start = np.zeros(2)
+    start[[slots["head.weight"], slots["body.weight"]]] = 1.0, 2.0
+    flat.load(as_tensor(start))
+    env = LocalEnv(
+        flat=flat,
+        start=as_tensor(start),
+        x=torch.ones(1, 1, dtype=torch.float64),
+        y=torch.zeros(1, dtype=torch.int64),
+        train=lambda x: x,
+        test=lambda x: x,
+        criterion=Distance(),
+        num_classes=1,
+        training=Training(momentum=0.0, weight_decay=0.0),
+        ctx=context(lr=0.1),
+        client_id=0,
+        downlink={},
+        state={},
+    )
+    options = {"head_epochs": 1} if name == "fedrep" else {}
+    train_local(algorithms.load(name, options).local, env)
+    found = flat.vector()[[slots["head.weight"], slots["body.weight"]]]
+    np.testing.assert_allclose(found, ends, rtol=1e-14)
+
+
+def test_layers_by_module_and_by_name():
+    conv = Slot(name="features.3.weight", shape=(1,), start=0, stop=1)
+    last = Slot(name="fc.weight", shape=(1,), start=1, stop=2, head=True)
+    chosen = {
+        names: (Layers(names)(conv), Layers(names)(last))
+        for names in ("head", "features.3.*", "head, features.*", "fc.*", "*", "other")
+    }
+    assert chosen == {
+        "head": (False, True),
+        "features.3.*": (True, False),
+        "head, features.*": (True, True),
+        "fc.*": (False, True),
+        "*": (True, True),
+        "other": (False, False),
+    }
+    assert (Layers("head", others=True)(conv), Layers("head", others=True)(last)) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "limit"),
+    [
+        ("fedper", "*", "local"),
+        ("fedper", "none", "fedavg"),
+        ("lgfedavg", "*", "fedavg"),
+        ("lgfedavg", "none", "local"),
+    ],
+)
+def test_all_or_no_layers_are_local_or_fedavg_byte_for_byte(name, layers, limit):
+    reports, deltas = train(worker(name, layers=layers))
+    expected, wanted = train(worker(limit))
+    np.testing.assert_array_equal(deltas, wanted)
+    for report, other in zip(reports, expected, strict=True):
+        assert report.state.keys() == other.state.keys()
+        for key, array in other.state.items():
+            np.testing.assert_array_equal(report.state[key], array)
+
+
+@pytest.mark.parametrize("name", ["fedper", "lgfedavg"])
+def test_the_first_update_is_that_of_fedavg_in_the_shared_layers(name):
+    w = worker(name)
+    own = select(w.flat.layout, algorithms.load(name).personal)
+    reports, deltas = train(w)
+    _, expected = train(worker("fedavg"))
+    np.testing.assert_array_equal(deltas[:, ~own], expected[:, ~own])
+    assert np.all(deltas[:, own] == 0)
+    for report, moved in zip(reports, expected[:, own], strict=True):
+        rest = report.state["personal"] - w.flat.vector()[own]
+        np.testing.assert_allclose(rest, moved, rtol=0, atol=1e-7)  # of weights below 1
+
+
+def test_fedrep_without_head_epochs_is_fedbabu_byte_for_byte():
+    reports, deltas = train(worker("fedrep", head_epochs=0))
+    others, expected = train(worker("fedbabu"))
+    np.testing.assert_array_equal(deltas, expected)
+    w = worker("fedbabu")
+    head = w.flat.vector()[select(w.flat.layout, lambda slot: slot.head)]
+    for report in (*reports, *others):
+        np.testing.assert_array_equal(report.state["personal"], head)
+
+
+def test_a_head_without_a_rate_for_the_body_is_all_that_fedrep_trains():
+    w = worker("fedrep", training=Training(local_epochs=0, batch_size=8))
+    reports, deltas = train(w)
+    assert np.all(deltas == 0)
+    head = w.flat.vector()[select(w.flat.layout, lambda slot: slot.head)]
+    assert all(not np.array_equal(r.state["personal"], head) for r in reports)
+
+
+STEPS, LR, MOMENTUM, DECAY = 2, 0.2, 0.5, 0.01
+SETTINGS = {
+    "rounds": 3, "sample_rate": 1.0, "batch_size": 50, "local_epochs": STEPS, "lr": LR,
+    "momentum": MOMENTUM, "weight_decay": DECAY,
+}  # fmt: skip
+"""Full batches, so that the order of samples is only a matter of rounding."""
+PHASES = {
+    "fedper": [(STEPS, BODY + HEAD)],
+    "lgfedavg": [(STEPS, BODY + HEAD)],
+    "fedrep": [(3, HEAD), (STEPS, BODY)],
+    "fedbabu": [(STEPS, BODY)],
+}
+KEPT = {"fedper": HEAD, "lgfedavg": BODY, "fedrep": HEAD, "fedbabu": HEAD}
+
+
+def clients_of(setup):
+    """Each client's inputs (n, 64) and labels (n,) in float64, as the model sees them."""
+    pipeline, found = setup.dataset.pipeline, []
+    for index in setup.partition.train:
+        x = torch.from_numpy(setup.dataset.x[index].reshape(len(index), -1)).double() / 255
+        x = (x - pipeline.mean[0]) / pipeline.std[0]
+        found.append((x, torch.from_numpy(setup.dataset.y[index])))
+    return found
+
+
+def tensors(setup, vector):
+    return [
+        torch.from_numpy(np.array(vector[s.where], np.float64).reshape(s.shape))
+        for s in setup.layout.slots
+    ]
+
+
+def flat(parts):
+    return torch.cat([part.flatten() for part in parts]).numpy()
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("name", SPLIT)
+def test_three_rounds_against_an_independent_computation(name):
+    options = {"fedrep": {"head_epochs": 3}} if name == "fedrep" else {}
+    settings = small(name, "mlp", train=SETTINGS, **options)
+    setup = prepare(settings)
+    last = rounds(settings)[-1].after
+    clients, start = clients_of(setup), tensors(setup, setup.initial)
+    objectives = [
+        lambda p, x=x, y=y: losses.mean_cross_entropy(losses.network(p, x)[1], y)
+        for x, y in clients
+    ]
+    shared, own = losses.split_rounds(
+        start, objectives, [len(y) for _, y in clients], 3, PHASES[name], KEPT[name],
+        LR, MOMENTUM, DECAY,
+    )  # fmt: skip
+    length = np.linalg.norm(flat(shared) - flat(start))
+    steps = 3 * sum(n for n, _ in PHASES[name])
+    error = of_update(
+        np.float32, length, np.linalg.norm(flat(start)), steps, sgd_operations(steps, 2, 64)
+    )
+    assert error < 1e-3 * length
+    assert np.linalg.norm(last.params - flat(shared)) <= error
+    for client, parts in enumerate(own):
+        wanted = flat([parts[k] for k in KEPT[name]])
+        assert np.linalg.norm(last.clients[client]["personal"] - wanted) <= error
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "options", "message"),
+    [
+        ("fedper", "logistic", {}, r"keep all trained layers, or none"),
+        ("fedper", "mlp", {"layers": "*"}, r"makes it local or fedavg by another name"),
+        ("lgfedavg", "mlp", {"layers": "heads"}, r"makes it local or fedavg by another name"),
+        ("fedrep", "logistic", {}, r"a model without features and head"),
+        ("fedbabu", "logistic", {}, r"a model without features and head"),
+    ],
+)
+def test_a_model_that_cannot_be_split_is_refused(name, model, options, message):
+    given = {name: options} if options else {}
+    with pytest.raises(ConfigError, match=message):
+        prepare(fedsim.RunConfig(algorithm=name, model={"name": model}, **given))
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_whose_models_are_scored(name):
+    setup = prepare(fedsim.RunConfig(algorithm=name))
+    assert setup.personalised == (name != "fedbabu")
+    body = sum(s.stop - s.start for s in setup.layout.slots if s.role == "param" and not s.head)
+    head = setup.layout.num_params - body
+    assert setup.num_sent == (head if name == "lgfedavg" else body)
