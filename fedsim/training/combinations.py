@@ -157,7 +157,7 @@ TRAITS = {
         lambda s: s.algorithm.personal is not no_slot,
     ),
     "splits": Trait(
-        "a method that shares some layers and keeps the others (fedper, lgfedavg, fedrep, fedbabu)",
+        "a method that shares some layers (fedper, lgfedavg, fedrep, fedbabu, fedrod)",
         lambda s: isinstance(s.algorithm.personal, Layers),
     ),
     "phases": Trait(

@@ -185,6 +185,7 @@ DEFAULTS = {
     "fednova": {"mu": 0.0, "gmf": 0.0, "gh_on": "normalised"},
     "fedper": {"layers": "head"},
     "fedrep": {"head_epochs": 10, "weights": "samples"},
+    "fedrod": {"balanced": True},
     "fedsam": {"rho": 0.05, "variant": "sam", "eta": 0.01, "alpha": 1.0, "weights": "samples"},
     "fedsr": {
         "a_l2r": 0.01, "a_cmi": 5e-4, "l2r_power": 1, "z_dim": None, "share_reference": False,

@@ -9,11 +9,13 @@ from torch import nn
 
 import fedsim
 from fedsim import algorithms
+from fedsim.algorithms import fedrod
 from fedsim.algorithms.base import Layers
 from fedsim.client import LocalEnv
 from fedsim.core.errors import ConfigError
 from fedsim.core.layout import FlatModel, as_tensor, select
 from fedsim.core.types import Slot, Training
+from fedsim.models.vision import SplitModel
 from fedsim.testing.rounds import rounds, small
 from fedsim.training.assemble import prepare
 from tests.algorithms.training import context, train, worker
@@ -38,6 +40,17 @@ class Product(nn.Module):
 
     def forward(self, x):
         return self.head(self.features(x))
+
+
+def wide_head(num_classes, in_channels, image_size):
+    """A model whose head is no linear layer."""
+    model = SplitModel(nn.Flatten(), nn.Linear(in_channels * image_size**2, num_classes))
+    model.features = nn.Sequential(nn.Flatten(), nn.Linear(in_channels * image_size**2, 5))
+    model.head = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, num_classes))
+    return model
+
+
+WIDE_HEAD = f"{__name__}:wide_head"
 
 
 class Distance:
@@ -218,6 +231,80 @@ def test_three_rounds_against_an_independent_computation(name):
         assert np.linalg.norm(last.clients[client]["personal"] - wanted) <= error
 
 
+def test_balanced_softmax_by_hand():
+    # logits (0, 0, 5), counts (3, 1, 0): e^f n = (3, 1, 0), so log 4/3 for class 0, log 4 for 1
+    prior = torch.tensor([3.0, 1.0, 0.0]).log().clamp(min=fedrod.ABSENT)
+    logits = torch.tensor([[0.0, 0.0, 5.0]]).expand(2, 3)
+    found = fedrod.balanced(logits, torch.tensor([0, 1]), prior)
+    np.testing.assert_allclose(found, np.log([4 / 3, 4.0]), rtol=1e-6)
+
+
+@pytest.mark.integration
+def test_three_rounds_of_fedrod_against_an_independent_computation():
+    settings = small("fedrod", "mlp", train=SETTINGS, data={"partition": "dirichlet"})
+    setup = prepare(settings)
+    last = rounds(settings)[-1].after
+    clients, start = clients_of(setup), tensors(setup, setup.initial)
+    names = [slot.name.partition(".")[2] for slot in setup.layout.slots[2:]]
+    assert names == ["generic.weight", "generic.bias", "personal.weight", "personal.bias"]
+    assert float(start[4].abs().max()) == float(start[5].abs().max()) == 0
+
+    def objective(x, y):
+        y = y.numpy()
+        counts = np.bincount(y, minlength=10)
+        assert counts.min() == 0  # classes that are absent
+        present = np.flatnonzero(counts)
+        prior = torch.from_numpy(np.log(counts[present]))
+        labels = torch.from_numpy(np.searchsorted(present, y))
+
+        def loss(params):
+            z, generic = losses.network(params, x)
+            fixed = generic.detach() + z.detach() @ params[4].T + params[5]
+            balanced = losses.mean_cross_entropy(generic[:, present] + prior, labels)
+            return balanced + losses.mean_cross_entropy(fixed, torch.from_numpy(y))
+
+        return loss
+
+    everything = tuple(range(6))
+    shared, own = losses.split_rounds(
+        start, [objective(x, y) for x, y in clients], [len(y) for _, y in clients], 3,
+        [(STEPS, everything)], (4, 5), LR, MOMENTUM, DECAY,
+    )  # fmt: skip
+    length, size = np.linalg.norm(flat(shared) - flat(start)), np.linalg.norm(flat(start))
+    steps = 3 * STEPS
+    error = of_update(np.float32, length, size, steps, sgd_operations(steps, 2, 64))
+    assert error < 1e-3 * length
+    assert np.linalg.norm(last.params - flat(shared)) <= error
+    for client, parts in enumerate(own):
+        assert np.linalg.norm(last.clients[client]["personal"] - flat(parts[4:])) <= error
+        assert np.linalg.norm(flat(parts[4:])) > 100 * error
+
+
+@pytest.mark.integration
+def test_fedrod_without_balanced_softmax_has_the_global_model_of_fedavg_byte_for_byte():
+    ends = [
+        rounds(small(name, "cnn", **options))[-1].after.params
+        for name, options in (("fedavg", {}), ("fedrod", {"fedrod": {"balanced": False}}))
+    ]
+    layout = prepare(small("fedrod", "cnn")).layout
+    generic = select(layout, lambda slot: not slot.name.startswith("head.personal."))
+    np.testing.assert_array_equal(ends[1][generic], ends[0])
+    assert np.all(ends[1][~generic] == 0)
+
+
+@pytest.mark.integration
+def test_margin_control_leaves_the_generic_part_of_fedrod():
+    ends = [
+        rounds(small("fedrod", "mlp").model_copy(update={"margin": margin}))[-1].after
+        for margin in ("none", "spectral")
+    ]
+    np.testing.assert_array_equal(ends[0].params, ends[1].params)
+    assert any(
+        not np.array_equal(kept["personal"], ends[1].clients[client]["personal"])
+        for client, kept in ends[0].clients.items()
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "model", "options", "message"),
     [
@@ -226,6 +313,8 @@ def test_three_rounds_against_an_independent_computation(name):
         ("lgfedavg", "mlp", {"layers": "heads"}, r"makes it local or fedavg by another name"),
         ("fedrep", "logistic", {}, r"a model without features and head"),
         ("fedbabu", "logistic", {}, r"a model without features and head"),
+        ("fedrod", "logistic", {}, r"a model without features and head"),
+        ("fedrod", WIDE_HEAD, {}, r"a residual head stands beside a linear layer 'head'"),
     ],
 )
 def test_a_model_that_cannot_be_split_is_refused(name, model, options, message):

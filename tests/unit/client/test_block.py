@@ -92,9 +92,10 @@ class Federation:
     def __init__(self, model, dtype=torch.float32, algorithm=None, draws=False, **changes):
         with torch_scope(1):
             built = MODELS[model]().to(dtype) if isinstance(model, str) else model.to(dtype)
+        self.algorithm = algorithm or algorithms.load("fedavg")
+        built = self.algorithm.adapt(built)
         self.counted = count(built, torch.device("cpu"))
         self.flat = FlatModel(built, torch.device("cpu"), dtype)
-        self.algorithm = algorithm or algorithms.load("fedavg")
         self.dtype, self.draws, self.changes = dtype, draws, changes
         self.states = {}
         self.start = self.flat.flat.detach().clone()
@@ -223,6 +224,7 @@ METHODS = {
     "fediir": {"gamma": 0.01},
     "pfedla": {},
     "fedld": {"margin_weight": 0.3},
+    "fedrod": {},
 }
 
 
