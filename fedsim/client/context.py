@@ -57,6 +57,7 @@ class LocalEnv:
         stream: key of its random numbers beside the client; None: the round.
         done: its steps in earlier rounds, where batches carry on over rounds.
         sizes: training samples of every client.
+        sent: (D,) the model as the server sent it: ``start`` without the client's own values.
         draws: where the model's dropout layers are in their random numbers.
         params: the parameters that the current phase trains.
         steps: done so far.
@@ -81,6 +82,7 @@ class LocalEnv:
     stream: int | None = None
     done: int = 0
     sizes: Sequence[int] = ()
+    sent: Tensor = field(default_factory=lambda: torch.empty(0))
     draws: Draws = NO_DRAWS
     phase: Phase = field(init=False)
     """The current phase."""

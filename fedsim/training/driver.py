@@ -35,6 +35,7 @@ from fedsim.training.early_stopping import EarlyStopping
 from fedsim.training.final_models import export_models
 from fedsim.training.finetune import final_scores
 from fedsim.training.malicious import check_effects
+from fedsim.training.personal import with_own_models
 from fedsim.training.privacy import line_of_samples, warn_of_delta
 from fedsim.training.round import context, model_sha256, run_round
 from fedsim.training.rows import RoundLog
@@ -81,7 +82,10 @@ class TrainingLoop:
                 self._score_clients()
                 self._write_environment()  # again, with all that showed
                 if setup.config.engine.save_model:
-                    export_models(setup, store, self.position.state, self.position.rounds)
+                    state, done = self.position.state, self.position.rounds
+                    ctx = context(setup, done)
+                    own = with_own_models(setup, self.executor, state, ctx)
+                    export_models(setup, store, own, done)
                 if "loss_matrix.csv" in store.table_sizes():
                     store.save_loss_matrix()
                 summary = summarise(setup, store, time.perf_counter() - self.begun)

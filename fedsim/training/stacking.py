@@ -55,9 +55,10 @@ def stacking_of(
         return None
     largest = max(len(partition.train[client]) for client in partition.participants)
     width = min(config.train.batch_size, largest)
-    why = _of_training(config) or obstacle(
-        flat.model, algorithm.local, algorithm.criterion, examples(model)
-    )
+    why = _of_training(config)
+    for rule in (algorithm.local, algorithm.beside):
+        if rule is not None:
+            why = why or obstacle(flat.model, rule, algorithm.criterion, examples(model))
     if wanted == "auto":
         fits = why is None and cohort_size >= FEWEST
         limits = GPU if trains_on_gpu(config.engine) else CPU
