@@ -82,7 +82,17 @@ GROUPS = {
     ),
     "A model for each client": (
         "a part of the model, or all of it, stays with its client",
-        ("fedbn", "fedper", "lgfedavg", "fedrep", "fedbabu", "fedrod", "fedpac", "pfedla"),
+        (
+            "fedbn",
+            "fedper",
+            "lgfedavg",
+            "fedrep",
+            "fedbabu",
+            "fedrod",
+            "fedala",
+            "fedpac",
+            "pfedla",
+        ),
     ),
     "Features and domains": (
         "a term of the loss on the features, against collapse or towards what domains share",

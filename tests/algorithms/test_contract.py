@@ -178,6 +178,7 @@ DEFAULTS = {
         "beta": 0.9, "eta": 1.0, "nesterov": False, "damping": False, "weights": "samples",
     },
     "fedcm": {"alpha": 0.1, "eta_g": 1.0, "weights": "uniform"},
+    "fedala": {"layers": "head", "eta": 1.0, "share": 0.8},
     "fedbabu": {"weights": "samples"},
     "feddecorr": {"beta": 0.1, "form": "code"},
     "feddyn": {"alpha": 0.01, "client_alpha": "equal"},
@@ -238,13 +239,15 @@ HYPERPARAMETERS = {
         "fedprox.mu", "fednova.mu", "moon.mu", "feddecorr.beta", "fediir.gamma", "fedsam.rho",
         "fedsam.eta", "fedsr.a_l2r", "fedsr.a_cmi", "fedpac.lam", "fedpac.head_lr",
         "fedld.margin_weight", "fedld_released.margin_weight", "krum.f", "multikrum.f",
-        "trimmed_mean.f", "mda.f", "bulyan.f", "nnm.f",
+        "trimmed_mean.f", "mda.f", "bulyan.f", "nnm.f", "fedala.eta",
     ),
     "decay": (
         "fedadam.beta1", "fedadam.beta2", "fedyogi.beta1", "fedyogi.beta2", "fedadagrad.beta1",
         "fedavgm.beta", "slowmo.beta", "fednova.gmf", "fediir.ema",
     ),
-    "fraction": ("fedld.keep", "fedld_released.keep", "fedcm.alpha", "fedsam.alpha"),
+    "fraction": (
+        "fedld.keep", "fedld_released.keep", "fedcm.alpha", "fedsam.alpha", "fedala.share",
+    ),
 }  # fmt: skip
 
 

@@ -11,17 +11,19 @@ import fedsim
 from fedsim import algorithms
 from fedsim.algorithms import fedrod
 from fedsim.algorithms.base import Layers
-from fedsim.client import LocalEnv
+from fedsim.client import LocalEnv, Phase
+from fedsim.client.trainer import enter
 from fedsim.core.errors import ConfigError
 from fedsim.core.layout import FlatModel, as_tensor, select
 from fedsim.core.types import Slot, Training
+from fedsim.engine.worker import Worker
 from fedsim.models.vision import SplitModel
 from fedsim.testing.rounds import rounds, small
 from fedsim.training.assemble import prepare
 from tests.algorithms.training import context, train, worker
 from tests.oracles import losses
 from tests.rounding import of_update, sgd_operations
-from tests.tasks import train_local
+from tests.tasks import run, train_local
 
 SPLIT = ("fedper", "lgfedavg", "fedrep", "fedbabu")
 BODY, HEAD = (0, 1), (2, 3)
@@ -56,9 +58,38 @@ WIDE_HEAD = f"{__name__}:wide_head"
 class Distance:
     """(f - 1)^2 / 2 in place of the cross-entropy."""
 
+    def __call__(self, logits, labels):
+        return self.with_cross_entropy(logits, labels)[0]
+
     def with_cross_entropy(self, logits, labels):
         loss = 0.5 * (logits - 1).square().mean()
         return loss, loss
+
+
+def product(start, **given):
+    """A client of :class:`Product` that begins with ``start``, h and phi; the places of these."""
+    flat = FlatModel(Product(), torch.device("cpu"), torch.float64)
+    places = {slot.name: slot.start for slot in flat.layout.slots}
+    order = [places["head.weight"], places["body.weight"]]
+    vector = np.zeros(2)
+    vector[order] = start
+    flat.load(as_tensor(vector))
+    fields = {"training": Training(momentum=0.0, weight_decay=0.0), "state": {}} | given
+    env = LocalEnv(
+        flat=flat,
+        start=as_tensor(vector),
+        x=torch.ones(1, 1, dtype=torch.float64),
+        y=torch.zeros(1, dtype=torch.int64),
+        train=lambda x: x,
+        test=lambda x: x,
+        criterion=Distance(),
+        num_classes=1,
+        ctx=context(lr=0.1),
+        client_id=0,
+        downlink={},
+        **fields,
+    )
+    return env, order
 
 
 @pytest.mark.parametrize(
@@ -73,30 +104,10 @@ class Distance:
     ],
 )
 def test_an_epoch_by_hand(name, ends):
-    flat = FlatModel(Product(), torch.device("cpu"), torch.float64)
-    slots = {slot.name: slot.start for slot in flat.layout.slots}
-    start = np.zeros(2)
-    start[[slots["head.weight"], slots["body.weight"]]] = 1.0, 2.0
-    flat.load(as_tensor(start))
-    env = LocalEnv(
-        flat=flat,
-        start=as_tensor(start),
-        x=torch.ones(1, 1, dtype=torch.float64),
-        y=torch.zeros(1, dtype=torch.int64),
-        train=lambda x: x,
-        test=lambda x: x,
-        criterion=Distance(),
-        num_classes=1,
-        training=Training(momentum=0.0, weight_decay=0.0),
-        ctx=context(lr=0.1),
-        client_id=0,
-        downlink={},
-        state={},
-    )
+    env, order = product((1.0, 2.0))
     options = {"head_epochs": 1} if name == "fedrep" else {}
     train_local(algorithms.load(name, options).local, env)
-    found = flat.vector()[[slots["head.weight"], slots["body.weight"]]]
-    np.testing.assert_allclose(found, ends, rtol=1e-14)
+    np.testing.assert_allclose(env.flat.vector()[order], ends, rtol=1e-14)
 
 
 def test_layers_by_module_and_by_name():
@@ -303,6 +314,80 @@ def test_margin_control_leaves_the_generic_part_of_fedrod():
         not np.array_equal(kept["personal"], ends[1].clients[client]["personal"])
         for client, kept in ends[0].clients.items()
     )
+
+
+@pytest.mark.parametrize(
+    ("eta", "kept", "head", "weight"),
+    [
+        # own head 0, received 2, phi = 1: at weight 1 the loss is (2 - 1)^2 / 2 with slope 1, and
+        # 1 - 0.25 * 1 * (2 - 0) = 0.5 gives h = 1, whose slope is 0.
+        (0.25, {}, 1.0, 0.5),
+        # A rate of 1 cuts 1 - 2 to 0, then 0 + 2 to 1, and so on: 11 passes, all with loss 1 / 2.
+        (1.0, {}, 0.0, 0.0),
+        # Later one pass is made, from the weight that was kept: h = 0.5, slope -0.5.
+        (0.25, {"weights": np.array([0.25])}, 1.0, 0.5),
+        (0.1, {"weights": np.array([0.25])}, 0.7, 0.35),
+        (0.0, {}, 2.0, 1.0),
+        (0.0, {"weights": np.array([0.0])}, 0.0, 0.0),
+    ],
+)
+def test_the_mixture_of_fedala_by_hand(eta, kept, head, weight):
+    env, order = product((2.0, 1.0), state={"own": np.array([0.0]), **kept})
+    enter(env, Phase(0, 0.0))
+    found = algorithms.load("fedala", {"eta": eta}).local.begin(env)
+    np.testing.assert_allclose(found, [weight], rtol=1e-14)
+    np.testing.assert_allclose(env.flat.vector()[order], [head, 1.0], rtol=1e-14)
+
+
+@pytest.mark.integration
+def test_four_rounds_of_fedala_against_an_independent_computation():
+    settings = small(
+        "fedala", "mlp", train=SETTINGS | {"rounds": 4}, fedala={"share": 1.0, "layers": "head"}
+    )
+    setup = prepare(settings)
+    last = rounds(settings)[-1].after
+    clients, start = clients_of(setup), tensors(setup, setup.initial)
+    objectives = [
+        lambda p, x=x, y=y: losses.mean_cross_entropy(losses.network(p, x)[1], y)
+        for x, y in clients
+    ]
+    shared, own, weights = losses.fedala_rounds(
+        start, objectives, [len(y) for _, y in clients], 4, STEPS, HEAD, 1.0, LR, MOMENTUM, DECAY
+    )
+    length = np.linalg.norm(flat(shared) - flat(start))
+    size, steps = np.linalg.norm(flat(start)), 4 * (STEPS + 1)
+    error = of_update(np.float32, length, size, steps, sgd_operations(steps, 2, 64))
+    assert error < 1e-3 * length
+    assert np.linalg.norm(last.params - flat(shared)) <= error
+    for client, parts in enumerate(own):
+        assert np.linalg.norm(last.clients[client]["own"] - flat(parts)) <= error
+        learnt = flat(weights[client])
+        assert learnt.min() < 1 - 1e-3  # some have moved
+        # a weight's step is eta times gradient times difference of layers, of error each
+        np.testing.assert_allclose(last.clients[client]["weights"], learnt, rtol=0, atol=error)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("options", [{"eta": 0.0}, {"layers": "none"}])
+def test_fedala_that_learns_no_weights_is_fedavg_byte_for_byte(options):
+    first, expected = (
+        rounds(small(n, **o))[-1] for n, o in (("fedala", {"fedala": options}), ("fedavg", {}))
+    )
+    np.testing.assert_array_equal(first.after.params, expected.after.params)
+    assert first.row["test_loss"] == pytest.approx(expected.row["test_loss"], rel=1e-12)
+
+
+@pytest.mark.integration
+def test_fedala_is_scored_by_the_mixture_that_its_client_would_train_from():
+    settings = small("fedala", "mlp")
+    made = rounds(settings)[-1]
+    w, state = Worker(prepare(settings).spec, torch.device("cpu")), made.after
+    client = made.clients[0]
+    kept = {client: state.clients[client]}
+    scored, _ = run(w, (client,), context(3), state.params, states=kept, work="personalise")
+    _, (delta,) = run(w, (client,), context(3, lr=0.0), state.params, states=kept)
+    assert np.abs(delta).max() > 0
+    np.testing.assert_array_equal(scored[0].state["personal"] - state.params, delta)
 
 
 @pytest.mark.parametrize(

@@ -212,6 +212,51 @@ def split_rounds(start, objectives, counts, rounds, phases, kept, lr, momentum, 
     return shared, own
 
 
+def mixture(own, sent, weights):
+    """What lies between two models, tensor by tensor."""
+    return [o + (s - o) * w for o, s, w in zip(own, sent, weights, strict=True)]
+
+
+def fedala_rounds(
+    start, objectives, counts, rounds, steps, chosen, eta, lr, momentum, weight_decay
+):
+    """The shared tensors, each client's own ones at the positions ``chosen``, and their weights.
+
+    All clients take part, and learn weights from all of their samples in one batch.
+    """
+    shared, own, weights = list(start), [None] * len(objectives), [None] * len(objectives)
+    for _ in range(rounds):
+        ends = []
+        for i, objective in enumerate(objectives):
+            params, sent = list(shared), [shared[k] for k in chosen]
+            if own[i] is not None:
+                once = weights[i] is not None
+                w = weights[i] if once else [torch.ones_like(p) for p in sent]
+                seen = []
+                while True:
+                    for k, p in zip(chosen, mixture(own[i], sent, w), strict=True):
+                        params[k] = p
+                    seen.append(float(objective(params)))
+                    slopes = gradient_of(objective)(params)
+                    w = [
+                        torch.clip(v - eta * (s - o) * slopes[k], 0, 1)
+                        for v, s, o, k in zip(w, sent, own[i], chosen, strict=True)
+                    ]
+                    if once or (len(seen) > 10 and np.std(seen[-10:]) < 0.1):
+                        break
+                weights[i] = w
+                for k, p in zip(chosen, mixture(own[i], sent, w), strict=True):
+                    params[k] = p
+            end = sgd(params, gradient_of(objective), steps, lr, momentum, weight_decay)
+            own[i] = [end[k] for k in chosen]
+            ends.append(end)
+        shared = [
+            sum(n * e[k] for n, e in zip(counts, ends, strict=True)) / sum(counts)
+            for k in range(len(start))
+        ]
+    return shared, own, weights
+
+
 def gradient_of(objective):
     """The gradient of an objective as a function of the parameters."""
 

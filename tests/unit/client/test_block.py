@@ -225,6 +225,7 @@ METHODS = {
     "pfedla": {},
     "fedld": {"margin_weight": 0.3},
     "fedrod": {},
+    "fedala": {"share": 1.0},
 }
 
 
