@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from fedsim.algorithms.catalogue import METHODS, chain, check
 from fedsim.client import ClientTransform, LocalRule, MarginControl, MeanLoss, SampleTransform
@@ -115,6 +115,9 @@ class Algorithm:
             model in its first round), on the same batches.
         personalise: what a client makes of the received model before it is evaluated, neither sent
             nor kept: training of its phases, and what ``begin`` and ``finish`` leave in the model.
+        predict: the logits of a client's model, from the network, the state that ``personalise``
+            returned, and model input (B, ...); the network is then the global model. Without it
+            they are those of the network.
         probe: a pass over the clients before training.
         assign: the clients of a round -> whose samples each task sees, by default its client's own.
             The samples of several clients are pooled, and the update is that of each of them.
@@ -137,6 +140,7 @@ class Algorithm:
     owns_model: bool = False
     beside: LocalRule | None = None
     personalise: LocalRule | None = None
+    predict: Callable[[nn.Module, Mapping[str, Tensor], Tensor], Tensor] | None = None
     probe: Probe | None = None
     assign: Callable[[Sequence[int]], Sequence[tuple[int, ...]]] = one_each
     transforms: tuple[ClientTransform, ...] = ()
@@ -152,7 +156,8 @@ class Algorithm:
 
     def owned(self, slot: Slot) -> bool:
         """Whether clients are evaluated with values of their own in a slot."""
-        return self.owns_model or self.personalise is not None or self.personal(slot)
+        made = self.personalise is not None and self.predict is None
+        return self.owns_model or made or self.personal(slot)
 
     def works(self, training: Training, finetune_epochs: int = 0) -> Mapping[Kind, Work]:
         """The kinds of work that its clients do."""
