@@ -173,6 +173,10 @@ TRAITS = {
         "fedpac, feddecorr, fedrod, fedala, scaffold with option I)",
         lambda s: not s.algorithm.local.gradients_only or s.algorithm.beside is not None,
     ),
+    "reads features": Trait(
+        "predictions by features (knnper)",
+        lambda s: s.algorithm.personalise is not None and s.algorithm.personalise.needs_features,
+    ),
     "softmax_frob": Trait(
         "margin=softmax_frob", lambda s: s.algorithm.criterion.form == "softmax_frob"
     ),
@@ -224,6 +228,7 @@ TRAITS = {
         "a model without features and head, or with one of them frozen (model.trainable)",
         _one_part_frozen,
     ),
+    "no features": Trait("a model without features(x)", lambda s: not s.has_features),
     "not split": Trait("a model of which clients would keep all trained layers, or none", _unsplit),
     "no head": Trait(
         "a model of which no head is trained", lambda s: not _some(s, lambda t: t.head, "param")
@@ -257,6 +262,10 @@ _PAIRS: dict[str, dict[str, str]] = {
         "labels of tokens": "have no features of a sample with one label",
     },
     "splits": {"not split": "makes it local or fedavg by another name"},
+    "reads features": {
+        "no features": "has none to compare",
+        "labels of tokens": "have no features of a sample with one label",
+    },
     "keeps tensors": {"none to keep": "makes it fedavg by another name; fedbn needs BatchNorm"},
     "lr_head": {"phases": "has learning rates of its own", "no head": "leaves it without a place"},
     "asynchronous": dict.fromkeys(

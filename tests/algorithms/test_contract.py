@@ -195,6 +195,9 @@ DEFAULTS = {
     "fedyogi": {**SERVER, "beta1": 0.9, "beta2": 0.99},
     "fltrust": {"samples": 100},
     "geometric_median": {"iterations": 1000, "nu": 1e-5, "weights": "uniform"},
+    "knnper": {
+        "k": 10, "weight": 0.5, "scale": 1.0, "distance": "squared", "weights": "samples",
+    },
     "krum": {"f": 0.2, "neighbours": "paper"},
     "lgfedavg": {"layers": "head", "weights": "samples"},
     "matched_mean": {"weights": "samples"},
@@ -233,7 +236,7 @@ HYPERPARAMETERS = {
         "fedadagrad.tau", "fedavgm.eta", "slowmo.alpha", "fedcm.eta_g", "scaffold.eta_g",
         "feddyn.alpha", "moon.temperature", "pcgrad.eta_g", "robfedavg.z", "simagg.eps",
         "regagg.eps", "pfedla.hn_lr", "geometric_median.nu", "centered_clipping.tau",
-        "norm_clipping.norm",
+        "norm_clipping.norm", "knnper.scale",
     ),
     "not negative": (
         "fedprox.mu", "fednova.mu", "moon.mu", "feddecorr.beta", "fediir.gamma", "fedsam.rho",

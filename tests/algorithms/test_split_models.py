@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from torch import nn
 
 import fedsim
 from fedsim import algorithms
-from fedsim.algorithms import fedrod
+from fedsim.algorithms import fedrod, knnper
 from fedsim.algorithms.base import Layers
 from fedsim.client import LocalEnv, Phase
 from fedsim.client.trainer import enter
@@ -18,7 +20,7 @@ from fedsim.core.layout import FlatModel, as_tensor, select
 from fedsim.core.types import Slot, Training
 from fedsim.engine.worker import Worker
 from fedsim.models.vision import SplitModel
-from fedsim.testing.rounds import rounds, small
+from fedsim.testing.rounds import config, rounds, small
 from fedsim.training.assemble import prepare
 from tests.algorithms.training import context, train, worker
 from tests.oracles import losses
@@ -52,7 +54,12 @@ def wide_head(num_classes, in_channels, image_size):
     return model
 
 
-WIDE_HEAD = f"{__name__}:wide_head"
+def whole(num_classes, in_channels, image_size):
+    """A model without features and head."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(in_channels * image_size**2, num_classes))
+
+
+WIDE_HEAD, WHOLE = f"{__name__}:wide_head", f"{__name__}:whole"
 
 
 class Distance:
@@ -390,6 +397,102 @@ def test_fedala_is_scored_by_the_mixture_that_its_client_would_train_from():
     np.testing.assert_array_equal(scored[0].state["personal"] - state.params, delta)
 
 
+NEAR = knnper.Neighbours(k=2, weight=0.5, scale=1.0, distance="squared")
+
+
+@pytest.mark.parametrize(
+    ("changes", "shares"),
+    [
+        # features (0, 0), keys (0, 0), (2, 0), (9, 9) of classes 0, 2, 2: squared distances 0, 4
+        # over two features are 0, 2; of them e^-d are 1 and e^-2
+        ({}, (1.0, 0.0, np.exp(-2.0))),
+        ({"scale": 0.5}, (1.0, 0.0, np.exp(-4.0))),
+        ({"distance": "euclidean"}, (1.0, 0.0, np.exp(-2.0))),
+        ({"distance": "euclidean", "scale": 4.0}, (1.0, 0.0, np.exp(-0.5))),
+        ({"k": 1}, (1.0, 0.0, 0.0)),
+        ({"k": 7}, (1.0, 0.0, np.exp(-2.0) + np.exp(-81.0))),
+    ],
+)
+def test_shares_of_neighbours_by_hand(changes, shares):
+    keys = torch.tensor([[0.0, 0.0], [2.0, 0.0], [9.0, 9.0]], dtype=torch.float64)
+    h = torch.zeros(1, 2, dtype=torch.float64)
+    found = replace(NEAR, **changes).shares(h, keys, torch.tensor([0, 2, 2]), 3)
+    np.testing.assert_allclose(found, [np.array(shares) / sum(shares)], rtol=1e-13)
+
+
+@pytest.mark.parametrize("k", [1, 5, 40])
+@pytest.mark.parametrize("distance", ["squared", "euclidean"])
+def test_shares_of_neighbours_against_an_independent_computation(k, distance):
+    rng = np.random.default_rng(k)
+    h, keys, labels = rng.normal(size=(30, 6)), rng.normal(size=(25, 6)), rng.integers(0, 4, 25)
+    near = knnper.Neighbours(k=k, weight=0.5, scale=0.7, distance=distance)
+    found = near.shares(*map(torch.from_numpy, (h, keys, labels)), 5)
+    wanted = losses.neighbours(h, keys, labels, 5, k, 0.7, distance)
+    np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-15)
+
+
+def test_the_mixture_with_neighbours_by_hand():
+    # logits (0, log 3) are (1/4, 3/4); the neighbour says class 0: half of each (5/8, 3/8)
+    model = SplitModel(nn.Identity(), nn.Identity())
+    kept = {"keys": torch.zeros(1, 2), "labels": torch.tensor([0])}
+    x = torch.tensor([[0.0, np.log(3.0)]], dtype=torch.float32)
+    np.testing.assert_allclose(NEAR(model, kept, x).exp(), [[5 / 8, 3 / 8]], rtol=1e-6)
+    assert NEAR(model, {}, x) is x
+    alone = replace(NEAR, weight=1.0)(model, kept, x)
+    assert alone[0, 0] == 0
+    assert torch.isfinite(alone).all()
+
+
+@pytest.mark.integration
+def test_knnper_without_weight_is_fedavg():
+    ends = [
+        rounds(small(name, "mlp", **options))[-1]
+        for name, options in (("fedavg", {}), ("knnper", {"knnper": {"weight": 0.0}}))
+    ]
+    np.testing.assert_array_equal(ends[0].after.params, ends[1].after.params)
+    assert ends[0].row["test_accuracy"] == pytest.approx(ends[1].row["test_accuracy"], rel=1e-12)
+    assert ends[0].row["test_loss"] == pytest.approx(ends[1].row["test_loss"], rel=1e-12)
+
+
+NEAREST = {"k": 1, "weight": 1.0}
+"""So that clients are right on their own training samples, which are their own neighbours."""
+
+
+@pytest.fixture(scope="module")
+def neighbours(tmp_path_factory):
+    """A run of kNN-Per with two held-out clients."""
+    settings = config(
+        "knnper",
+        "mlp",
+        knnper=NEAREST,
+        data={"heldout_clients": 2},
+        evaluation={"clients_every": 3},
+    )
+    return fedsim.run(settings, tmp_path_factory.mktemp("knnper") / "run")
+
+
+@pytest.mark.integration
+def test_every_client_is_scored_with_its_own_neighbours(neighbours):
+    own = neighbours.read("evaluations").query("split == 'own_train'")
+    assert len(own) == 6
+    assert (own["accuracy"] == 1).all()
+    held_out = neighbours.read("final_clients")
+    assert held_out["held_out"].sum() == 2
+    assert (held_out["accuracy"] == 1).all()
+
+
+@pytest.mark.integration
+def test_predictions_have_the_neighbours_too(neighbours):
+    found = fedsim.predict(neighbours.path)
+    right = (found["label"] == found["prediction"]).groupby(found["client_id"]).mean()
+    table = neighbours.read("evaluations").query("split == 'test'").set_index("client_id")
+    assert right.to_dict() == pytest.approx(table["accuracy"].to_dict(), rel=1e-12)
+    assert right.nunique() > 1
+    for given in ({"data_dir": "new"}, {"images": "new.png"}):
+        with pytest.raises(ConfigError, match="depend on the clients' training samples"):
+            fedsim.predict(neighbours.path, **given)
+
+
 @pytest.mark.parametrize(
     ("name", "model", "options", "message"),
     [
@@ -399,6 +502,7 @@ def test_fedala_is_scored_by_the_mixture_that_its_client_would_train_from():
         ("fedrep", "logistic", {}, r"a model without features and head"),
         ("fedbabu", "logistic", {}, r"a model without features and head"),
         ("fedrod", "logistic", {}, r"a model without features and head"),
+        ("knnper", WHOLE, {}, r"predictions by features .* a model without features\(x\)"),
         ("fedrod", WIDE_HEAD, {}, r"a residual head stands beside a linear layer 'head'"),
     ],
 )

@@ -212,6 +212,18 @@ def split_rounds(start, objectives, counts, rounds, phases, kept, lr, momentum, 
     return shared, own
 
 
+def neighbours(h, keys, labels, classes, k, scale, distance):
+    """kNN-Per's shares (B, C), sample by sample, from sorted distances."""
+    shares = np.zeros((len(h), classes))
+    for row, features in zip(shares, h, strict=True):
+        apart = [math.sqrt(float(((features - key) ** 2).sum())) for key in keys]
+        for j in sorted(range(len(keys)), key=apart.__getitem__)[:k]:
+            squared = apart[j] ** 2 / (len(features) * scale)
+            row[labels[j]] += math.exp(-(squared if distance == "squared" else apart[j] / scale))
+        row /= row.sum()
+    return shares
+
+
 def mixture(own, sent, weights):
     """What lies between two models, tensor by tensor."""
     return [o + (s - o) * w for o, s, w in zip(own, sent, weights, strict=True)]
