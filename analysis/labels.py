@@ -26,6 +26,8 @@ TITLES: Mapping[str, str] = {
     "scaffold": "SCAFFOLD", "fedcm": "FedCM", "feddyn": "FedDyn", "moon": "MOON",
     "fedadam": "FedAdam", "fedyogi": "FedYogi", "fedadagrad": "FedAdagrad", "fedavgm": "FedAvgM",
     "slowmo": "SlowMo", "fedsam": "FedSAM", "pcgrad": "PCGrad", "fediir": "FedIIR",
+    "fedper": "FedPer", "fedrep": "FedRep", "fedbabu": "FedBABU", "lgfedavg": "LG-FedAvg",
+    "fedrod": "FedRoD", "fedala": "FedALA", "knnper": "kNN-Per",
     "pfedla": "pFedLA", "matched_mean": "Matched mean",
     "local": "Local", "centralized": "Centralized",
 }  # fmt: skip
