@@ -28,6 +28,8 @@ TITLES: Mapping[str, str] = {
     "slowmo": "SlowMo", "fedsam": "FedSAM", "pcgrad": "PCGrad", "fediir": "FedIIR",
     "afl": "AFL", "apfl": "APFL", "ditto": "Ditto", "ifca": "IFCA", "perfedavg": "Per-FedAvg",
     "pfedme": "pFedMe", "qffl": "q-FFL",
+    "fedper": "FedPer", "fedrep": "FedRep", "fedbabu": "FedBABU", "lgfedavg": "LG-FedAvg",
+    "fedrod": "FedRoD", "fedala": "FedALA", "knnper": "kNN-Per",
     "pfedla": "pFedLA", "matched_mean": "Matched mean",
     "local": "Local", "centralized": "Centralized",
 }  # fmt: skip

@@ -83,9 +83,11 @@ GROUPS = {
         ),
     ),
     "A model for each client": (
-        "a part of the model, or all of it, stays with its client",
+        "a part of the model, or all of it, stays with its client, or is mixed with others'; "
+        "see [a model for each client](how-to/personalise.md)",
         (
-            *("fedbn", "fedpac", "pfedla"),
+            *("fedbn", "fedper", "lgfedavg", "fedrep", "fedbabu", "fedrod", "fedpac"),
+            *("fedala", "knnper", "pfedla"),
             *("apfl", "ditto", "ifca", "perfedavg", "pfedme"),
         ),
     ),

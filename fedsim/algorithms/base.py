@@ -6,9 +6,10 @@ is ``module:function`` or ``FILE.py:function``; it may be a plain rule (:mod:`fe
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from fedsim.algorithms.catalogue import METHODS, chain, check
 from fedsim.client import ClientTransform, LocalRule, MarginControl, MeanLoss, SampleTransform
@@ -27,6 +28,25 @@ def no_slot(slot: Slot) -> bool:
 def every_slot(slot: Slot) -> bool:
     """Every slot is personal."""
     return True
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The slots of some of a model's layers, or those of all others.
+
+    ``names``, between commas: ``head``, or patterns of tensor names such as ``features.3.*``.
+    """
+
+    names: str = "head"
+    others: bool = False
+
+    def __call__(self, slot: Slot) -> bool:
+        """Whether the slot is one of them."""
+        chosen = any(
+            slot.head if name == "head" else fnmatchcase(slot.name, name)
+            for name in map(str.strip, self.names.split(","))
+        )
+        return chosen != self.others
 
 
 def identity(model: nn.Module) -> nn.Module:
@@ -95,6 +115,9 @@ class Algorithm:
             model in its first round), on the same batches.
         personalise: what a client makes of the received model before it is evaluated, neither sent
             nor kept: training of its phases, and what ``begin`` and ``finish`` leave in the model.
+        predict: the logits of a client's model, from the network, the state that ``personalise``
+            returned, and model input (B, ...); the network is then the global model. Without it
+            they are those of the network.
         probe: a pass over the clients before training.
         assign: the clients of a round -> whose samples each task sees, by default its client's own.
             The samples of several clients are pooled, and the update is that of each of them.
@@ -117,6 +140,7 @@ class Algorithm:
     owns_model: bool = False
     beside: LocalRule | None = None
     personalise: LocalRule | None = None
+    predict: Callable[[nn.Module, Mapping[str, Tensor], Tensor], Tensor] | None = None
     probe: Probe | None = None
     assign: Callable[[Sequence[int]], Sequence[tuple[int, ...]]] = one_each
     transforms: tuple[ClientTransform, ...] = ()
@@ -132,7 +156,8 @@ class Algorithm:
 
     def owned(self, slot: Slot) -> bool:
         """Whether clients are evaluated with values of their own in a slot."""
-        return self.owns_model or self.personalise is not None or self.personal(slot)
+        made = self.personalise is not None and self.predict is None
+        return self.owns_model or made or self.personal(slot)
 
     def works(self, training: Training, finetune_epochs: int = 0) -> Mapping[Kind, Work]:
         """The kinds of work that its clients do."""

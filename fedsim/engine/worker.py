@@ -400,7 +400,8 @@ class Worker:
 
         Where every token has a label, each batch's scores.
         """
-        start = self._start(self._on_device(params), state)
+        start, predict = self._start(self._on_device(params), state), self.spec.algorithm.predict
+        model, kept = self.flat.model, {} if predict is None else self._kept(state)
 
         def passed(batch: Tensor, seed: int) -> Tensor:
             self.flat.load(start)
@@ -408,7 +409,8 @@ class Worker:
             seed_torch(seed, self.device)
             self.draws.begin([seed_for(seed, "dropout")])
             x = self.samples.inputs(batch)
-            logits: Tensor = self.flat.model(self.transforms.test(x if mark is None else mark(x)))
+            x = self.transforms.test(x if mark is None else mark(x))
+            logits: Tensor = model(x) if predict is None else predict(model, kept, x)
             return logits
 
         with self.precision():
@@ -439,6 +441,10 @@ class Worker:
             raise WorkerError(f"{what}: {why}") from error
         finally:
             self.progress = None
+
+    def _kept(self, state: Vectors) -> dict[str, Tensor]:
+        """A client's state on the device."""
+        return {name: as_tensor(array).to(self.device) for name, array in state.items()}
 
     def _start(self, params: Tensor, state: Vectors) -> Tensor:
         """The global vector (D,) with the client's own slots."""

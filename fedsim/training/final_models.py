@@ -57,6 +57,8 @@ def export_models(setup: Setup, store: RunWriter, state: ServerState, rounds: in
 
 def _scored(setup: Setup) -> tuple[str, str]:
     """Whether the models of each of the two files were those that the last round scored."""
+    if setup.algorithm.predict is not None:
+        return ("no: what was scored also depends on the clients' training samples",) * 2
     if not setup.personalised:
         return "yes", f"no: no prediction depends on these tensors, {MODEL} was scored"
     when = setup.config.evaluation.personal

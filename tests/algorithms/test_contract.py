@@ -188,10 +188,15 @@ DEFAULTS = {
         "beta": 0.9, "eta": 1.0, "nesterov": False, "damping": False, "weights": "samples",
     },
     "fedcm": {"alpha": 0.1, "eta_g": 1.0, "weights": "uniform"},
+    "fedala": {"layers": "head", "eta": 1.0, "share": 0.8},
+    "fedbabu": {"weights": "samples"},
     "feddecorr": {"beta": 0.1, "form": "code"},
     "feddyn": {"alpha": 0.01, "client_alpha": "equal"},
     "fediir": {"gamma": 1e-3, "ema": 0.95, "weights": "uniform"},
     "fednova": {"mu": 0.0, "gmf": 0.0, "gh_on": "normalised"},
+    "fedper": {"layers": "head"},
+    "fedrep": {"head_epochs": 10, "weights": "samples"},
+    "fedrod": {"balanced": True},
     "fedsam": {"rho": 0.05, "variant": "sam", "eta": 0.01, "alpha": 1.0, "weights": "samples"},
     "fedsr": {
         "a_l2r": 0.01, "a_cmi": 5e-4, "l2r_power": 1, "z_dim": None, "share_reference": False,
@@ -201,7 +206,11 @@ DEFAULTS = {
     "fltrust": {"samples": 100},
     "ifca": {"clusters": 2, "start": "all", "weights": "samples"},
     "geometric_median": {"iterations": 1000, "nu": 1e-5, "weights": "uniform"},
+    "knnper": {
+        "k": 10, "weight": 0.5, "scale": 1.0, "distance": "squared", "weights": "samples",
+    },
     "krum": {"f": 0.2, "neighbours": "paper"},
+    "lgfedavg": {"layers": "head", "weights": "samples"},
     "matched_mean": {"weights": "samples"},
     "mda": {"f": 0.2},
     "moon": {"mu": 1.0, "temperature": 0.5},
@@ -243,19 +252,22 @@ HYPERPARAMETERS = {
         "feddyn.alpha", "moon.temperature", "pcgrad.eta_g", "robfedavg.z", "simagg.eps",
         "regagg.eps", "pfedla.hn_lr", "geometric_median.nu", "centered_clipping.tau",
         "norm_clipping.norm", "perfedavg.delta", "pfedme.personal_lr", "pfedme.beta",
+        "knnper.scale",
     ),
     "not negative": (
         "fedprox.mu", "fednova.mu", "moon.mu", "feddecorr.beta", "fediir.gamma", "fedsam.rho",
         "fedsam.eta", "fedsr.a_l2r", "fedsr.a_cmi", "fedpac.lam", "fedpac.head_lr",
         "fedld.margin_weight", "fedld_released.margin_weight", "krum.f", "multikrum.f",
         "trimmed_mean.f", "mda.f", "bulyan.f", "nnm.f", "ditto.lam", "pfedme.lam",
-        "perfedavg.alpha", "qffl.q", "afl.rate",
+        "perfedavg.alpha", "qffl.q", "afl.rate", "fedala.eta",
     ),
     "decay": (
         "fedadam.beta1", "fedadam.beta2", "fedyogi.beta1", "fedyogi.beta2", "fedadagrad.beta1",
         "fedavgm.beta", "slowmo.beta", "fednova.gmf", "fediir.ema",
     ),
-    "fraction": ("fedld.keep", "fedld_released.keep", "fedcm.alpha", "fedsam.alpha"),
+    "fraction": (
+        "fedld.keep", "fedld_released.keep", "fedcm.alpha", "fedsam.alpha", "fedala.share",
+    ),
     "probability": ("apfl.alpha",),
 }  # fmt: skip
 
