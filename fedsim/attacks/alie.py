@@ -1,26 +1,43 @@
 """A little is enough: ``mu - z sigma`` in each coordinate (Baruch et al., NeurIPS 2019).
 
 sigma is the standard deviation over the updates that are seen. In the paper malicious clients know
-their own honest updates only.
+their own honest updates only. With ``auto`` z is searched for in each round, see
+:mod:`fedsim.attacks.omniscient`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 from fedsim.attacks.base import Attack, Federation
-from fedsim.attacks.omniscient import ByCoordinate, Knowledge, Mask, deviation
+from fedsim.attacks.omniscient import (
+    Auto,
+    ByCoordinate,
+    Knowledge,
+    Mask,
+    Omniscient,
+    check_search,
+    deviation,
+)
 from fedsim.core.settings import Positive
 from fedsim.server import Cohort
 
 
 @dataclass(frozen=True)
 class Alie(ByCoordinate):
-    """``mu - z sigma``; z None: that of :func:`alie_z` for the cohort."""
+    """``mu - z sigma``; z None: that of :func:`alie_z` for the cohort, auto: searched for."""
 
-    z: float | None = None
+    z: float | Auto | None = None
+
+    @property
+    def searches(self) -> bool:
+        return self.z == "auto"
+
+    def with_factor(self, factor: float) -> Omniscient:
+        return replace(self, z=factor)
 
     def attack(self, cohort: Cohort, malicious: Mask) -> Cohort:
-        z = alie_z(len(malicious), int(malicious.sum())) if self.z is None else self.z
+        known = alie_z(len(malicious), int(malicious.sum()))
+        z = known if self.z is None or self.z == "auto" else self.z
         return self.with_vector(cohort, malicious, lambda x: x.mean(axis=0) - z * deviation(x))
 
     def has_effect(self, m: int, malicious: int) -> bool:
@@ -41,7 +58,8 @@ def alie_z(n: int, f: int) -> float:
 
 
 def build(
-    federation: Federation, scale: Positive | None = None, knowledge: Knowledge = "benign"
+    federation: Federation, scale: Positive | Auto | None = None, knowledge: Knowledge = "benign"
 ) -> Attack:
     """ALIE; ``scale`` is z."""
+    check_search(scale, knowledge)
     return Attack(cohort=Alie(scale, knows=knowledge))

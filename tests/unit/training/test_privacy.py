@@ -383,6 +383,8 @@ def ran(tmp_path, method="fedavg", **sections):
         ({"name": "min_max", "bound": "max"}, "bound", "min_max has none; only min_sum"),
         ({"name": "ipm", "perturbation": "std"}, "perturbation", "only min_max, min_sum"),
         ({"name": "ipm", "start_round": 0}, "start_round", "greater than or equal to 1"),
+        ({"name": "sign_flip", "scale": "auto"}, "scale", "'auto' given; must be a valid number"),
+        ({"name": "alie", "scale": "atuo"}, "scale", "'atuo' given; must be"),
     ],
 )
 def test_settings_that_cannot_be_used(given, key, reason):
@@ -404,6 +406,7 @@ def test_settings_that_cannot_be_used(given, key, reason):
         ({"name": "label_flip", "target": 0}, r"^attack\.target: give attack\.source too"),
         ({"name": "label_flip", "source": 1, "target": 1}, r"^attack\.source: 1 is attack\.target"),
         ({"name": "backdoor", "source": 0}, r"^attack\.source: 0 is attack\.target"),
+        ({"scale": "auto", "knowledge": "own"}, r"^attack\.knowledge: own given beside attack\.sc"),
     ],
 )
 def test_attackers_and_classes_that_do_not_exist(attack, reason):
