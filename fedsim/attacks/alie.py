@@ -5,6 +5,7 @@ their own honest updates only. With ``auto`` z is searched for in each round, se
 :mod:`fedsim.attacks.omniscient`.
 """
 
+import math
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 
@@ -40,10 +41,13 @@ class Alie(ByCoordinate):
         z = known if self.z is None or self.z == "auto" else self.z
         return self.with_vector(cohort, malicious, lambda x: x.mean(axis=0) - z * deviation(x))
 
-    def has_effect(self, m: int, malicious: int) -> bool:
-        """With z = 0 the malicious ones of m clients send the mean that they start from."""
-        alone = self.knows == "own" and malicious == 1  # no deviation
-        return not alone and bool(self.z or alie_z(m, malicious))
+    def factor(self, m: int, malicious: int) -> float:
+        """z for so many malicious of m clients: at 0 they send the mean that they start from,
+        below on its other side; NaN where it is searched for."""
+        if self.knows == "own" and malicious == 1:  # no deviation
+            return 0.0
+        z = alie_z(m, malicious) if self.z is None else self.z
+        return math.nan if z == "auto" else z
 
 
 def alie_z(n: int, f: int) -> float:

@@ -486,6 +486,28 @@ def test_the_file_says_what_is_done_whatever_the_name_of_the_command() -> None:
 
 
 @pytest.mark.usefixtures("here")
+def test_a_look_says_epsilon_and_which_attack_is_none() -> None:
+    text = (
+        SMALL
+        + "dp: {level: user, clip: 1, delta: 0.01, accountant: rdp}\nfedavg: {weights: uniform}\n"
+    )
+    text = text.replace("algorithm: fedld", "algorithm: fedavg")
+    text += (
+        "grid:\n  privacy:\n    - tight: {dp.epsilon: 2}\n    - none: {dp.noise_multiplier: 0}\n"
+    )
+    Path("private.yaml").write_text(text)
+    shown = fedsim("sweep", "private.yaml", "--dry-run", "--no-measure").stdout
+    assert [line.split()[-1] for line in shown.splitlines() if "digits" in line] == [
+        "2",
+        "infinity",
+    ]
+    alie = ["attack.name=alie", "attack.clients=0", "train.sample_rate=1"]
+    sets = [part for pair in alie for part in ("--set", pair)]
+    done = fedsim("run", *sets, "-a", "fedavg", "--dry-run", "--no-measure")
+    assert done.stderr.startswith("attack.name=alie is no attack in all rounds")
+
+
+@pytest.mark.usefixtures("here")
 def test_keys_of_a_search_have_no_effect_without_one() -> None:
     Path("sweep.yaml").write_text(SWEEP + "trials: 3\n")
     done = fedsim("sweep", "sweep.yaml", "--dry-run")
