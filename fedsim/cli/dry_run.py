@@ -79,10 +79,10 @@ def _row(runs: Sequence[RunConfig], measured: Measured | None) -> dict[str, str]
         "rounds": " to ".join(map(str, dict.fromkeys([rounds[0], rounds[-1]]))),
     }
     if first.dp.level is not None or (first.attack.name is not None and measured is None):
-        from fedsim.training import driver  # imports torch, which takes seconds
+        from fedsim.training.assemble import prepare  # imports torch, which takes seconds
+        from fedsim.training.driver import checked_setup
 
-        make = driver.checked_setup if measured is None else driver.prepare  # measuring has warned
-        setup = make(first)
+        setup = checked_setup(first) if measured is None else prepare(first)  # which has warned
         if setup.budget is not None:
             row["noise"] = f"{setup.config.dp.noise:.4g}"
             row |= setup.budget.texts(rounds[-1])

@@ -68,7 +68,8 @@ class DpConfig(Section):
     @classmethod
     def _noise_is_found(cls, values: Any) -> Any:
         """Without a noise beside epsilon, there is none yet."""
-        if isinstance(values, Mapping) and values.get("epsilon") is not None:
+        given = values if isinstance(values, Mapping) else {}
+        if given.get("level") == "user" and given.get("epsilon") is not None:
             return {"noise_multiplier": None, **values}
         return values
 
