@@ -180,11 +180,11 @@ def name_ticks(axes: Axes, names: Sequence[str], room: int, longest: int = 12) -
 
 def heat_cells(
     axes: Axes, values: Array, texts: Mapping[tuple[int, ...], tuple[str, bool]],
-    size: float = 9.5, **mesh: Any,
+    size: float = 9.5, cmap: str = "Blues", **mesh: Any,
 ) -> QuadMesh:  # fmt: skip
     """Coloured cells (rows, columns); some have a text, white where they are dark."""
     edges = [np.arange(count + 1) - 0.5 for count in values.shape]
-    image = axes.pcolormesh(edges[1], edges[0], values, cmap="Blues", edgecolors="white", **mesh)
+    image = axes.pcolormesh(edges[1], edges[0], values, cmap=cmap, edgecolors="white", **mesh)
     axes.grid(visible=False)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
