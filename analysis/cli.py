@@ -12,7 +12,7 @@ from fedsim.core.terminal import echo
 
 from . import AnalysisError, budget, ranks, trials, units
 from .facets import settings_by
-from .figures import curves, matrix, style
+from .figures import curves, matrix, privacy, style
 from .figures import ranks as rank_figure
 from .labels import AXIS, LABEL
 from .paired import TESTS, Kind, Test
@@ -76,10 +76,10 @@ def main() -> None:
     help="Moving mean over the last N evaluated rounds.",
 )  # fmt: skip
 @click.option(
-    "--x", type=click.Choice(["round", "seconds"]), default="round", show_default=True,
-    metavar="round|seconds",
-    help="Horizontal axis: communication rounds, or simulated seconds since the start, by which "
-    "synchronous and asynchronous runs compare.",
+    "--x", type=click.Choice(["round", "seconds", "epsilon"]), default="round", show_default=True,
+    metavar="round|seconds|epsilon",
+    help="Horizontal axis: communication rounds; simulated seconds since the start, by which "
+    "synchronous and asynchronous runs compare; or epsilon, against the metric in the last round.",
 )  # fmt: skip
 def curves_command(
     dirs: Sequence[Path], out: Path, by: Sequence[str], metrics: Sequence[str],
@@ -98,6 +98,10 @@ def curves_command(
     by = _grouping(runs, by, unit)
     groups = group(runs, by, unit_among(runs, by, unit))
     columns = [f"test_{name}" if name in SCORES else name for name in metrics]
+    if x == "epsilon":
+        style.save(privacy.figure(groups, columns, smooth), out)
+        echo(f"wrote {out}")
+        return
     style.save(curves.figure(groups, columns, smooth, settings_by(by, groups), x), out)
     echo(f"wrote {out}")
 

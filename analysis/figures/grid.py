@@ -42,6 +42,7 @@ class Panel:
     reach: tuple[float, ...] = ()  # values that the vertical axis always includes
     x: str = "Communication round"  # the horizontal axis
     log: bool = False  # a logarithmic x axis that decreases to the right, with ticks at the points
+    rising: bool = False  # whether that increases to the right
     unit: ExperimentalUnit = "seed"  # what the means are over
 
 
@@ -134,7 +135,8 @@ def _frame(axes: Axes, panel: Panel) -> None:
     if panel.log:
         ticks = sorted({x for curve in panel.curves.values() for x in curve.index})
         axes.set_xscale("log")
-        axes.set_xlim(max(ticks) * 1.2, min(ticks) / 1.2)
+        ends = max(ticks) * 1.2, min(ticks) / 1.2
+        axes.set_xlim(*(reversed(ends) if panel.rising else ends))
         axes.set_xticks(ticks, [f"{x:g}" for x in ticks])
         axes.set_xticks([], minor=True)
     else:
