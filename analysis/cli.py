@@ -12,9 +12,9 @@ from fedsim.core.terminal import echo
 
 from . import AnalysisError, budget, ranks, trials, units
 from .facets import settings_by
-from .figures import curves, style
+from .figures import curves, matrix, privacy, style
 from .figures import ranks as rank_figure
-from .labels import LABEL
+from .labels import AXIS, LABEL
 from .paired import TESTS, Kind, Test
 from .report import page as report
 from .report.page import Descriptions
@@ -25,6 +25,7 @@ from .tables import scores as tables
 from .tables.captions import REPEATED, UNFINISHED
 from .units import ExperimentalUnit
 
+CROSSED = "--columns with a figure"
 FILE = click.Path(path_type=Path, dir_okay=False)
 runs_argument = click.argument(
     "dirs", metavar="[DIR]...", nargs=-1, type=click.Path(path_type=Path)
@@ -75,10 +76,10 @@ def main() -> None:
     help="Moving mean over the last N evaluated rounds.",
 )  # fmt: skip
 @click.option(
-    "--x", type=click.Choice(["round", "seconds"]), default="round", show_default=True,
-    metavar="round|seconds",
-    help="Horizontal axis: communication rounds, or simulated seconds since the start, by which "
-    "synchronous and asynchronous runs compare.",
+    "--x", type=click.Choice(["round", "seconds", "epsilon"]), default="round", show_default=True,
+    metavar="round|seconds|epsilon",
+    help="Horizontal axis: communication rounds; simulated seconds since the start, by which "
+    "synchronous and asynchronous runs compare; or epsilon, against the metric in the last round.",
 )  # fmt: skip
 def curves_command(
     dirs: Sequence[Path], out: Path, by: Sequence[str], metrics: Sequence[str],
@@ -97,6 +98,10 @@ def curves_command(
     by = _grouping(runs, by, unit)
     groups = group(runs, by, unit_among(runs, by, unit))
     columns = [f"test_{name}" if name in SCORES else name for name in metrics]
+    if x == "epsilon":
+        style.save(privacy.figure(groups, columns, smooth), out)
+        echo(f"wrote {out}")
+        return
     style.save(curves.figure(groups, columns, smooth, settings_by(by, groups), x), out)
     echo(f"wrote {out}")
 
@@ -105,8 +110,8 @@ def curves_command(
 @runs_argument
 @click.option(
     "--out", "outs", multiple=True, type=FILE,
-    help="File to write: .md, .csv or .tex, with --ranks and --budget also the figure (.png, .pdf, "
-    ".svg); else Markdown is shown. Repeatable.",
+    help="File to write: .md, .csv or .tex, with --ranks, --budget and --columns also the figure "
+    "(.png, .pdf, .svg); else Markdown is shown. Repeatable.",
 )  # fmt: skip
 @by_option
 @click.option(
@@ -166,13 +171,15 @@ def table_command(
     \b
       fedsim table runs/sweep-table3_small
       fedsim table runs/ --by label --columns alpha --out table.tex
+      fedsim table sweeps/robust --columns attack --at final --out heatmap.png
       fedsim table runs/ --metric auc --at final --baseline fedavg
       fedsim table runs/ --baseline fedavg --test corrected --rope 0.01
       fedsim table runs/ --ranks --by label --by alpha --out ranks.png --out ranks.csv
       fedsim table runs/study --budget --out budget.png --out budget.csv
     """
     paired = Test(test, rope)
-    suffixes = [*(style.FORMATS if ranked or tuned else ()), *layout.FORMATS]
+    figures = ranked or tuned or columns is not None
+    suffixes = [*(style.FORMATS if figures else ()), *layout.FORMATS]
     for out in outs:
         if out.suffix not in suffixes:
             raise AnalysisError(f"{out}: a table is a file named {', '.join(suffixes)}")
@@ -198,7 +205,16 @@ def table_command(
         made = captions.left_out(ranks.tables(blocks), unfinished)
         draw = partial(rank_figure.figure, blocks)
     else:
+        if drawn := any(out.suffix in style.FORMATS for out in outs):
+            if len(metrics) > 1 or len(takes) > 1 or not {*metrics} <= {*ALL}:
+                raise AnalysisError(
+                    f"{CROSSED}: takes one --at, and one --metric of {', '.join(ALL)}"
+                )
+            takes = takes or ["final"]
         made = _scores(dirs, by, metrics or ("accuracy",), columns, baseline, paired, takes, unit)
+        if drawn:
+            score = ALL[[*metrics, "accuracy"][0]]
+            draw = partial(matrix.figure, made[0], score.unit, score.lowest)
     if draw or not outs:
         echo(layout.markdown(made), nl=False)
     for out in outs:
@@ -290,8 +306,9 @@ def _grouping(
     if by:
         return by
     chosen = default_by(runs, unit, columns)
-    if differ := [column for column in chosen if column not in (LABEL, *columns)]:
-        by_all = " ".join(f"--by {column}" for column in chosen)
+    chosen_names = [column.removeprefix(AXIS) for column in chosen]
+    if differ := [name for name in chosen_names if name not in (LABEL, *columns)]:
+        by_all = " ".join(f"--by {name}" for name in chosen_names)
         echo(f"the runs differ in {', '.join(differ)}: grouped as with {by_all}", err=True)
     return chosen
 

@@ -70,6 +70,19 @@ def read_env(run: Path) -> Mapping[str, Any]:
         raise AnalysisError(f"{file}: cannot be read as JSON ({error})") from error
 
 
+def read_grid(folder: Path) -> dict[str, tuple[int, dict[str, str]]]:
+    """Of each run of a sweep, by its folder's name, its place in the order of the sweep's file and
+    the names of the rows of the grid by axis; nothing where sweep.json is missing, or damaged."""
+    try:
+        content = parse_json((folder / "sweep.json").read_bytes())
+        names = [str(name) for name in content["runs"]]
+        rows = [{str(k): str(v) for k, v in row.items()} for row in content.get("rows", [])]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+    rows += [{}] * (len(names) - len(rows))
+    return {name: (place, row) for place, (name, row) in enumerate(zip(names, rows, strict=False))}
+
+
 def class_names(run: Path) -> list[str] | None:
     """The names of a run's classes, by label; None where env.json does not have them."""
     return [str(name) for name in read_env(run).get("classes") or ()] or None

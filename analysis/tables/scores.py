@@ -13,16 +13,24 @@ import pandas as pd
 from .. import AnalysisError, paired, scores, series
 from ..facets import facets, settings_by
 from ..formats import NATS, NONE, PERCENT, PLAIN
-from ..labels import LABEL, labels, meant, text
+from ..labels import AXIS, LABEL, labels, meant, text, title_of
 from ..paired import T, Test
-from ..runs import Group, check_columns, expanded, group, order, unit_among
+from ..runs import (
+    Group,
+    check_columns,
+    expanded,
+    group,
+    ordered_labels,
+    unit_among,
+    values_of,
+)
 from ..scores import ALL, SCORES, TAKES, Score, by_run, completed, counts
 from ..stats import Cell, Values, cells, ranked
 from ..units import COLUMNS, ExperimentalUnit, finite
 from ..words import say
 from . import clients, pairs, participation, sites
 from .captions import comparisons, incomplete, signs
-from .layout import Table, crossed, detailed, with_differences, with_variances
+from .layout import Table, crossed, detailed, with_differences, with_variances, with_worst
 
 TERMS: Mapping[str, str] = {
     "local_loss": "Local", "shift_loss": "Shift", "aggregation_loss": "Aggregation",
@@ -153,18 +161,32 @@ def crossed_score(
     """A score with one column per value of a setting; comparisons are within a column."""
     check_columns(runs, [columns])
     rows, of, shown = [c for c in by if c != columns], runs[columns].map(text), ALL[score]
-    blocks = {
-        value: group(runs[of == value], rows, unit) for value in sorted(of.unique(), key=order)
-    }
+    blocks = {value: group(runs[of == value], rows, unit) for value in values_of(runs, columns)}
     values = {value: by_run(groups, score, take) for value, groups in blocks.items()}
     statistics = _cells(values, blocks, baseline, test, shown)
     everyone = [one for groups in blocks.values() for one in groups]
     caption = _meaning(everyone, score, take) + signs(statistics, test, lowest=shown.lowest)
     caption += comparisons(statistics, baseline, test, shown.unit)
-    name = f"{score}_{take}_by_{columns}"
-    title = f"{shown.unit.head(scores.heading(score, take))} by {columns}"
-    heads = {value: f"{columns}={value}" for value in blocks}
-    return crossed(name, title, caption, statistics, heads, shown.unit)
+    axis = columns.removeprefix(AXIS)
+    name = f"{score}_{take}_by_{axis}"
+    title = f"{shown.unit.head(scores.heading(score, take))} by {axis}"
+    heads = {value: _headed(columns, value) for value in blocks}
+    titles = {label: title_of(label) for label in ordered_labels(runs, rows)}
+    table = crossed(name, title, caption, statistics, heads, shown.unit, rows=titles)
+    return with_worst(table, shown.lowest) if _attacked_by(runs, of) else table
+
+
+def _headed(columns: str, value: str) -> str:
+    """The heading of a column: the name of a grid's row alone, else the setting, too."""
+    if columns.startswith(AXIS):
+        return value
+    return f"{columns}={'none' if (columns, value) == ('attack.name', 'unset') else value}"
+
+
+def _attacked_by(runs: pd.DataFrame, of: pd.Series[str]) -> bool:
+    """Whether the columns of a table are attacks: several, one each."""
+    attacks = runs.get("attack.name", pd.Series(None, runs.index)).map(text)
+    return attacks.nunique() > 1 and bool((attacks.groupby(of).nunique() == 1).all())
 
 
 def all_scores(groups: Sequence[Group], baseline: str | None = None, test: Test = T) -> list[Table]:

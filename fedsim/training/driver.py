@@ -34,7 +34,7 @@ from fedsim.training.callbacks import Callback, Callbacks, RunInfo
 from fedsim.training.early_stopping import EarlyStopping
 from fedsim.training.final_models import export_models
 from fedsim.training.finetune import final_scores
-from fedsim.training.malicious import check_effects
+from fedsim.training.malicious import check_effects, warn_of_weak_rounds
 from fedsim.training.personal import with_own_models
 from fedsim.training.privacy import line_of_samples, warn_of_delta
 from fedsim.training.round import context, model_sha256, run_round
@@ -282,10 +282,7 @@ def run(
     path = Path(out) if out else default_path(config.data.name, config.algorithm)
     check_free(path)
     begun = time.perf_counter()
-    setup = prepare(config)
-    check_effects(setup)
-    warn_of_delta(config, [len(setup.partition.train[c]) for c in setup.partition.participants])
-    setup, start = start_of(setup)
+    setup, start = start_of(checked_setup(config))
     followers = Callbacks(callbacks)
     with closing(followers), closing(make_executor(setup, session)) as executor:
         store = RunWriter.create(path)
@@ -299,6 +296,15 @@ def run(
                 )
                 del start, position
                 return loop.run()
+
+
+def checked_setup(config: RunConfig) -> Setup:
+    """What a run is made of; a ConfigError, or a warning, where an attack or delta has no sense."""
+    setup = prepare(config)
+    check_effects(setup)
+    warn_of_weak_rounds(setup)
+    warn_of_delta(config, [len(setup.partition.train[c]) for c in setup.partition.participants])
+    return setup
 
 
 def resume(
