@@ -73,7 +73,7 @@ def partition(
         site_line(dataset),
         excluded
         and f"left out: {excluded} users with fewer than data.min_samples training samples",
-        split.held_out and f"held out from training: {named(split.held_out)}",
+        holdout.held_out_line(split),
         malicious and f"malicious: {named(malicious)}",
     )
     for line in filter(None, lines):
