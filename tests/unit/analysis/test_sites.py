@@ -11,12 +11,13 @@ from scipy import stats
 
 from analysis.facets import Facets
 from analysis.figures import scores as score_figure
+from analysis.measures import by_client
 from analysis.report import answer
 from analysis.report.answer import outcome
 from analysis.runs import find, group, summaries, unit_among
 from analysis.scores import completed
 from analysis.tables import scores as tables
-from analysis.tables.sites import BY_SITE, by_setting
+from analysis.tables.sites import by_setting
 from tests.unit.analysis.run_files import rows, run_of
 
 NAMES = ("Zürich & Söhne", "clinic_b", "St. Mary's, ward 2")
@@ -133,8 +134,9 @@ def test_a_site_that_never_trained_is_marked_and_not_compared(tmp_path: Path) ->
 def screen(root: Path, score: str = "accuracy") -> list[str]:
     """The sentences of a report's first screen."""
     groups = of_runs(root, score)
-    sites_by = by_setting(groups, score=score if score in BY_SITE else "accuracy")
-    return answer.summary(outcome(groups, score, sites_by))
+    recorded = by_client(groups[""])
+    found = by_setting(groups, measure=score if score in recorded else None)
+    return answer.summary(outcome(groups, score, found))
 
 
 def of_runs(root: Path, *scores: str) -> Facets:
