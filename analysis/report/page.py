@@ -226,8 +226,9 @@ def _drawings(
         columns = tuple(dict.fromkeys((*columns, of_rounds(score))))
     rounds = {t: series.values(inside, "rounds", columns) for t, inside in split.items()}
     lines = facet_lines(split)
-    for number, pairs_drawn in enumerate(site_figures.drawings(main)):
-        yield "clients" if number else "answer", pairs_drawn
+    by_site = 0
+    for by_site, pairs_drawn in enumerate(site_figures.drawings(main), 1):
+        yield "clients" if by_site > 1 else "answer", pairs_drawn
     yield "clients", scores.draw(main, answer.lacking(main))
     yield "curves", curves.draw(rounds, score, unit, lines)
     for drawing in classes.by_class(split):
@@ -238,7 +239,8 @@ def _drawings(
     yield "losses", losses.by_alpha(facets(groups, [c for c in settings if c != "alpha"]))
     yield "losses", updates.agreement(rounds, unit, lines)
     yield "losses", updates.cosines(split)
-    yield "clients", client_figures.by_client(split)
+    if not by_site:  # else the sites' own figures say it by name
+        yield "clients", client_figures.by_client(split)
     yield "clients", updates.participation(split)
     for drawing in partition.drawings(groups):
         yield "runs", drawing
@@ -294,9 +296,9 @@ def _picture(drawing: Drawing, files: dict[str, bytes]) -> Drawing:
 
 
 def _inline(text: str) -> Markup:
-    """Escaped text, with ``**bold**`` and back-quoted ``code``; what ± means is not broken."""
-    ci = "± 95 % CI"
-    unbroken = text.replace(ci, ci.replace(" ", "\N{NO-BREAK SPACE}"))
+    """Escaped text, with ``**bold**`` and back-quoted ``code``; intervals are not broken."""
+    whole = r"± 95 % CI|\[[^][ ]+, [^][ ]+\]|cannot be told"
+    unbroken = re.sub(whole, lambda part: part[0].replace(" ", "\N{NO-BREAK SPACE}"), text)
     bold = re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", str(escape(unbroken)))
     return Markup(re.sub(r"`(.+?)`", r"<code>\1</code>", bold))
 

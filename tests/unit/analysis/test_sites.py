@@ -102,6 +102,13 @@ def test_p_values_are_paired_over_partitions_and_corrected_over_the_sites(tmp_pa
     assert shown["num_samples"].tolist() == [100, 101, 102]
 
 
+def test_samples_are_means_over_the_partitions(tmp_path: Path) -> None:
+    sites(tmp_path, {"local": [[0.5, 0.6, 0.7]] * 4, "fedavg": [[0.5, 0.6, 0.7]] * 4})
+    levels, _ = make(tmp_path)
+    assert levels.data["num_samples"].tolist() == [100.25, 101.25, 102.25] * 2
+    assert [row[1] for row in levels.rows] == ["100", "101", "102"]
+
+
 @pytest.mark.parametrize(("unit", "count"), [("partition", 2), ("seed", 2), ("seed", 3)])
 def test_seeds_and_two_partitions_are_too_few_to_tell(
     unit: str, count: int, tmp_path: Path
