@@ -297,7 +297,7 @@ def _picture(drawing: Drawing, files: dict[str, bytes]) -> Drawing:
 
 def _inline(text: str) -> Markup:
     """Escaped text, with ``**bold**`` and back-quoted ``code``; intervals are not broken."""
-    whole = r"± 95 % CI|\[[^][ ]+, [^][ ]+\]|cannot be told"
+    whole = r"± 95 % CI|\[[^][ ]+, [^][ ]+\]"
     unbroken = re.sub(whole, lambda part: part[0].replace(" ", "\N{NO-BREAK SPACE}"), text)
     bold = re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", str(escape(unbroken)))
     return Markup(re.sub(r"`(.+?)`", r"<code>\1</code>", bold))
