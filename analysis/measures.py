@@ -2,74 +2,69 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from fedsim.core.errors import nearest
 
 from . import AnalysisError
 from .files import header, read_env, read_table
-from .formats import PERCENT, UNITS, NumberFormat
+from .formats import PERCENT, PLAIN, UNITS
 from .runs import Group
 from .scores import SCORES, Score
 
 TABLES = ("final_clients", "evaluations")
-ALWAYS = ("accuracy", "loss")
-"""The columns of every run; those of other tasks may be empty."""
+ACCURACY, LOSS = "accuracy", "loss"
 KEYS = {"round", "client_id", "group", "held_out", "split", "num_samples"}
 """Columns that are no measures."""
-FALLING = {"mae", "rmse", "mse", "hausdorff", "hausdorff95", "hd95"}
-"""Known measures of which small values are better, where a run does not say so."""
+SHARES = ("sensitivity", "specificity")
+"""Measures of classes in per cent beside :data:`~analysis.scores.SCORES`."""
 
 
 def measure_of(groups: Sequence[Group], name: str) -> Score:
-    """Title, unit and direction of a measure: a score of fedsim's, or as env.json of a run has it.
-
-    There ``measures`` holds by name ``{title, unit, better}``, with the unit "%" (a share that is
-    shown times 100), a word or none, and better "up" or "down".
-    """
+    """Title, unit and direction of a measure: of classes, or as env.json says of a run's task."""
+    task = _task(groups)
+    if name == LOSS and task.get("primary", ACCURACY) != ACCURACY:
+        return replace(SCORES[LOSS], unit=PLAIN)
     if name in SCORES:
         return SCORES[name]
-    paths = [str(path) for group in groups for path in group.runs["path"]]
-    declared = next((of for path in paths if (of := _declared(path, name))), {})
-    known = re.fullmatch(r"(sensitivity|specificity)@(.+)", name)
-    if known:
-        other = {"sensitivity": "specificity", "specificity": "sensitivity"}[known[1]]
-        return Score(declared.get("title") or f"{known[1]} at {other} {known[2]}", PERCENT)
-    unit = declared.get("unit", "")
-    shown = UNITS.get(unit, NumberFormat(name=unit, of_differences=unit))
-    better = declared.get("better", "down" if name in FALLING else "up")
-    return Score(declared.get("title") or name.replace("_", " "), shown, lowest=better == "down")
+    if known := task.get("measures", {}).get(name):
+        unit = UNITS.get(known.get("unit"), PLAIN)
+        return Score(str(known.get("title", name)), unit, lowest=known.get("better") == "down")
+    share, at, level = name.partition("@")
+    title = f"{share} at specificity {level}" if at else share.replace("_", " ")
+    return Score(title, PERCENT if share in SHARES else PLAIN)
 
 
-def _declared(path: str, name: str) -> dict[str, str]:
-    measures = read_env(Path(path)).get("measures")
-    found = measures.get(name) if isinstance(measures, dict) else None
-    return {k: str(v) for k, v in found.items()} if isinstance(found, dict) else {}
+def _task(groups: Sequence[Group]) -> Mapping[str, Any]:
+    """What env.json of the first run says of its task; nothing of plain classes."""
+    paths = [path for group in groups for path in group.runs["path"]]
+    task = read_env(Path(paths[0])).get("task") if paths else None
+    return task if isinstance(task, dict) else {}
 
 
 def by_client(groups: Sequence[Group]) -> list[str]:
-    """The measures that any run has values of by client, accuracy and loss first where they are."""
+    """The measures that any run has values of by client, the primary one first and loss last."""
     found: dict[str, None] = {}
     for path in (Path(path) for group in groups for path in group.runs["path"]):
         for file in (path / f"{table}.csv" for table in TABLES):
             columns = [c for c in header(file) if c not in KEYS and not c.startswith("finetuned_")]
-            if not columns or {*columns} <= found.keys():
+            if {*columns} <= found.keys():
                 continue
             frame = read_table(file, ("client_id",), optional=columns)
-            frame = frame[frame["client_id"].notna()]
-            found |= dict.fromkeys(c for c in columns if frame[c].notna().any())
-    first = [name for name in ALWAYS if name in found]
-    return [*first, *(name for name in found if name not in ALWAYS)]
+            values = frame[frame["client_id"].notna()][columns]
+            found |= dict.fromkeys(c for c in columns if values[c].notna().any())
+    primary = _task(groups).get("primary", ACCURACY)
+    return sorted(found, key=lambda name: (name != primary) + (name == LOSS))
 
 
 def chosen(groups: Sequence[Group], name: str | None) -> str:
-    """The measure to show by client: ``name``, else accuracy, or the first that the runs have."""
+    """The measure to show by client: ``name``, else the first that the runs have."""
     recorded = by_client(groups)
-    if name is None or (not recorded and name in ALWAYS):
-        others = [other for other in recorded if other != "loss"]
-        return next(iter([*others, *recorded]), name or ALWAYS[0])
+    if name is None or (not recorded and name == ACCURACY):
+        return recorded[0] if recorded else ACCURACY
     if name not in recorded:
         have = f"those that are: {', '.join(recorded)}" if recorded else "none is"
         raise AnalysisError(

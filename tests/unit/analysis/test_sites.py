@@ -52,7 +52,7 @@ def sites(
                 for client, value in enumerate(values)
             ]
             if declared:
-                env = {"measures": {measure: declared}}
+                env = {"task": {"primary": measure, "measures": {measure: declared}}}
                 (run / "env.json").write_text(json.dumps(env), encoding="utf-8")
             rows(run, "final_clients", header, *lines)
             of = pd.DataFrame({"client_id": range(len(values)), "label": 0, "name": names})
@@ -228,9 +228,10 @@ def with_measure(root: Path, measure: str, declared: Mapping[str, str] | None = 
          "+20.00 [+17.52, +22.48] **helps**"),
         ("sensitivity@0.9", None, "Sensitivity at specificity 0.9 by site (%)", "81.00 ± 2.48",
          "+20.00 [+17.52, +22.48] **helps**"),
-        ("mae", None, "Mae by site", "0.8100 ± 0.0248", "+0.2000 [+0.1752, +0.2248] **harms**"),
-        ("dose", {"title": "dose error", "unit": "Gy", "better": "down"}, "Dose error by site (Gy)",
+        ("dose", {"title": "dose error", "unit": "", "better": "down"}, "Dose error by site",
          "0.8100 ± 0.0248", "+0.2000 [+0.1752, +0.2248] **harms**"),
+        ("c_index", {"title": "C-index", "unit": "", "better": "up"}, "C-index by site",
+         "0.8100 ± 0.0248", "+0.2000 [+0.1752, +0.2248] **helps**"),
         ("dice", {"unit": "%", "better": "up"}, "Dice by site (%)", "81.00 ± 2.48",
          "+20.00 [+17.52, +22.48] **helps**"),
     ],
@@ -252,7 +253,9 @@ def test_a_measure_that_no_run_has(tmp_path: Path) -> None:
     for file in tmp_path.glob("*/final_clients.csv"):
         file.write_text(file.read_text().replace("1.0,,", "1.0,0.5,"))
     assert make(tmp_path)[0].title == "Accuracy by site (%)"
-    with pytest.raises(AnalysisError, match=r"^measure 'auv'.*did you mean 'auc'.*accuracy, loss"):
+    with pytest.raises(
+        AnalysisError, match=r"^measure 'auv'.*did you mean 'auc'.*: accuracy, auc, loss"
+    ):
         make(tmp_path, measure="auv")
     with pytest.raises(AnalysisError, match="--measure auc: goes with --metric sites"):
         tables.make("accuracy", summaries(find([tmp_path])[0]), measure="auc")
