@@ -76,6 +76,7 @@ FUNCTIONS: Mapping[str, str] = {
     "server": "server",
     "model": "model.name",
     "dataset": "data.name",
+    "task": "task",
     "partition": "data.partition",
     "executor": "engine.kind",
     "schedule": "train.schedule",

@@ -16,7 +16,7 @@ from fedsim.core.errors import ConfigError, DataError, nearest
 from fedsim.core.settings import Names, listed
 from fedsim.core.tables import Table, read_table
 from fedsim.core.types import F64, I64, Array
-from fedsim.data.dataset import OWN_TEST, SCOPE, TRAIN, DatasetInfo, Parts, Raw, Request
+from fedsim.data.dataset import OWN_TEST, TRAIN, DatasetInfo, Parts, Raw, Request
 from fedsim.data.readers.folder import odd_labels
 from fedsim.data.readers.tables import PARTS, Coded, coded, coded_column, parts_of_rows, people
 
@@ -100,7 +100,7 @@ def _read(request: Request) -> tuple[Table, dict[str, str]]:
     except DataError as error:
         if "needed are the columns" not in str(error):
             raise
-        raise DataError(f"{error}; data.columns.target names the classes; {SCOPE}") from None
+        raise DataError(f"{error}; data.columns.target names the classes") from None
     roles = {role: role for role in USUAL if role in table.columns}
     for role, name in request.columns.items():
         roles[role] = _column(table, name, f"data.columns.{role}")
@@ -194,12 +194,12 @@ def _ordered(levels: set[str]) -> list[str]:
 def _target(table: Table, column: str) -> tuple[tuple[str, ...], I64]:
     """The names of the classes, and the class of each row."""
     table.cells(column, _present, "the class is missing")
-    odd = f"{{}} is no class; classes are whole numbers or names ({SCOPE})"
+    odd = "{} is no class; classes are whole numbers or names"
     cells = table.cells(column, lambda cell: (_number(cell) or 0.0).is_integer(), odd)
     levels = [_level(cell) for cell in cells]
     classes = _ordered(set(levels))
     if len(classes) < 2:
-        raise DataError(f"{table.file}, column {column}: one class, needed are two ({SCOPE})")
+        raise DataError(f"{table.file}, column {column}: one class, needed are two")
     number = {name: i for i, name in enumerate(classes)}
     return tuple(classes), np.array([number[level] for level in levels], dtype=np.int64)
 
