@@ -63,8 +63,8 @@ def _drawing(of: Outcome, setting: str, sites: Sites, best: list[str], name: str
     return grid.drawing(
         "site_pairs", fig, name=name, title=say("site_pairs.title", setting=setting),
         score=capital(sites.shown.title), reference=reference, lowest=sites.shown.lowest,
-        unit=of.unit, few=all(map(sites.few, sites.cells)), more=len(best) - len(shown),
-        held_out=bool(sites.held_out),
+        unit=of.unit, few=all(sites.few(cell) for cell in sites.cells if cell.comparison),
+        more=len(best) - len(shown), held_out=bool(sites.held_out),
     )  # fmt: skip
 
 

@@ -231,16 +231,20 @@ def _of_sites(setting: str, of: Outcome) -> str:
     shown = {
         label: [cell for cell in sites.of(label).values() if cell.comparison] for label in best
     }
-    approaches = []
+    approaches: list[tuple[str, dict[str, list[str]], bool, list[str]]] = []
     for label in best[:MOST]:
         verdicts: dict[str, list[str]] = {}
         for cell in shown[label]:
             verdicts.setdefault(sites.verdict(cell), []).append(cell.column)
-        if verdicts:
-            approaches.append((title_of(label), verdicts, any(map(sites.few, shown[label]))))
+        alike = [others for _, same, _, others in approaches if same == verdicts]
+        if alike:
+            alike[0].append(label)
+        elif verdicts:
+            approaches.append((title_of(label), verdicts, any(map(sites.few, shown[label])), []))
+    told = [(name, verdicts, few, names(others)) for name, verdicts, few, others in approaches]
     every = [cell for label in best for cell in shown[label]]
     return say(
-        "answer.whom", setting=setting, approaches=approaches, more=len(best) - MOST,
+        "answer.whom", setting=setting, approaches=told, more=len(best) - MOST,
         undecided=len(best) > 1 and all(sites.verdict(cell) == "cannot be told" for cell in every),
         names=list(dict.fromkeys(cell.column for cell in every)), few=any(map(sites.few, every)),
     )  # fmt: skip

@@ -185,6 +185,14 @@ def test_the_report_says_whom_federation_helps_and_harms(tmp_path: Path) -> None
     assert "simulations" in answer.unknown(outcome(of_runs(tmp_path), "accuracy", {}), [])[0]
 
 
+def test_approaches_of_the_same_verdicts_share_a_sentence(tmp_path: Path) -> None:
+    sites(tmp_path, CLEAR, {"fedavg": CLEAR["fedavg"]})
+    assert screen(tmp_path)[-1] == (
+        f"Compared with training alone, FedAvg **helps** {NAMES[0]}; **harms** {NAMES[1]}; "
+        f"for {NAMES[2]} it cannot be told. The same holds for FedAvg, fine-tuned."
+    )
+
+
 def test_training_seeds_alone_are_too_few_partitions(tmp_path: Path) -> None:
     sites(tmp_path, CLEAR, {"fedavg": [[0.9, 0.9, 0.9]] * 3}, unit="seed")
     compared, result, whom = screen(tmp_path)
@@ -333,8 +341,11 @@ def test_the_figure_shows_each_sites_own_model_and_the_federated_one(tmp_path: P
     assert "Held out: it never trained" in figure.caption
 
 
-def test_the_figure_over_seeds_has_no_verdict_and_says_why(tmp_path: Path) -> None:
-    sites(tmp_path, CLEAR, unit="seed")
+@pytest.mark.parametrize(("unit", "count"), [("partition", 2), ("seed", 3)])
+def test_the_figure_of_too_few_partitions_has_no_verdict_and_says_why(
+    unit: str, count: int, tmp_path: Path
+) -> None:
+    sites(tmp_path, {method: of[:count] for method, of in CLEAR.items()}, unit=unit)
     (figure,) = drawn(tmp_path)
     assert not figure.figure.axes[0].texts
     assert "Nothing can be told here: there are too few partitions" in figure.caption
