@@ -139,6 +139,12 @@ def curves_command(
     help="Rounds of a score: the last, the best, or the mean of the last ten; one table each. "
     "Repeatable; unset: all, with --ranks final.",
 )  # fmt: skip
+@click.option(
+    "--measure", metavar="NAME",
+    help="What --metric sites shows of every site: accuracy, loss, or another measure that the "
+    "runs record by client, such as auc, dice, c_index or sensitivity@0.9; unset: accuracy, or the "
+    "first measure of their task.",
+)  # fmt: skip
 @click.option("--columns", metavar="COLUMN", help="Column of summary.csv: one column per value.")
 @baseline_option
 @click.option("--caption", metavar="TEXT", help="Caption of the LaTeX table, instead of its own.")
@@ -156,9 +162,9 @@ def curves_command(
 )  # fmt: skip
 def table_command(
     dirs: Sequence[Path], outs: Sequence[Path], by: Sequence[str], ranked: bool, tuned: bool,
-    metrics: Sequence[str], takes: Sequence[str], columns: str | None, baseline: str | None,
-    unit: ExperimentalUnit | None, test: Kind, rope: float | None, caption: str | None,
-    label: str | None,
+    metrics: Sequence[str], takes: Sequence[str], measure: str | None, columns: str | None,
+    baseline: str | None, unit: ExperimentalUnit | None, test: Kind, rope: float | None,
+    caption: str | None, label: str | None,
 ) -> None:  # fmt: skip
     """Scores or loss terms per method, with intervals and paired tests.
 
@@ -189,9 +195,11 @@ def table_command(
     draw = None
     if ranked or tuned:
         flag, allowed = ("--budget", SCORES) if tuned else ("--ranks", ALL)
-        if columns or baseline or rope is not None or (tuned and (ranked or by)):
+        if columns or baseline or measure or rope is not None or (tuned and (ranked or by)):
             more = ", and without --ranks and --by" * tuned
-            raise AnalysisError(f"{flag}: goes without --columns, --baseline and --rope{more}")
+            raise AnalysisError(
+                f"{flag}: goes without --columns, --baseline, --measure and --rope{more}"
+            )
         if len(metrics) > 1 or len(takes) > 1 or not {*metrics} <= {*allowed}:
             raise AnalysisError(f"{flag}: takes one --at, and one --metric of {', '.join(allowed)}")
     if tuned:
@@ -211,7 +219,9 @@ def table_command(
                     f"{CROSSED}: takes one --at, and one --metric of {', '.join(ALL)}"
                 )
             takes = takes or ["final"]
-        made = _scores(dirs, by, metrics or ("accuracy",), columns, baseline, paired, takes, unit)
+        made = _scores(
+            dirs, by, metrics or ("accuracy",), columns, baseline, paired, takes, unit, measure
+        )
         if drawn:
             score = ALL[[*metrics, "accuracy"][0]]
             draw = partial(matrix.figure, made[0], score.unit, score.lowest)
@@ -230,12 +240,15 @@ def table_command(
 def _scores(
     dirs: Sequence[Path], by: Sequence[str], metrics: Sequence[str], columns: str | None,
     baseline: str | None, paired: Test, takes: Sequence[str], unit: ExperimentalUnit | None,
+    measure: str | None,
 ) -> list[layout.Table]:  # fmt: skip
     """The tables of metrics; runs that are left out are named on standard error."""
     runs, unfinished = _summaries(dirs)
     by, made = _grouping(runs, by, unit, *([columns] if columns else ())), []
     for metric in metrics:
-        shown = tables.make(metric, runs, by, columns, baseline, paired, takes or [*TAKES], unit)
+        shown = tables.make(
+            metric, runs, by, columns, baseline, paired, takes or [*TAKES], unit, measure
+        )
         without: dict[str, list[Path]] = {}
         if metric in tables.FILES:
             without = tables.without_rows(metric, group(runs, by, unit_among(runs, by, unit)))

@@ -52,13 +52,18 @@ def csv_text(frame: pd.DataFrame) -> str:
     return frame.to_csv(index=False, lineterminator="\n")
 
 
+def header(file: Path) -> list[str]:
+    """The columns of a table that has rows; none where it has not, or there is no such file."""
+    if not file.is_file():
+        return []
+    with file.open(encoding="utf-8") as lines:
+        names = [name.strip().strip('"') for name in lines.readline().split(",")]
+        return names if lines.readline().strip() else []
+
+
 def has_rows(file: Path, columns: Sequence[str]) -> bool:
     """Whether the table exists, has these columns and at least one row."""
-    if not file.is_file():
-        return False
-    with file.open(encoding="utf-8") as lines:
-        header = [name.strip().strip('"') for name in lines.readline().split(",")]
-        return bool(lines.readline().strip()) and set(columns) <= set(header)
+    return bool(names := header(file)) and set(columns) <= set(names)
 
 
 def read_env(run: Path) -> Mapping[str, Any]:

@@ -81,7 +81,14 @@ def grid(
 def method_rows(
     titles: Sequence[str], labels: Sequence[str], x: str, most: int = 3
 ) -> tuple[Figure, list[Axes]]:
-    """A grid with one panel per title and, in each, one row per method: row i is at height i."""
+    """:func:`named_rows` of methods."""
+    return named_rows(titles, [title_of(label) for label in labels], x, most)
+
+
+def named_rows(
+    titles: Sequence[str], labels: Sequence[str], x: str, most: int = 3
+) -> tuple[Figure, list[Axes]]:
+    """A grid with one panel per title and, in each, one row per label: row i is at height i."""
     height, across = 0.5 + 0.34 * max(3, len(labels)), min(most, len(titles))
     x = style.wrapped(x, 1.2 * WIDTH / across)
     fig, spots = grid({("", name): x for name in titles}, height=height, most=most)
@@ -90,7 +97,7 @@ def method_rows(
         axes.xaxis.set_major_locator(MaxNLocator(nbins=8 // across + 1))
         axes.tick_params(left=False, labelbottom=True)
         axes.grid(visible=False, axis="y")
-    places[0].set_yticks(range(len(labels)), [title_of(label) for label in labels])
+    places[0].set_yticks(range(len(labels)), labels)
     places[0].set_ylim(len(labels) - 0.4, -0.6)
     return fig, places
 

@@ -24,6 +24,9 @@ VARIANCES = (
 )  # fmt: skip
 """Columns of the data of a table that are also those of its variances."""
 
+PAGE, MOST_COLUMNS = 116, 9
+"""Characters of a row, two between the columns, and columns that fit a page."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
@@ -37,6 +40,15 @@ class Table:
     words: int  # number of leading columns that are text
     data: pd.DataFrame  # all numbers at full precision, in the units of the run directories
     cells: Sequence[Cell] = ()  # the statistics that it shows, if it is made of them
+
+    @property
+    def wide(self) -> bool:
+        """Whether it does not fit a page with a line for each row; its cells are then broken."""
+        columns = zip(*self.rows, strict=True) if self.rows else ()
+        longest = [max(map(len, column)) for column in columns]
+        words = [max(map(len, head.split()), default=0) for head in self.head]
+        widths = (2 + max(pair) for pair in zip(longest, words, strict=False))
+        return len(self.head) > MOST_COLUMNS or sum(widths) > PAGE
 
 
 def spread(cell: Cell, unit: NumberFormat) -> str:

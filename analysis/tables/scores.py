@@ -11,7 +11,7 @@ from typing import NoReturn
 import pandas as pd
 
 from .. import AnalysisError, paired, scores, series
-from ..facets import facets, settings_by
+from ..facets import settings_by
 from ..formats import NATS, NONE, PERCENT, PLAIN
 from ..labels import AXIS, LABEL, labels, meant, text, title_of
 from ..paired import T, Test
@@ -52,10 +52,10 @@ FILES: Mapping[str, str] = {"groups": "evaluations", "decomposition": "decomposi
 def make(
     name: str, runs: pd.DataFrame, by: Sequence[str] = (LABEL,), columns: str | None = None,
     baseline: str | None = None, test: Test = T, takes: Sequence[str] = tuple(TAKES),
-    unit: ExperimentalUnit | None = None,
+    unit: ExperimentalUnit | None = None, measure: str | None = None,
 ) -> list[Table]:  # fmt: skip
     """The tables of one of :data:`NAMES`, as ``fedsim table --metric NAME`` shows them."""
-    _check(name, columns, baseline, test)
+    _check(name, columns, baseline, test, measure)
     runs = completed(runs, [name] if name in ALL else SCORES if name == "scores" else ())
     if columns is not None:
         (columns,) = expanded(runs, [columns])
@@ -82,18 +82,16 @@ def make(
     if name in ALL:
         made = [scored(groups, name, take, baseline, test) for take in takes]
         return with_variances(made, ALL[name].unit)
-    return _of_groups(name, groups, by, baseline, test)
+    if name == "sites":
+        whole, left_out = sites.split(groups, settings_by(by, groups))
+        return sites.tables(sites.by_setting(whole, left_out, baseline, test, measure), test)
+    return _of_groups(name, groups, baseline, test)
 
 
-def _of_groups(
-    name: str, groups: Sequence[Group], by: Sequence[str], baseline: str | None, test: Test
-) -> list[Table]:
+def _of_groups(name: str, groups: Sequence[Group], baseline: str | None, test: Test) -> list[Table]:
     """The tables that are made from other files than summary.csv, and that of all scores."""
     if name == "participation":
         return [participation.table(groups)]
-    if name == "sites":
-        by_setting = sites.by_setting(facets(groups, settings_by(by, groups)), baseline, test)
-        return sites.tables(by_setting, test)
     if name == "decomposition":
         return decomposition(groups, baseline, test) or _none(name)
     of = {"clients": clients.spreads, "groups": image_groups, "scores": all_scores}[name]
@@ -106,7 +104,9 @@ def _none(name: str) -> NoReturn:
     raise AnalysisError(f"in no run {FILES[name]}.csv has rows{how}")
 
 
-def _check(name: str, columns: str | None, baseline: str | None, test: Test) -> None:
+def _check(
+    name: str, columns: str | None, baseline: str | None, test: Test, measure: str | None
+) -> None:
     """Refuses options that the table has no use for."""
     crossing = (*ALL, "pairs", "target")
     refused = {
@@ -114,6 +114,7 @@ def _check(name: str, columns: str | None, baseline: str | None, test: Test) -> 
         "their own server rule; leave it out": name == "pairs" and baseline is not None,
         f"--columns {columns}: the table {name} has columns of its own; --columns goes with "
         f"{', '.join(crossing)}": columns is not None and name not in crossing,
+        f"--measure {measure}: goes with --metric sites": measure is not None and name != "sites",
         f"--rope: the table {name} has no verdicts; those that do are {', '.join(VERDICTS)}":
             test.rope is not None and name not in VERDICTS,
         f"--test corrected: takes the size of the whole test part, which the table {name} is not "

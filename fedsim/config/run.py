@@ -187,6 +187,13 @@ class RunConfig(RunSettings):
             "data.partition": (partitions.NAMES, "partition"),
             "train.schedule": (("synchronous",), "schedule"),
         }
+        if self.data.partition == partitions.LEAVE_ONE_OUT:
+            reason = (
+                f"{partitions.LEAVE_ONE_OUT} stands for several runs, in the grid of a sweep as in "
+                f"'data.partition: [by_site, {partitions.LEAVE_ONE_OUT}]'; for one run hold the "
+                "site out, --partition by_site --set data.heldout_clients=[SITE]"
+            )
+            raise InvalidSetting("data.partition", reason)
         for key, (allowed, kind) in names.items():
             check_name(key, self.value(key), allowed, kind, user_defined=True)
         if self.data.augment is not None:

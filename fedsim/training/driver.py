@@ -21,8 +21,8 @@ from fedsim.core.machine import kind_of, other_kind
 from fedsim.core.normalization import OF_DATASET
 from fedsim.core.rows import ModelRow, TimingRow
 from fedsim.data import partitions, patients, splits
+from fedsim.data.holdout import held_out_line
 from fedsim.engine.base import Executor
-from fedsim.engine.blocks import named
 from fedsim.identity.environment import check_begun, other_versions
 from fedsim.identity.resume import configuration, decisive
 from fedsim.storage import status
@@ -386,12 +386,11 @@ def _notes(setup: Setup) -> tuple[str, ...]:
         notes += setup.budget.lines(setup.config.train.rounds)
     if setup.config.dp.level == "example":
         notes.append(line_of_samples(setup.config))
-    if setup.partition.held_out:
-        notes.append(f"held out from training: {named(setup.partition.held_out)}")
+    notes.append(held_out_line(setup.partition))
     if setup.frozen:
         frozen, trained = sum(a.size for a in setup.frozen.values()), setup.layout.size
         notes.append(
             f"model.trainable={setup.model.trainable}: {trained:,} of {trained + frozen:,} values "
             "of the model are trained and sent"
         )
-    return tuple(note for note in notes if note is not None)
+    return tuple(filter(None, notes))

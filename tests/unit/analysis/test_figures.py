@@ -19,7 +19,17 @@ from matplotlib.lines import Line2D
 
 from analysis import AnalysisError, series
 from analysis.facets import facets, settings_by
-from analysis.figures import classes, curves, grid, losses, phases, privacy, style, updates
+from analysis.figures import (
+    classes,
+    curves,
+    grid,
+    losses,
+    partition,
+    phases,
+    privacy,
+    style,
+    updates,
+)
 from analysis.figures import clients as client_figures
 from analysis.figures import scores as score_figure
 from analysis.figures.grid import Absent, Drawing
@@ -305,6 +315,15 @@ def test_the_first_figure_shows_means_seeds_and_the_guess(tmp_path: Path) -> Non
 
 
 # ---- partition and time
+
+
+def test_clients_that_never_train_are_marked_in_the_partition(tmp_path: Path) -> None:
+    run = write_run(tmp_path, clients=3)
+    (run / "env.json").write_text('{"heldout_clients": [1]}', encoding="utf-8")
+    (drawing,) = partition.drawings(groups_of(tmp_path))
+    cells = drawn(drawing).figure.subfigs[0].axes[1]
+    names = [label.get_text() for label in cells.get_xticklabels()]
+    assert names == ["0", "1 (held out)", "2"]
 
 
 def test_phases_add_up_to_the_round(tmp_path: Path) -> None:

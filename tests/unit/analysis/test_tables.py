@@ -26,7 +26,7 @@ from analysis.scores import OTHERS
 from analysis.stats import cells
 from analysis.tables import layout, pairs, participation
 from analysis.tables import scores as tables
-from analysis.tables.layout import EMPTY
+from analysis.tables.layout import EMPTY, Table
 from tests.unit.analysis.run_files import groups_of, rows, run_of
 
 DECOMPOSITION = "round,split,scope,local_loss,shift_loss,aggregation_loss,global_loss"
@@ -603,3 +603,16 @@ def test_runs_without_clients_are_an_error(tmp_path: Path) -> None:
     plain = took_part(tmp_path, clients="round,client_id,status\n")
     with pytest.raises(participation.AnalysisError, match=r"in no run clients\.csv has rows"):
         participation.table([plain])
+
+
+def test_a_row_that_does_not_fit_a_page_is_broken() -> None:
+    cell = "-10.36 [-18.53, -2.19] cannot be told"
+    for columns, wide in ((2, False), (3, True)):
+        head, row = ["Site", *["FedAvg"] * columns], ["hungarian", *[cell] * columns]
+        made = Table(
+            name="", title="", caption="", head=head, rows=[row], words=1, data=pd.DataFrame()
+        )
+        assert made.wide == wide
+    assert Table(
+        name="", title="", caption="", head=["x"] * 10, rows=[], words=1, data=pd.DataFrame()
+    ).wide
