@@ -61,6 +61,7 @@ def load(
     whole: bool = False,
     columns: Mapping[str, str] | None = None,
     known_words: tuple[str, ...] | None = None,
+    preprocessing: Mapping[str, Any] | None = None,
     **given: Scalar,
 ) -> Dataset:
     """Loads a data set by name, or by ``module:function``.
@@ -78,7 +79,8 @@ def load(
 
     ``num_clients`` are sites or users of generated data. With ``whole`` all samples are the test
     part, for predictions. ``columns`` are names of columns by what they hold, ``known_words`` the
-    vocabulary to read texts with, ``given`` the data set's own options, see :func:`options`.
+    vocabulary to read texts with, ``preprocessing`` what a run keeps of that of tables, ``given``
+    the data set's own options, see :func:`options`.
     """
     values = checked(name, options(name), given, "option")
     parts: dict[str, Any] = {"val_fraction": val_fraction, "test_fraction": test_fraction}
@@ -91,7 +93,7 @@ def load(
         raise ConfigError(f"data.partition_file {split!r}: {name} has no folders of client lists")
     asked: dict[str, Any] = {"folder": folder, "split": split, "num_clients": num_clients}
     asked |= {"image_size": image_size, "seed": seed, "columns": columns or {}}
-    asked |= {"source": info.source, "known_words": known_words}
+    asked |= {"source": info.source, "known_words": known_words, "preprocessing": preprocessing}
     raw = info.read(Request(name=name, **asked), **values)
     return assemble(raw, name, enlarge=enlarge, group=group, whole=whole, **parts)
 
