@@ -49,7 +49,7 @@ def listed_files(place: Path) -> list[Path]:
     if place.is_dir():
         files = sorted(f for f in place.iterdir() if f.suffix.lower() == ".csv" and f.is_file())
         if not files:
-            raise DataError(f"data.dir {place}: no CSV file (*.csv) in this folder")
+            raise DataError(f"{place}: no CSV file (*.csv) in this folder")
         return files
     return places(place)
 

@@ -78,7 +78,7 @@ def read_csv(
         needed = [name for name, kind in kinds.items() if kind == NUMBERS or not own]
         needed = needed if known is None else needed_cells(known)
         table, remarks = complete(table, (*needed, *_of_target(roles)))
-    classes, y = target(table, roles, fewest=2 if known is None else 1)
+    classes, y = target(table, roles, known=() if known is None else known["classes"])
     if not classes:
         raise DataError(f"{table.file}: columns of time and event given; {SCOPE}")
     meant = len(classes) > _COMPARED or all(number(name) is not None for name in classes)
@@ -88,7 +88,11 @@ def read_csv(
     if known is None:
         settled = [_settled(table, name, kind, missing, own) for name, kind in kinds.items()]
         remarks += _codes(table, kinds, missing)
-        settings: dict[str, Any] = {"site": roles.get("site"), "patient": roles.get("patient")}
+        settings: dict[str, Any] = {
+            "classes": classes,
+            "site": roles.get("site"),
+            "patient": roles.get("patient"),
+        }
         settings |= {"missing": missing, "scaling": scaling, "features": settled}
         rows, of_row = encoded(table.columns, settled), _by_row(names, site, len(table))
         prepare = Prepare(file=table.file, x=rows, sites=of_row, settings=settings)
@@ -242,10 +246,10 @@ def _of_target(roles: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def target(
-    table: Table, roles: Mapping[str, str], *, numbers: bool = False, fewest: int = 2
+    table: Table, roles: Mapping[str, str], *, numbers: bool = False, known: Sequence[str] = ()
 ) -> tuple[tuple[str, ...], Array]:
-    """The names of the classes, at least ``fewest``, and the class (N,) of each row; without names
-    the target (N,) float32 where ``numbers`` are wanted, or time and event (N, 2) float32."""
+    """The names of the classes, those ``known`` first, and the class (N,) of each row; without
+    names the target (N,) float32 where ``numbers`` are wanted, or time and event (N, 2) float32."""
     columns = _of_target(roles)
     if "time" in roles:
         time = _numbers(table, columns[0], 0.0)
@@ -254,7 +258,7 @@ def target(
         return (), np.column_stack([time, _numbers(table, columns[1], 0.0)])
     if numbers:
         return (), _numbers(table, columns[0])
-    return _classes(table, columns[0], fewest)
+    return _classes(table, columns[0], known)
 
 
 def _numbers(table: Table, column: str, least: float = -np.inf) -> NDArray[np.float32]:
@@ -269,14 +273,14 @@ def _numbers(table: Table, column: str, least: float = -np.inf) -> NDArray[np.fl
     return np.array(list(map(number, cells)), np.float32)
 
 
-def _classes(table: Table, column: str, fewest: int) -> tuple[tuple[str, ...], I64]:
+def _classes(table: Table, column: str, known: Sequence[str]) -> tuple[tuple[str, ...], I64]:
     """The names of the classes, and the class of each row."""
     table.cells(column, present, "the class is missing")
     odd = f"{{}} is no class; classes are whole numbers or names ({SCOPE})"
     cells = table.cells(column, lambda cell: (number(cell) or 0.0).is_integer(), odd)
     levels = [level(cell) for cell in cells]
-    classes = _ordered(set(levels))
-    if len(classes) < fewest:
+    classes = [*known, *_ordered(set(levels).difference(known))]
+    if len(classes) < 2:
         raise DataError(f"{table.file}, column {column}: one class, needed are two ({SCOPE})")
     code = {name: i for i, name in enumerate(classes)}
     return tuple(classes), np.array([code[name] for name in levels], dtype=np.int64)
