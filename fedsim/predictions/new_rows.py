@@ -71,6 +71,7 @@ def predict(
     about["row"] = list(table.numbers)
     about |= {"site": sites} if any(sites) else {}
     for role in ("site", "patient"):
-        if known[role] in table.columns:
-            about[role] = list(table.columns[known[role]])
+        column = next((name for name in (known[role], role) if name in table.columns), None)
+        if column is not None and column not in columns:
+            about[role] = list(table.columns[column])
     return pd.DataFrame(about | found)

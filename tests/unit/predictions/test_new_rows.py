@@ -162,6 +162,9 @@ def test_a_file_of_a_known_name_is_that_hospital(table, tmp_path):
     found = fedsim.predict(tmp_path / "run", rows=tmp_path / "tables")
     np.testing.assert_allclose(found["probability_ill"], own["probability_1"], rtol=1e-6)
     assert found["site"].unique().tolist() == sorted(SITES)
+    assert found["patient"].tolist() == [
+        p for _, own in rows.groupby("hospital") for p in own["patient"]
+    ]
 
 
 @pytest.mark.parametrize(
