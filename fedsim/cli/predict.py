@@ -33,8 +33,8 @@ predict_option = partial(click.option, cls=options.GroupedOption, group="What to
     "--rows",
     metavar="FILE...",
     shell_complete=files,
-    help="New rows of a table, without labels: CSV files with the columns of the features, and of "
-    "the site where each has its own scale; or a folder of them.",
+    help="New rows of a table, or texts, without labels: CSV files with the columns of features, "
+    "and of the site where each has its own scale; or a folder of them.",
 )
 @predict_option(
     "--client",

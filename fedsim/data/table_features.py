@@ -96,23 +96,30 @@ def encoded(table: Mapping[str, Sequence[str]], features: Sequence[Mapping[str, 
 def prepared(x: Any, sites: Sequence[str], preprocessing: Mapping[str, Any]) -> Any:
     """(n, d) float32: ``x`` of :func:`encoded` without gaps and scaled, by the numbers of each
     row's site (n,), or of all training rows for the site ""."""
-    out, of_row = x.copy(), np.array(sites, dtype=object)
+    out = x.copy()
     names = [name for feature in preprocessing["features"] for name in inputs(feature)]
-    for site in dict.fromkeys(sites):
-        rows = of_row == site
+    for site, rows in rows_by_site(sites).items():
         numbers = preprocessing["sites"][site] if site else preprocessing["all"]
         values, gaps = x[rows], np.isnan(x[rows])
         if gaps.any():
             row, column = np.argwhere(gaps)[0].tolist()
             if numbers["fill"] is None:
                 why = "the value is missing, and the model has none to put in"
-                raise BadCell(int(np.flatnonzero(rows)[row]), names[column], why)
+                raise BadCell(rows[row], names[column], why)
             values = np.where(gaps, np.array(numbers["fill"]), values)
         if numbers["mean"] is not None:
             values = (values - np.array(numbers["mean"])) / np.array(numbers["scale"])
         out[rows] = values
     with np.errstate(over="ignore"):  # what does not fit is not finite
         return out.astype(np.float32)
+
+
+def rows_by_site(sites: Sequence[str]) -> dict[str, list[int]]:
+    """The rows of each site, ascending."""
+    rows: dict[str, list[int]] = {}
+    for row, site in enumerate(sites):
+        rows.setdefault(site, []).append(row)
+    return rows
 
 
 def inputs(feature: Mapping[str, Any]) -> list[str]:

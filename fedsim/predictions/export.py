@@ -18,10 +18,10 @@ import torch
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, one_line
 from fedsim.data import table_features
-from fedsim.predictions.final_model import FinalModel
+from fedsim.predictions.final_model import FinalModel, final_model
 from fedsim.predictions.models import finished_run
 from fedsim.predictions.new_images import image_model
-from fedsim.predictions.new_rows import row_model
+from fedsim.predictions.new_rows import preprocessing_of
 from fedsim.storage.final_models import Description
 from fedsim.storage.run_dir import check_free
 from fedsim.version import DISTRIBUTION
@@ -48,8 +48,9 @@ def export(
     scripts = {}
     finished_run(run)
     if Description.read(run).model.inputs == "features":
-        model, known = row_model(run, client, accept_changed_code=accept_changed_code)
-        steps = {**known, "steps": "preprocess.py, features(rows, preprocessing, sites)"}
+        model = final_model(run, client, accept_changed_code=accept_changed_code)
+        steps = preprocessing_of(run, model)
+        steps |= {"steps": "preprocess.py, features(rows, preprocessing, sites)"}
         scripts["preprocess.py"] = Path(table_features.__file__).read_bytes()
     else:
         model = image_model(run, client, accept_changed_code=accept_changed_code)

@@ -85,7 +85,7 @@ def predict(
         data_dir: the folder to read in place of ``data.dir``: new data of the same kind, with
             labels, whose classes are found by name. All splits but ``all`` need the run's own data.
         images: new images without labels: a folder, a file, or several of them.
-        rows: new rows of a table, without labels: a CSV file, a folder of them, or several.
+        rows: new rows of a table, or texts, without labels: a CSV file, a folder, or several.
         accept_changed_code: use the user's own functions even if their code has changed.
 
     Returns:
@@ -112,8 +112,8 @@ def predict(
         model = new_images.image_model(path, client, accept_changed_code=accept_changed_code)
         return new_images.predict(model, new_images.image_files(several(images)))
     if rows is not None:
-        model, known = new_rows.row_model(path, client, accept_changed_code=accept_changed_code)
-        return new_rows.predict(model, known, several(rows), client)
+        accept = {"accept_changed_code": accept_changed_code}
+        return new_rows.predict(path, several(rows), client, **accept)
     split = (ALL if data_dir else SPLITS[0]) if split is None else split
     if split not in SPLITS:
         raise ConfigError(

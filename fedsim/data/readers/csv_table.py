@@ -30,6 +30,7 @@ from fedsim.data.table_features import (
     number,
     prepared,
     present,
+    rows_by_site,
 )
 
 USUAL = ("target", "site", "patient", "split")
@@ -332,31 +333,31 @@ class Prepare:
                 f"{self.file}: csv.{key} needs training rows; a column split has to mark them "
                 "(train)"
             )
-        of_row = np.array(self.sites, dtype=object)
-        rows = {"": np.ones(len(of_row), dtype=bool)}
+        rows = {"": list(range(len(self.x)))}
         if scaling == "site" or missing in ("mean", "median"):
-            rows |= {site: of_row == site for site in sorted({*self.sites} - {""})}
-        x, numbers = self.x.copy(), {site: dict.fromkeys(_NUMBERS) for site in rows}
+            rows = rows_by_site(self.sites) | rows
+        own = {site: np.array(rows[site]) for site in sorted(rows)}  # "" first
+        x, numbers = self.x.copy(), {site: dict.fromkeys(_NUMBERS) for site in own}
         if missing in ("mean", "median") and train.any():
-            for site, own in rows.items():
-                fill = self._fill(own & train, numbers[""]["fill"])
+            for site, index in own.items():
+                fill = self._fill(index[train[index]], numbers[""]["fill"])
                 numbers[site]["fill"] = fill.tolist()
-                x[own] = np.where(gaps[own], fill, self.x[own])
-        if scaling != "none":
-            for site, own in rows.items():
-                local = site == "" or (scaling == "site" and (own & train).any())
-                of_all = {name: numbers[""][name] for name in ("mean", "scale")}
-                numbers[site] |= _statistics(x[own & train]) if local else of_all
+                x[index] = np.where(gaps[index], fill, self.x[index])
+        of_all = _statistics(x[train]) if scaling != "none" else {}
+        for site, index in own.items():
+            local = scaling == "site" and site and train[index].any()
+            numbers[site] |= _statistics(x[index[train[index]]]) if local else of_all
         return {**self.settings, "all": numbers.pop(""), "sites": numbers}
 
-    def _fill(self, training: NDArray[np.bool_], default: Sequence[float] | None) -> F64:
+    def _fill(self, training: I64, default: Sequence[float] | None) -> F64:
         """(d,) the mean or median of those training rows that have a value, else the default."""
         centre = np.mean if self.settings["missing"] == "mean" else np.median
         fill = np.full(self.x.shape[1], np.nan) if default is None else np.array(default)
+        rows = self.x[training]
+        there = ~np.isnan(rows)
         for column in range(len(fill)):
-            values = self.x[training, column]
-            if (there := ~np.isnan(values)).any():
-                fill[column] = centre(values[there])
+            if there[:, column].any():
+                fill[column] = centre(rows[there[:, column], column])
             elif default is None:
                 names = [name for f in self.settings["features"] for name in inputs(f)]
                 raise DataError(
