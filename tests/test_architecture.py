@@ -18,6 +18,7 @@ ids = {"ids": lambda p: str(p.relative_to(PACKAGE))}
 ORDER = (
     {"core"},
     {"privacy"},
+    {"tasks"},
     {"data", "models", "metrics", "systems", "client", "server"},
     {"attacks", "compressors"},
     {"algorithms"},

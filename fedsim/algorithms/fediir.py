@@ -83,7 +83,7 @@ class Invariant(FeaturePenalty):
     """Adds the squared distance of the batch's head gradient to the running mean gm."""
 
     gamma: float
-    stackable = capturable = True
+    stackable = capturable = needs_classes = True
 
     def begin(self, env: LocalEnv) -> Tensor:
         """gm (C, d + 1); 0 before any client answered."""

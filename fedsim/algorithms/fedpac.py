@@ -104,6 +104,7 @@ class AlignedFeatures(FeaturePenalty):
     lam: float
     head_lr: float
     head_epochs: int
+    needs_classes: ClassVar[bool] = True
     stackable: ClassVar[bool | str] = "local training has two phases"
     capturable: ClassVar[bool | str] = True
 

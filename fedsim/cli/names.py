@@ -90,6 +90,7 @@ CATALOGUES: Mapping[str, Callable[[], Rows]] = {
     "datasets": _datasets,
     "models": _models,
     "partitions": _partitions,
+    "tasks": lambda: _parts("tasks", "TASKS"),
     "attacks": lambda: _parts("attacks", "ATTACKS"),
     "compressors": lambda: _parts("compressors", "COMPRESSORS"),
     "presets": _presets,

@@ -203,7 +203,7 @@ def _train(
     if fixed is not None:
         rows.copy_(values)
     rows[:, :P] = params
-    return plan.means(losses, y)
+    return plan.means(losses, y, env.criterion.per_token(y))
 
 
 def _step(

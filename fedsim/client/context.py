@@ -45,10 +45,10 @@ class LocalEnv:
     Args:
         flat: the model, loaded with ``start``.
         start: (D,) the vector that training starts from, on the model's device; never written.
-        x: (n, channels, H, W) uint8 images of the client, y: (n,) labels, on the device.
+        x: (n, channels, H, W) uint8 images of the client, y: (n, ...) targets, on the device.
         train: turns stored images into model input, with augmentation.
         test: the same without augmentation.
-        criterion: the classification loss.
+        criterion: the loss of the task, with margin control.
         downlink: what the server sent to everybody beside the model.
         state: what this client's rule kept at its last participation, or {}.
         precision: makes the context of each forward pass.
@@ -178,14 +178,14 @@ class LocalEnv:
 
         In eval mode, without augmentation, at the model's present values.
         """
-        size, n = self.training.batch_size, labels(self.y)
+        size, n = self.training.batch_size, self.criterion.count(self.y)
         self.flat.mode(train=False)
         for module in self.model.modules():
             module.training = isinstance(module, nn.RNNBase)  # cuDNN differentiates no others
         for x, y in zip(self.x.split(size), self.y.split(size), strict=True):
             with self.precision():
                 loss = self.criterion(self.model(self.test(x)), y)
-            (loss * (labels(y) / n)).backward()
+            (loss * (self.criterion.count(y) / n)).backward()
         self.reached()
         gradient = self.start.new_zeros(self.flat.layout.num_params)
         with torch.no_grad():
@@ -238,11 +238,6 @@ class _Features(nn.Module):
         """(B, ...) -> (B, d)."""
         features: Tensor = self.model.features(x)  # type: ignore[operator]
         return features
-
-
-def labels(y: Tensor) -> int:
-    """The number of labels: one a sample, or those of its tokens that are >= 0."""
-    return y.shape[0] if y.ndim == 1 else int((y >= 0).sum())
 
 
 def normaliser(steps: int, momentum: float, pull: float = 0.0) -> float:

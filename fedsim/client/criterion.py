@@ -8,13 +8,16 @@ of a single method are in that method's file.
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedsim import tasks
 from fedsim.core.errors import ConfigError, nearest
+from fedsim.core.task import Task
+from fedsim.core.types import Dataset
 
 KAPPA = 1.2784645427610737
 """Root of u sigmoid(u) = 1: sigma-damp turns around at the margin kappa tau."""
@@ -141,6 +144,27 @@ class MarginControl:
         ce = mean(F.cross_entropy(many, labels, reduction="none"))
         return self._objective(many, labels, ce, mean, total), ce
 
+    def per_token(self, labels: Tensor) -> bool:
+        """Whether labels (B, T) are one for each token, of which those >= 0 count."""
+        return labels.ndim == 2
+
+    def count(self, labels: Tensor) -> int:
+        """What the mean of a batch is over: samples, or labels of tokens that count."""
+        return int((labels >= 0).sum()) if self.per_token(labels) else labels.shape[0]
+
+    def each(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The plain losses that :meth:`count` counts."""
+        return F.cross_entropy(*_counted(logits, labels), reduction="none")
+
+    def example(self, logits: Tensor) -> Tensor:
+        """Some labels for these logits."""
+        return torch.zeros(logits.shape[:-1], dtype=torch.long)
+
+    @property
+    def couples(self) -> str | None:
+        """Why the loss of a batch is no mean over its samples, None where it is."""
+        return None
+
     def _objective(
         self, logits: Tensor, labels: Tensor, ce: Tensor, mean: Reduce, total: Reduce
     ) -> Tensor:
@@ -155,14 +179,79 @@ class MarginControl:
         return ce + self.weight * mean(PENALTIES[self.form](logits, threshold))
 
 
-def cross_entropies(logits: Tensor, labels: Tensor) -> Tensor:
-    """The cross-entropy of each label (n,), those of tokens that do not count left out."""
-    return F.cross_entropy(*_counted(logits, labels), reduction="none")
-
-
 def _counted(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Logits (n, C) in float32 at least and labels (n,); of tokens those with labels >= 0."""
     if labels.ndim == 2:
         counted = labels >= 0
         logits, labels = logits[counted], labels[counted]
     return upcast(logits), labels
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskLoss(MarginControl):
+    """The loss of another task than one class a sample, with a penalty of the logits.
+
+    A penalty is the mean over a sample's logits where it has those of many pixels.
+    """
+
+    task: Task
+    target: Tensor = field(compare=False)  # (1, ...) one of the data
+
+    def with_cross_entropy(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The training loss and the plain one of a batch, both scalars."""
+        loss = self.each(logits, labels).mean()
+        if self.form == "none" or self.weight == 0:
+            return loss, loss
+        return loss + self.weight * self._penalties(upcast(logits)).mean(), loss
+
+    def weighted(self, logits: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """See :meth:`MarginControl.weighted`."""
+        last = weights.ndim - 1
+        many, labels = upcast(logits).flatten(0, last), labels.flatten(0, last)
+
+        def mean(values: Tensor) -> Tensor:
+            return (weights * values.view_as(weights)).sum(dim=-1)
+
+        loss = mean(self.task.loss(many, labels))
+        if self.form == "none" or self.weight == 0:
+            return loss, loss
+        return loss + self.weight * mean(self._penalties(many)), loss
+
+    def _penalties(self, logits: Tensor) -> Tensor:
+        """(B,) of logits (B, C, ...)."""
+        rows = logits.flatten(2).transpose(1, 2).flatten(0, 1) if logits.ndim > 2 else logits
+        threshold = 1.0 if self.threshold is None else self.threshold
+        return PENALTIES[self.form](rows, threshold).view(len(logits), -1).mean(dim=1)
+
+    def per_token(self, labels: Tensor) -> bool:
+        """Targets are those of samples."""
+        return False
+
+    def each(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """(B,) the plain losses."""
+        return self.task.loss(upcast(logits), labels)
+
+    def example(self, logits: Tensor) -> Tensor:
+        """The same target for all."""
+        return self.target.expand(len(logits), *self.target.shape[1:])
+
+    @property
+    def couples(self) -> str | None:
+        """Why the loss of a batch is no mean over its samples, None where it is."""
+        return None if self.task.additive else f"the loss of task {self.task.name} is of a batch"
+
+
+def criterion_of(margin: MarginControl, dataset: Dataset) -> MarginControl:
+    """The loss of a data set's task with a method's margin control; a ConfigError where the task
+    has no such form."""
+    task = tasks.of(dataset)
+    if task.cross_entropy:
+        return margin
+    control = f"margin {margin.form!r}: task {task.name}"
+    if margin.form not in ("none", *PENALTIES):
+        raise ConfigError(f"{control} has no margins of classes; none, {', '.join(PENALTIES)} do")
+    if margin.form != "none" and task.margin is not None:
+        raise ConfigError(f"{control}: {task.margin}; give --margin none")
+    target = torch.as_tensor(dataset.y[:1])
+    given = margin.form, margin.weight, margin.threshold
+    return TaskLoss(*given, task=task, target=target)

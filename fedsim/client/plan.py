@@ -79,13 +79,13 @@ class BatchPlan:
         """The batch sizes in step t of the clients that still have steps to do."""
         return [count for count in self.counts[:, t].tolist() if count]
 
-    def means(self, losses: Tensor, y: Tensor) -> list[float]:
+    def means(self, losses: Tensor, y: Tensor, per_token: bool) -> list[float]:
         """Each client's mean over labels of the losses (T, B) of its batches, in float64.
 
-        ``y`` are the labels of all clients, one for each sample or for each token.
+        ``y`` are the targets of all clients, one for each sample or ``per_token``.
         """
         counts = self.counts
-        if y.ndim == 2:
+        if per_token:
             tokens = (y[self.numbers] >= 0).sum(-1) * (self.weights > 0)
             counts = tokens.sum(-1).cpu().numpy()
         totals = (losses.double().cpu().numpy().T * counts).sum(axis=1).tolist()

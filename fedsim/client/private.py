@@ -97,7 +97,9 @@ def obstacle(flat: FlatModel, criterion: MarginControl, x: Tensor) -> str | None
     with torch_scope(0):
         try:
             before = values(flat.model)
-            sample_gradients(flat.model, named, criterion, x, torch.zeros(len(x), dtype=torch.long))
+            with torch.no_grad():
+                y = criterion.example(flat.model(x))
+            sample_gradients(flat.model, named, criterion, x, y)
             if others := changed(before, values(flat.model)):
                 return f"training changes {others[0]}, by all samples together"
         except Exception as error:  # noqa: BLE001 a model may raise anything

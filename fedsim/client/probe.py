@@ -91,7 +91,7 @@ def _passed(flat: FlatModel, values: Tensor, x: Tensor, train: bool) -> list[Ten
 
 def _step(flat: FlatModel, criterion: MarginControl, training: Training, logits: Tensor) -> None:
     """A step of the optimiser after a pass in training mode."""
-    criterion(logits, torch.zeros(logits.shape[:-1], dtype=torch.long)).backward()
+    criterion(logits, criterion.example(logits)).backward()
     flat.settle()
     params = [p for _, p in flat.params]
     with torch.no_grad():

@@ -7,8 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.client.context import LocalEnv, Phase, labels
-from fedsim.client.criterion import cross_entropies
+from fedsim.client.context import LocalEnv, Phase
 from fedsim.core.types import Vectors
 
 
@@ -66,6 +65,8 @@ class LocalRule:
     that DP-SGD (``dp.level=example``) protects the samples; a subclass says it for itself."""
     needs_features: ClassVar[bool] = False
     """Whether the model must have ``features`` and ``head``."""
+    needs_classes: ClassVar[bool] = False
+    """Whether targets must be classes (B,), for prototypes or a softmax of the rule's own."""
     plain_sgd: ClassVar[bool] = False
     """Whether the method is defined for SGD without momentum only."""
     needs_sgd: ClassVar[bool] = False
@@ -129,9 +130,9 @@ class MeanLoss(LocalRule):
         for x, y in zip(env.x.split(size), env.y.split(size), strict=True):
             with env.precision():
                 logits = env.model(env.test(x))
-                total += float(env.criterion(logits, y)) * labels(y)
-                squares += float(cross_entropies(logits, y).double().square().sum())
-        n = labels(env.y)
+                total += float(env.criterion(logits, y)) * env.criterion.count(y)
+                squares += float(env.criterion.each(logits, y).double().square().sum())
+        n = env.criterion.count(env.y)
         return Uplink({"loss": np.array([total / n]), "squared_loss": np.array([squares / n])})
 
 

@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedsim.client import dropout
 from fedsim.client.batched import Padding, prepare, without_vmap
-from fedsim.client.criterion import MarginControl
+from fedsim.client.criterion import MarginControl, TaskLoss
 from fedsim.client.rule import UNDECLARED, LocalRule
 from fedsim.core.errors import described
 from fedsim.core.layout import FlatModel, Pristine, changed, frozen_names, layout_of, places, values
@@ -31,8 +31,10 @@ def obstacle(
         return f"{type(rule).__name__}: {rule.stackable}"
     if type(rule).phases is not LocalRule.phases:
         return f"{type(rule).__name__}: local training has phases of its own"
-    if type(criterion) is not MarginControl:
+    if type(criterion) not in (MarginControl, TaskLoss):
         return f"the loss {type(criterion).__name__} does not say how padding is left out"
+    if criterion.couples is not None:
+        return criterion.couples
     for name, module in model.named_modules():
         if isinstance(module, nn.RNNBase | nn.RNNCellBase):
             return (

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.client.context import PARTS, LocalEnv, Phase, labels
+from fedsim.client.context import PARTS, LocalEnv, Phase
 from fedsim.client.graphs import Steps
 from fedsim.client.optimizer import Optimizer
 from fedsim.client.order import carried_batches
@@ -79,7 +79,7 @@ def trained(
             losses.append(run(x if gradients is not None else env.train(x), y))
             env.steps += 1
             env.draws.advance()
-            sizes.append(labels(y))
+            sizes.append(env.criterion.count(y))
     if private is not None and env.steps and not any(sizes):  # no step drew a sample
         with torch.no_grad(), env.precision():
             _, ce = env.criterion.with_cross_entropy(env.model(env.train(env.x)), env.y)

@@ -291,6 +291,9 @@ class EvaluationConfig(Section):
         Neutral("--target-accuracy", "A", column="target_accuracy"),
     ] = None
     """Target test accuracy, above 0 and up to 1; summary.csv says when it was first reached."""
+    measures: Annotated[settings.Names | None, Neutral()] = None
+    """Further measures of the task, as in auc,sensitivity@0.9: columns of rounds.csv, and by client
+    of evaluations.csv and final_clients.csv."""
     finetune_epochs: settings.CountOrZero = 0
     """After the last round each client fine-tunes a copy of the final model for N epochs, scored on
     its own test part before and after; 0: none."""
@@ -373,6 +376,9 @@ class RunSettings(Section):
     """Weight lambda of margin control; unset: the method's own."""
     margin_threshold: Annotated[float | None, Field(gt=0)] = None
     """Threshold (tau, T or u) of margin control, in forms that have one; unset: the form's own."""
+    task: Annotated[str | None, Common("--task", names="tasks")] = None
+    """What is learnt: a name of `fedsim list tasks`, module:function or FILE.py:function; unset:
+    the data set's own."""
     label: Annotated[str | None, Field(min_length=1, max_length=200), Placement("--label")] = None
     """Name of the run in tables and figures; unset: that of its row in a grid, else the method."""
     seed: Annotated[int, Field(ge=0, lt=2**64), Common("--seed")] = 0

@@ -1,17 +1,22 @@
 """The rows of all tables: one class each, from which columns, their order and docs/TABLES.md come.
 
 Every value may be None where it is not available; the CSV cell is then empty. Accuracies lie in
-0..1, losses are mean cross-entropies without regularisers, seconds and bytes are totals.
+0..1, losses are means of the task's loss (cross-entropy) without regularisers, seconds and bytes
+are totals. The measures of other tasks than of classes, and those that `evaluation.measures` asks
+for, have further columns at the end: `val_rmse` and `test_rmse` in rounds.csv, `rmse` by class,
+client or group, and `finetuned_rmse` in final_clients.csv.
 """
 
 import typing
 from collections.abc import Iterator, Mapping
-from dataclasses import Field, dataclass, fields
+from dataclasses import Field, dataclass, field, fields
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, dataclass_transform
 
 Real = float | None
 Whole = int | None
+Extra = Mapping[str, float | None]
+"""By name the measures of a task, whose columns stand at the end."""
 Name = str | None
 OPTIONAL = "optional"
 """Mark of a column that a table has only where its first rows have a value in it."""
@@ -67,8 +72,8 @@ class Row(Mapping[str, Any]):
     @classmethod
     @cache
     def columns(cls) -> tuple[str, ...]:
-        """The columns in their order."""
-        return tuple(field.name for field in fields(cls))
+        """The columns in their order, without those of a task's measures."""
+        return tuple(one.name for one in fields(cls) if one.name != "extra")
 
     @classmethod
     def describe(cls) -> dict[str, str]:
@@ -83,14 +88,20 @@ class Row(Mapping[str, Any]):
         hints = typing.get_type_hints(cls, include_extras=True)
         return frozenset(c for c in cls.columns() if OPTIONAL in hints[c].__metadata__[1:])
 
+    @property
+    def further(self) -> Mapping[str, Any]:
+        """By name the measures of the task, whose columns are the last."""
+        extra: Mapping[str, Any] = self.__dict__.get("extra", {})
+        return extra
+
     def __getitem__(self, column: str) -> Any:
-        return self.__dict__[column]
+        return self.__dict__[column] if column in self.__dict__ else self.further[column]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.columns())
+        return iter((*self.columns(), *self.further))
 
     def __len__(self) -> int:
-        return len(self.columns())
+        return len(self.columns()) + len(self.further)
 
 
 class PartitionRow(Row, table="partition"):
@@ -181,6 +192,7 @@ class RoundRow(RowOfRound, table="rounds"):
     deployment_epsilon: Annotated[
         Real, "of a deployment with dp.population and dp.noise_cohort", OPTIONAL, DEPLOYMENT
     ] = None
+    extra: Extra = field(default_factory=dict)
 
 
 class ClientRow(RowOfRound, table="clients"):
@@ -209,8 +221,9 @@ class ClassRow(RowOfRound, table="classes"):
     label: Annotated[int, "the class index"]
     support: Annotated[int, "test samples of the class"]
     recall: Annotated[Real, "empty without support"]
-    precision: Annotated[Real, "0 without predictions"]
+    precision: Annotated[Real, "0 without predictions"] = None
     auc: Annotated[Real, "of the class against the rest; empty where one has no samples"] = None
+    extra: Extra = field(default_factory=dict)
 
 
 class ConfusionRow(RowOfRound, table="confusion"):
@@ -232,8 +245,9 @@ class EvaluationRow(RowOfRound, table="evaluations"):
     group: Annotated[Name, "of test samples; empty for a client"] = None
     split: Annotated[str, "val, test, or the client's own part: own_train, own_val, own_test"]
     num_samples: Annotated[int, "samples evaluated"]
-    loss: Annotated[float, "mean cross-entropy"]
-    accuracy: Annotated[float, "in 0..1"]
+    loss: Annotated[float, "mean cross-entropy, or loss of the task"]
+    accuracy: Annotated[Real, "in 0..1; empty in tasks without classes"]
+    extra: Extra = field(default_factory=dict)
 
 
 class DecompositionRow(RowOfRound, table="decomposition"):
@@ -327,9 +341,10 @@ class FinalClientRow(Row, table="final_clients"):
     split: Annotated[str, "own_test, or own_train for held-out clients without test samples"]
     num_samples: Annotated[int, "samples evaluated"]
     loss: Annotated[float, "mean cross-entropy of the final model"]
-    accuracy: Annotated[float, "of the final model"]
+    accuracy: Annotated[Real, "of the final model; empty in tasks without classes"]
     finetuned_loss: Annotated[Real, "after fine-tuning; empty where there is none"] = None
     finetuned_accuracy: Annotated[Real, "after fine-tuning"] = None
+    extra: Extra = field(default_factory=dict)
 
 
 def metric_column(part: str, metric: str, when: str = "") -> str:

@@ -7,10 +7,13 @@ B float statistics (running means and variances), D = P + B, N images, C classes
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
-from typing import Any, Literal, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from fedsim.core.task import Task
 
 Array = NDArray[Any]
 GIB = 2**30
@@ -196,9 +199,10 @@ class LabelledSamples:
     Args:
         x: images (N, channels, H, W) uint8; or features (N, d) float32, which the model sees as
             they are; or token ids (N, T) int32 in 0..vocabulary-1.
-        y: (N,) int64 class indices in 0..num_classes-1; or (N, T), one for each token, -1 where a
-            token does not count (at least one counts in every sample).
-        class_names: one per class.
+        y: the targets, as the task has them: (N,) int64 class indices in 0..num_classes-1; or
+            (N, T), one for each token, -1 where a token does not count (at least one counts in
+            every sample); of other tasks see :class:`~fedsim.core.task.Task`.
+        class_names: one per class, or of other tasks one per output of the model.
         site: (N,) int64 index into ``site_names``, or None where samples have no site.
         site_names: names of the sites.
         clients: training indices per client where the files bring client lists, by client name.
@@ -215,6 +219,7 @@ class LabelledSamples:
         remarks: what somebody should look at before training, a line each.
         prepare: gives ``x`` where it depends on which samples (n,) int64 are for training, as
             scaled features do; None: it does not. A :class:`Preparation` is kept with a run.
+        task: what is learnt; None: a class for each sample, or for each token.
     """
 
     x: Array
@@ -233,6 +238,19 @@ class LabelledSamples:
     words: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
     prepare: Callable[[I64], Array] | None = field(default=None, compare=False)
+    task: "Task | None" = None
+
+    @property
+    def per_token(self) -> bool:
+        """Whether every token has a label of its own."""
+        return self.y.ndim == 2 if self.task is None else self.task.output == "token"
+
+    @property
+    def strata(self) -> I64 | None:
+        """(N,) the class by which samples are dealt and split; None where the task has none."""
+        if self.task is not None:
+            return self.task.stratum(self.y)
+        return None if self.per_token else self.y
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,7 +282,7 @@ class Dataset(LabelledSamples):
 
     @property
     def num_classes(self) -> int:
-        """C, the number of classes."""
+        """C, the number of classes, or of a model's outputs for other tasks."""
         return len(self.class_names)
 
     @property
@@ -273,11 +291,6 @@ class Dataset(LabelledSamples):
         if self.vocabulary:
             return "tokens"
         return "features" if self.pipeline is None else "images"
-
-    @property
-    def per_token(self) -> bool:
-        """Whether every token has a label of its own."""
-        return self.y.ndim == 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -363,12 +376,13 @@ class ModelSpec:
 
     Args:
         name: of the catalogue, or ``module:function``.
-        num_classes: C.
+        num_classes: C, the outputs.
         in_channels: of an image; the numbers of a sample of features; the size of a vocabulary.
         image_size: height and width in pixels; 1 for features; T, the tokens of a sample.
         norm: BatchNorm, or GroupNorm in its place.
         pretrained: start from ImageNet weights; ``weights``: from those of a file.
-        inputs: what a sample is; ``per_token``: a class for every token is predicted, (B, T, C).
+        inputs: what a sample is; ``per_token``: a class for every token is predicted, (B, T, C);
+            ``per_pixel``: outputs for every pixel, (B, C, H, W).
         projection: width of a head (linear, ReLU, linear) below the classifier, 0 for none.
         trainable: which tensors train, see :mod:`fedsim.models.trainable`.
         init: the run's seed draws random weights by its stream "model", or (torch) as
@@ -387,6 +401,13 @@ class ModelSpec:
     projection: int = 0
     trainable: str = "all"
     init: Literal["fedsim", "torch"] = "fedsim"
+    per_pixel: bool = False
+
+    def output_shape(self, n: int) -> tuple[int, ...]:
+        """That of the outputs for n samples."""
+        if self.per_pixel:
+            return n, self.num_classes, self.image_size, self.image_size
+        return (n, *[self.image_size] * self.per_token, self.num_classes)
 
     @property
     def without_weights(self) -> "ModelSpec":

@@ -10,17 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim import tasks
 from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.task import TargetError, Task
 from fedsim.core.types import Array, Dataset, LabelledSamples, Pipeline
-from fedsim.data.holdout import held_out, held_out_by_user
+from fedsim.data.holdout import held_out, held_out_by_user, strata
 from fedsim.data.images import resize
 from fedsim.data.patients import numbered
 
-SCOPE = (
-    "fedsim trains classifiers, one class for each sample: no regression, several labels, survival "
-    "or segmentation"
-)
-"""For messages about data that are none of this."""
 TRAIN, VAL, TEST, OWN_TEST = 0, 1, 2, 3
 Parts = NDArray[np.int8]
 """(N,): TRAIN, VAL or TEST for every sample; OWN_TEST: only its site is tested on it."""
@@ -45,6 +42,12 @@ class Request:
     columns: Mapping[str, str] = field(default_factory=dict)
     known_words: tuple[str, ...] | None = None
     preprocessing: Mapping[str, Any] | None = None
+    task: Task | None = None  # that is asked for; None: the data set's own
+
+    @property
+    def target(self) -> str:
+        """What of the data is learnt, see :class:`~fedsim.core.task.Task`."""
+        return "class" if self.task is None else self.task.target
 
     @property
     def own_folder(self) -> Path:
@@ -112,6 +115,7 @@ def assemble(
     seed: int,
     group: str = "none",
     whole: bool = False,
+    task: Task | None = None,
 ) -> Dataset:
     """Draws the parts that the files do not give, settles the image size and checks everything.
 
@@ -119,6 +123,7 @@ def assemble(
     """
     if not len(raw.y):
         raise DataError(f"{raw.source}: data set {name}: there are no samples")
+    raw = raw if task is None else replace(raw, task=task)
     if whole:
         parts = np.full(len(raw.y), TEST, dtype=np.int8)
     else:
@@ -166,7 +171,8 @@ def _parts(raw: Raw, group: str, val_fraction: float, test_fraction: float, seed
 
     Drawn within users, else by class, site and patient.
     """
-    patient, source = raw.patient, str(raw.source)
+    patient, source, label = raw.patient, str(raw.source), strata(raw)
+    many = max(len(raw.class_names), 1 + int(label.max(initial=0)))
     if patient is not None and (group == "patient" or (group == "auto" and raw.clients is None)):
         patient = numbered(patient, raw.site)
     parts = np.full(len(raw.y), TRAIN, dtype=np.int8) if raw.parts is None else raw.parts.copy()
@@ -176,9 +182,9 @@ def _parts(raw: Raw, group: str, val_fraction: float, test_fraction: float, seed
         train = np.flatnonzero(parts == TRAIN)
         draw = fraction, seed, "split.test" if part == TEST else "split.val", source
         if raw.sites_are_users and raw.site is not None:
-            chosen = held_out_by_user(raw.y[train], raw.site[train], *draw)
+            chosen = held_out_by_user(label[train], raw.site[train], *draw)
         else:
-            stratum = raw.y if raw.site is None else raw.y + len(raw.class_names) * raw.site
+            stratum = label if raw.site is None else label + many * raw.site
             members = None if patient is None else patient[train]
             chosen = held_out(stratum[train], members, *draw)
         parts[train[chosen]] = part
@@ -222,16 +228,31 @@ def _of_samples(d: Dataset) -> Rules:
         kind = f"x is {x.dtype} {x.shape}, needed is float32 (N, d) without a pipeline"
         yield x.dtype == np.float32 and x.ndim == 2, kind
         yield bool(np.isfinite(x).all()), "features that are not finite"
-    per_token = d.vocabulary > 0 and y.shape == x.shape
-    shapes = f"({len(x)},){f' or {x.shape}' if d.vocabulary else ''}"
-    shaped = y.dtype == np.int64 and (y.shape == x.shape[:1] or per_token)
-    yield shaped, f"y is {y.dtype} {y.shape}, needed is int64 {shapes}"
-    yield d.num_classes >= 2, f"classes are {d.class_names}, needed are at least two"
+    task = tasks.of(d)
+    by_token = d.vocabulary > 0 and y.shape == x.shape
+    shaped = len(y) == len(x) and (task.output != "token" or by_token)
+    yield shaped, f"y is {y.dtype} {y.shape} for x {x.shape}"
+    masked = task.output != "pixel" or y.shape[1:] == x.shape[2:]
+    yield masked, f"masks {y.shape} are not of the size of the images {x.shape}"
+    yield _targets(task, d)
     yield from _all_differ("class", d.class_names)
-    last = d.num_classes - 1
-    yield _within(y, -1 if per_token else 0, last + 1), f"labels outside the classes 0..{last}"
-    yield not per_token or bool((y >= 0).any(axis=1).all()), "a sample without any label"
+    least, last = task.width(y), d.num_classes - 1
+    yield (
+        least <= d.num_classes,
+        (f"labels outside the classes 0..{last}: needed are {least}, there are {d.class_names}"),
+    )
     yield _within(np.array(d.never_right), 0, last + 1), f"never_right outside 0..{last}"
+
+
+def _targets(task: Task, d: Dataset) -> tuple[bool, str]:
+    """Whether the targets are those of the task."""
+    try:
+        task.check(d.y)
+    except TargetError as error:
+        file = f" ({d.files[error.row]})" if error.row is not None and d.files else ""
+        row = "" if error.row is None else f"sample {error.row}{file}: "
+        return False, f"{row}{error}"
+    return True, ""
 
 
 def _of_parts(d: Dataset, whole: bool) -> Rules:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fedsim.core import rng
 from fedsim.core.errors import DataError
-from fedsim.core.types import F64, I64, Dataset, Partition
+from fedsim.core.types import F64, I64, Dataset, LabelledSamples, Partition
 from fedsim.data import patients
 
 
@@ -41,7 +41,7 @@ def hold_out(
     samples depend neither on the order of a client's samples nor on the validation fraction. With
     ``group`` "patient" whole patients are held out, whose samples come near to that number.
     """
-    kept, label = partition, strata(dataset.y)
+    kept, label = partition, strata(dataset)
     patient = patients.of(dataset) if group == "patient" else None
     drawn = [(p, f) for p, f in (("test", test_fraction), ("val", val_fraction)) if f > 0]
     for spare, (part, fraction) in zip((len(drawn), 1), drawn, strict=False):
@@ -117,9 +117,10 @@ def fewest_samples(min_samples: int, val_fraction: float, test_fraction: float) 
     )
 
 
-def strata(y: I64) -> I64:
-    """(N,) the strata of random parts: the labels; one stratum where tokens have the labels."""
-    return y if y.ndim == 1 else np.zeros(len(y), dtype=np.int64)
+def strata(samples: LabelledSamples) -> I64:
+    """(N,) the strata of random parts: the classes; one stratum where samples have none."""
+    classes = samples.strata
+    return np.zeros(len(samples.y), dtype=np.int64) if classes is None else classes
 
 
 def stratified(labels: I64, count: int, draw: np.random.Generator) -> I64:
@@ -136,14 +137,14 @@ def stratified(labels: I64, count: int, draw: np.random.Generator) -> I64:
 
 
 def held_out_by_user(
-    y: I64, user: I64, fraction: float, seed: int, stream: str, source: str
+    label: I64, user: I64, fraction: float, seed: int, stream: str, source: str
 ) -> I64:
     """Positions of random samples, ``fraction`` of each user's rounded to the nearest number.
 
-    Of each label of ``y`` (n,) nearly its share is taken; (n, T) is not looked at. Samples of a
-    ``user`` (n,) are drawn whatever other users have. Others as in :func:`held_out`.
+    Of each ``label`` (n,) nearly its share is taken. Samples of a ``user`` (n,) are drawn whatever
+    other users have. Others as in :func:`held_out`.
     """
-    label, parts = strata(y), []
+    parts = []
     order = np.argsort(user, kind="stable")
     numbers, starts = np.unique(user[order], return_index=True)
     for number, positions in zip(numbers.tolist(), np.split(order, starts)[1:], strict=True):
@@ -151,10 +152,10 @@ def held_out_by_user(
         count = round(fraction * len(positions))
         parts.append(positions[stratified(label[positions], count, draw)])
     out = np.sort(np.concatenate([np.empty(0, dtype=np.int64), *parts]))
-    if not 0 < len(out) < len(y):
+    if not 0 < len(out) < len(label):
         raise DataError(
-            f"{source}: {len(y)} samples of {len(parts)} users are too few to hold out a fraction "
-            f"{fraction} of each user's"
+            f"{source}: {len(label)} samples of {len(parts)} users are too few to hold out a "
+            f"fraction {fraction} of each user's"
         )
     return out
 

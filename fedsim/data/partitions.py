@@ -114,12 +114,13 @@ def _drawn(
     values: Mapping[str, Scalar],
 ) -> Partition:
     """A random partition; of whole patients, of whom every client has ``min_patients``, above 0."""
-    drawn = kind_of(kind, by_label=not dataset.per_token)
-    if drawn.by_label and dataset.per_token:
+    strata = dataset.strata
+    drawn = kind_of(kind, by_label=strata is not None)
+    if drawn.by_label and strata is None:
         other = [name for name, k in KINDS.items() if not k.by_label]
         raise ConfigError(
-            f"data.partition {kind!r} depends on the samples' labels; {dataset.name} has a label "
-            f"for every token: take natural, {' or '.join(other)}"
+            f"data.partition {kind!r} depends on the samples' classes; {dataset.name} has none, or "
+            f"one for every token: take natural, {' or '.join(other)}"
         )
     needed, n = num_clients * min_samples, len(dataset.train)
     if needed > n:
@@ -129,7 +130,7 @@ def _drawn(
         )
     declared = options(kind)
     settings = defaults(declared) | {k: v for k, v in values.items() if k in declared}
-    labels = dataset.y[dataset.train]
+    labels = (np.zeros(len(dataset.y), np.int64) if strata is None else strata)[dataset.train]
     draw = Draw(labels=labels, num_clients=num_clients, rng=np.random.RandomState(seed))
     rule: Deal = partial(drawn.deal, **settings)
     patient = None
@@ -166,9 +167,11 @@ def _patients(dataset: Dataset, num_clients: int, min_patients: int) -> I64:
 
 
 def default_kind(dataset: Dataset) -> str:
-    """``files`` with client lists, ``natural`` with users, ``by_site`` with sites, or dirichlet."""
+    """``files`` with client lists, ``natural`` with users, ``by_site`` with sites, else dirichlet,
+    or quantity where samples have no class."""
     of_sites = "natural" if dataset.sites_are_users else "by_site"
-    by_default = "dirichlet" if dataset.site is None else of_sites
+    drawn = "quantity" if dataset.strata is None else "dirichlet"
+    by_default = drawn if dataset.site is None else of_sites
     return by_default if dataset.clients is None else "files"
 
 
@@ -177,13 +180,14 @@ def table(
 ) -> dict[str, Array]:
     """The columns of partition.csv, (n,) each: a row per client and label with any samples.
 
-    ``test_samples`` are the client's own; where every token has a label, all labels are -1.
+    ``test_samples`` are the client's own; where samples have no class, all labels are -1.
     """
-    by_label = not dataset.per_token
-    labels, first = (dataset.y, 0) if by_label else (np.zeros(len(dataset.y), np.int64), -1)
-    width = dataset.num_classes if by_label else 1
+    strata, first = dataset.strata, 0
+    if strata is None:
+        strata, first = np.zeros(len(dataset.y), np.int64), -1
+    width = max(dataset.num_classes, 1 + int(strata.max(initial=0)))
     train, *tests = (
-        np.stack([np.bincount(labels[samples], minlength=width) for samples in owned])
+        np.stack([np.bincount(strata[samples], minlength=width) for samples in owned])
         for owned in (partition.train, partition.test)
         if owned
     )

@@ -7,19 +7,22 @@ configuration, ``--set NAME.option=value``, their check and the columns of summa
 import functools
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from inspect import Parameter
 from pathlib import Path
 from typing import Any
 
+from fedsim import tasks
 from fedsim.core import imports
 from fedsim.core.errors import ConfigError, DataError, nearest
 from fedsim.core.imports import call, resolve, signature, users_code
 from fedsim.core.rng import seed_for, torch_scope
 from fedsim.core.settings import Scalar, checked
+from fedsim.core.task import Task
 from fedsim.core.types import Dataset
 from fedsim.data import readers
-from fedsim.data.dataset import SCOPE, DatasetInfo, Request, assemble, check, in_one_part
+from fedsim.data.dataset import DatasetInfo, Request, assemble, check, in_one_part
 from fedsim.data.readers.medmnist import REFUSED
 
 _OF_LOADERS = ("image_size", "augment", "val_fraction", "test_fraction", "seed", "split")
@@ -62,6 +65,8 @@ def load(
     columns: Mapping[str, str] | None = None,
     known_words: tuple[str, ...] | None = None,
     preprocessing: Mapping[str, Any] | None = None,
+    task: str | None = None,
+    measures: Sequence[str] = (),
     **given: Scalar,
 ) -> Dataset:
     """Loads a data set by name, or by ``module:function``.
@@ -81,21 +86,34 @@ def load(
     part, for predictions. ``columns`` are names of columns by what they hold, ``known_words`` the
     vocabulary to read texts with, ``preprocessing`` what a run keeps of that of tables, ``given``
     the data set's own options, see :func:`options`.
+    ``task`` is what is learnt, by default the data set's own, ``measures`` what it measures beside.
     """
+    asked_task = None if task is None else tasks.find(task)
     values = checked(name, options(name), given, "option")
     parts: dict[str, Any] = {"val_fraction": val_fraction, "test_fraction": test_fraction}
     parts |= {"image_size": image_size, "augment": augment, "seed": seed}
     info = find(name)
     if info is None:
-        dataset = _load_own(name, folder, {**parts, "split": split}, values)
+        dataset = _load_own(name, folder, {**parts, "split": split}, values, asked_task)
+        dataset = _measured(dataset, measures)
         return in_one_part(dataset) if whole else dataset
     if split is not None and not info.client_folders:
         raise ConfigError(f"data.partition_file {split!r}: {name} has no folders of client lists")
     asked: dict[str, Any] = {"folder": folder, "split": split, "num_clients": num_clients}
     asked |= {"image_size": image_size, "seed": seed, "columns": columns or {}}
-    asked |= {"source": info.source, "known_words": known_words, "preprocessing": preprocessing}
+    asked |= {"source": info.source, "known_words": known_words, "task": asked_task}
+    asked |= {"preprocessing": preprocessing}
     raw = info.read(Request(name=name, **asked), **values)
-    return assemble(raw, name, enlarge=enlarge, group=group, whole=whole, **parts)
+    made: dict[str, Any] = {"enlarge": enlarge, "group": group, "whole": whole}
+    made |= {"task": asked_task}
+    return _measured(assemble(raw, name, **made, **parts), measures)
+
+
+def _measured(dataset: Dataset, measures: Sequence[str]) -> Dataset:
+    """The data set whose task has further measures."""
+    return (
+        replace(dataset, task=tasks.with_more(tasks.of(dataset), measures)) if measures else dataset
+    )
 
 
 def reader(name: str) -> Callable[..., Any]:
@@ -109,13 +127,17 @@ def reader(name: str) -> Callable[..., Any]:
         raise ConfigError(f"data set {name!r} {REFUSED[name]}")
     names = [info.name for info in catalogue()]
     raise ConfigError(
-        f"unknown data set {name!r}{nearest(name, names)}; {SCOPE}; allowed: {', '.join(names)}, "
+        f"unknown data set {name!r}{nearest(name, names)}; allowed: {', '.join(names)}, "
         "module:function"
     )
 
 
 def _load_own(
-    name: str, folder: Path | None, settings: Mapping[str, Any], values: Mapping[str, Scalar]
+    name: str,
+    folder: Path | None,
+    settings: Mapping[str, Any],
+    values: Mapping[str, Scalar],
+    task: Task | None = None,
 ) -> Dataset:
     """Calls a user's loader, ``module:function``, and checks what it returns."""
     where = f"data set {name!r}"
@@ -128,6 +150,7 @@ def _load_own(
     if not isinstance(dataset, Dataset):
         kind = type(dataset).__name__
         raise DataError(f"{where}: returned {kind}, needed is fedsim.core.types.Dataset")
+    dataset = dataset if task is None else replace(dataset, task=task)
     with users_code(where, DataError):
         check(dataset, name)
     return dataset

@@ -65,7 +65,8 @@ def columns(
     ``malicious`` where any client is, and ``root`` where the server trains on samples of its own.
     """
     sample, part, client = rows(dataset, partition)
-    label = np.full(len(sample), -1) if dataset.per_token else dataset.y[sample]
+    strata = dataset.strata
+    label = np.full(len(sample), -1) if strata is None else strata[sample]
     nobody = client < 0
     table: dict[str, Array] = {
         "sample": sample,
@@ -127,8 +128,8 @@ def _read_split(dataset: Dataset, file: Path) -> tuple[Dataset, Partition]:
     alone = (client < 0) & (~nobody | np.isin(part, (OWN_VAL, OWN_TEST)))
     _refuse(table, alone, "a sample of {part} needs a client")
     expected = {"file": np.array(dataset.files, dtype=object)}
-    if not dataset.per_token:
-        expected["label"] = dataset.y.astype(str).astype(object)
+    if dataset.strata is not None:
+        expected["label"] = dataset.strata.astype(str).astype(object)
     for name, values in expected.items():
         cells = np.array(table.columns.get(name, ()), dtype=object)
         if len(cells) and len(values):

@@ -7,7 +7,9 @@ from typing import Generic, Protocol, TypeVar
 
 from fedsim.core.types import I64, ClientTask, ClientUpdate, Part, Sent, Vector, Vectors
 from fedsim.metrics.outputs import Outputs, concatenated, samples_of, scores_of
-from fedsim.metrics.scores import SampleScores, Scores, joined
+from fedsim.metrics.samples import Samples as Reduced
+from fedsim.metrics.samples import joined
+from fedsim.metrics.scores import Scores
 from fedsim.metrics.splits import Samples, group_positions
 from fedsim.server.columns import Columns
 
@@ -36,7 +38,7 @@ def _outputs(outputs: Outputs, _run: Samples, _part: Part, _index: I64) -> Outpu
     return outputs
 
 
-def _samples(outputs: Outputs, run: Samples, _part: Part, index: I64) -> SampleScores:
+def _samples(outputs: Outputs, run: Samples, _part: Part, index: I64) -> Reduced:
     return samples_of(outputs, run.dataset, index)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fedsim.client.criterion import cross_entropies
+from fedsim.client.criterion import MarginControl
 from fedsim.core.errors import ConfigError
 from fedsim.core.machine import BLOCK_COPIES
 from fedsim.core.types import GIB, ModelSpec, Training
@@ -90,7 +90,7 @@ def need_of(
     try:
         with PeakMemory() as step:
             logits, labels = _outputs(traced.train(), spec, training.batch_size)
-            cross_entropies(logits, labels).mean().backward()
+            MarginControl()(logits, labels).backward()
             del logits
         with PeakMemory() as evaluation, torch.no_grad():
             _outputs(traced.eval(), spec, evaluation_batch)
@@ -103,7 +103,8 @@ def _outputs(model: nn.Module, spec: ModelSpec, batch: int) -> tuple[Tensor, Ten
     """Logits (B, C) or (B, T, C) and labels of a batch without values."""
     one = zeros(spec)[:1].to("meta")
     logits = model(one.expand(batch, *one.shape[1:]).contiguous())
-    return logits, torch.zeros(logits.shape[:-1], dtype=torch.long, device="meta")
+    shape = (batch, *logits.shape[2:]) if spec.per_pixel else logits.shape[:-1]
+    return logits, torch.zeros(shape, dtype=torch.long, device="meta")
 
 
 def check(need: int, total: int, fraction: float) -> None:

@@ -16,11 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim import models
+from fedsim import models, tasks
 from fedsim.algorithms.base import Work
 from fedsim.attacks.backdoor import marked
 from fedsim.client import LocalEnv, dropout
 from fedsim.client.block import Stack, train_block
+from fedsim.client.criterion import criterion_of
 from fedsim.client.graphs import Steps
 from fedsim.client.order import steps_before, with_steps
 from fedsim.client.trainer import Losses, trained
@@ -46,7 +47,7 @@ from fedsim.engine.blocks import Block, clients_of, named
 from fedsim.engine.results import judged, read
 from fedsim.engine.spec import WorkerSpec
 from fedsim.metrics.outputs import Outputs, token_scores
-from fedsim.metrics.scores import joined
+from fedsim.metrics.samples import joined, streamed
 from fedsim.metrics.splits import count, indices, name
 from fedsim.models.frozen import cut
 
@@ -105,8 +106,10 @@ class Worker:
         # many models in a row see the same part, whose draw can take longer than their passes
         self.indices = lru_cache(maxsize=2)(partial(indices, spec))
         train = spec.partition.train
+        self.task = tasks.of(spec.dataset)
         self.mean_size = fmean(len(train[client]) for client in spec.partition.participants)
         self.sizes = [len(own) for own in train]
+        self.criterion = lru_cache(partial(criterion_of, dataset=spec.dataset))
         self.progress: tuple[Block, float] | None = None
         self._nondeterministic: set[str] = set()
 
@@ -313,7 +316,7 @@ class Worker:
             y=y,
             train=self.transforms.train,
             test=self.transforms.test,
-            criterion=work.criterion,
+            criterion=self.criterion(work.criterion),
             num_classes=self.spec.dataset.num_classes,
             training=work.training,
             ctx=task.ctx,
@@ -386,6 +389,10 @@ class Worker:
 
         with self.precision():
             logits = map(passed, batches, seeds)
+            if self.task.streams:
+                targets = (np.asarray(self.samples.labels(b).cpu()) for b in batches)
+                several = zip(logits, targets, strict=True)
+                return joined([streamed(self.task, z.cpu().numpy(), y) for z, y in several])
             if self.spec.dataset.per_token:
                 labels = map(self.samples.labels, batches)
                 wrong = self.spec.dataset.never_right

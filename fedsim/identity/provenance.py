@@ -77,6 +77,7 @@ FUNCTIONS: Mapping[str, str] = {
     "server": "server",
     "model": "model.name",
     "dataset": "data.name",
+    "task": "task",
     "partition": "data.partition",
     "executor": "engine.kind",
     "schedule": "train.schedule",

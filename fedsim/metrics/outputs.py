@@ -1,22 +1,27 @@
 """A model's outputs on the samples of a part, reduced to what the scores need.
 
-These are the logits where each sample has one label. Where every token has a label, the logits
-(n, T, C) are too large to keep or to send, so the worker reduces each batch to scores per sample.
+These are the outputs where each sample has few of them. Where every token has a label, or every
+pixel, they are too large to keep or to send, so the worker reduces each batch to what is needed of
+each sample.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedsim import tasks
 from fedsim.core.errors import ContractError, DivergedError
 from fedsim.core.types import I64, Array, Dataset
-from fedsim.metrics.scores import SampleScores, Scores, joined, per_sample, score, score_tokens
+from fedsim.metrics import samples
+from fedsim.metrics.samples import Kept, Samples, SampleScores, joined, kept
+from fedsim.metrics.scores import Scores, per_sample, score, score_kept, score_tokens
 
-Outputs = Array | SampleScores
-"""(n, C) float32 logits of samples with one label; the scores of samples with one per token."""
+Outputs = Array | Samples
+"""(n, C) float32 outputs of samples; what is needed of samples with many."""
 _ROWS = 1024
 """Tokens whose logits are converted to float64 at a time."""
 
@@ -50,28 +55,44 @@ def token_scores(logits: Tensor, labels: Tensor, never_right: Sequence[int] = ()
 
 def concatenated(parts: Sequence[Outputs]) -> Outputs:
     """Concatenates outputs along the samples."""
-    scores = [part for part in parts if isinstance(part, SampleScores)]
-    logits = [part for part in parts if not isinstance(part, SampleScores)]
-    return joined(scores) if scores else np.concatenate(logits)
+    if isinstance(parts[0], SampleScores | Kept):
+        reduced: Samples = joined(parts)
+        return reduced
+    return np.concatenate([np.asarray(part) for part in parts])
 
 
 def split(outputs: Outputs, sizes: Sequence[int]) -> Sequence[Outputs]:
     """Splits outputs into runs of the given numbers of samples."""
-    if isinstance(outputs, SampleScores):
-        return outputs.split(sizes)
+    if isinstance(outputs, SampleScores | Kept):
+        return samples.split(outputs, sizes)
     return np.split(outputs, np.cumsum(sizes)[:-1])
 
 
-def samples_of(outputs: Outputs, dataset: Dataset, index: I64) -> SampleScores:
-    """The scores of each of the n samples ``index`` of a data set; errors as :func:`scores_of`."""
-    if isinstance(outputs, SampleScores):
+def samples_of(outputs: Outputs, dataset: Dataset, index: I64) -> Samples:
+    """What is known of each of the n samples ``index`` of a data set; errors as
+    :func:`scores_of`."""
+    if isinstance(outputs, SampleScores | Kept):
         return outputs
-    return per_sample(outputs, dataset.y[index], dataset.never_right)
+    task, y = tasks.of(dataset), dataset.y[index]
+    if not task.cross_entropy:
+        return kept(task, outputs, y)
+    scored = per_sample(outputs, y, dataset.never_right)
+    return replace(scored, kept=kept(task, outputs, y)) if task.measures else scored
 
 
 def scores_of(outputs: Outputs, dataset: Dataset, index: I64, groups: Mapping[str, I64]) -> Scores:
     """The scores of all the n samples ``index`` of a data set together, and of groups of them; a
-    DivergedError where a logit is NaN or infinite."""
+    DivergedError where an output is NaN or infinite."""
     if isinstance(outputs, SampleScores):
         return score_tokens(outputs, groups)
-    return score(outputs, dataset.y[index], groups, dataset.never_right)
+    if not isinstance(outputs, Kept):
+        task, y = tasks.of(dataset), dataset.y[index]
+        if task.cross_entropy:
+            scores = score(outputs, y, groups, dataset.never_right)
+            if not task.measures:
+                return scores
+            more = kept(task, outputs, y)
+            some = [replace(g, measures=more.at(groups[g.group]).values()) for g in scores.groups]
+            return replace(scores, measures=more.values(), groups=tuple(some))
+        outputs = kept(task, outputs, y)
+    return score_kept(outputs, groups)

@@ -2,7 +2,8 @@
 
 N samples, C classes. They are made in one place, wherever the forward passes ran, so the number of
 actors and their batches cannot change a digit. A sample has one label, or one per token; then its
-scores (:class:`SampleScores`) are sums over the labels that count, and means are over labels.
+scores (:class:`~fedsim.metrics.samples.SampleScores`) are sums over the labels that count, and
+means are over labels.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from numpy.typing import NDArray
 from fedsim.core.errors import ContractError, DivergedError
 from fedsim.core.rows import metric_column
 from fedsim.core.types import F64, I64, Array
+from fedsim.metrics.samples import Kept, Samples, SampleScores, Values
+from fedsim.tasks.classification import auc as auc
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,35 +30,45 @@ class ClassScore:
     label: int
     support: int
     recall: float | None
-    precision: float
+    precision: float | None = None
     auc: float | None = None
+    measures: Values = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupScore:
-    """One group of an evaluation's samples; loss and accuracy as in :class:`Scores`."""
+    """One group of an evaluation's samples, or a client's; as in :class:`Scores`."""
 
     group: str
     num_samples: int
     loss: float
-    accuracy: float
+    accuracy: float | None
+    measures: Values = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Metrics:
     """The metrics of an evaluation on one part; accuracies in 0..1, None where undefined, as all
-    but loss and accuracy are where every token has a label."""
+    but loss and accuracy are where every token has a label, and all but the loss, and the task's
+    own ``measures``, are in other tasks than of classes."""
 
     loss: float
-    accuracy: float
+    accuracy: float | None = None
     balanced_accuracy: float | None = None
     macro_f1: float | None = None
     auc: float | None = None
     ece: float | None = None
+    measures: Values = field(default_factory=dict)
 
     def columns(self, part: str) -> dict[str, float | None]:
         """The columns of rounds.csv that hold them for a part, ``val`` or ``test``."""
-        return {metric_column(part, f.name): getattr(self, f.name) for f in fields(Metrics)}
+        own = {name: value for name in METRICS if (value := getattr(self, name)) is not None}
+        values = dict.fromkeys(METRICS) | dict(self.measures) | own
+        return {metric_column(part, name): value for name, value in values.items()}
+
+
+METRICS = tuple(f.name for f in fields(Metrics) if f.name != "measures")
+"""The names of metrics that rounds.csv always has columns for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,33 +81,10 @@ class Scores(Metrics):
     confusion: I64 | None = field(default=None, compare=False)  # (n, 3) label, prediction, count
 
 
-@dataclass(frozen=True)
-class SampleScores:
-    """How well a model does on each of n samples."""
-
-    loss: F64  # (n,) cross-entropy, summed over the sample's labels
-    correct: NDArray[np.bool_] | I64  # (n,) whether it was classified right; or how many labels
-    weight: I64  # (n,) how many labels count: 1, or the tokens that do
-
-    def at(self, index: I64) -> SampleScores:
-        """The scores at some positions."""
-        return SampleScores(self.loss[index], self.correct[index], self.weight[index])
-
-    def split(self, sizes: Sequence[int]) -> list[SampleScores]:
-        """Splits the scores into runs of the given numbers of samples."""
-        return [self.at(run) for run in np.split(np.arange(len(self.loss)), np.cumsum(sizes)[:-1])]
-
-
 def per_sample(logits: Array, labels: I64, never_right: Sequence[int] = ()) -> SampleScores:
     """Cross-entropy and hit of each sample; arguments, prediction and errors as :func:`score`."""
     losses, predicted, _ = _outcome(logits, labels)
     return _single(losses, _right(predicted, labels, never_right))
-
-
-def joined(parts: Sequence[SampleScores]) -> SampleScores:
-    """Concatenates scores along the samples."""
-    columns = zip(*(vars(part).values() for part in parts), strict=True)
-    return SampleScores(*map(np.concatenate, columns))
 
 
 BINS = 15
@@ -183,14 +173,39 @@ def score_tokens(samples: SampleScores, groups: Mapping[str, I64] | None = None)
     )
 
 
-def group_score(name: str, samples: SampleScores) -> GroupScore:
-    """Loss and accuracy of at least one sample: means over labels, sums correctly rounded."""
+def score_kept(samples: Kept, groups: Mapping[str, I64] | None = None) -> Scores:
+    """Loss and measures of at least one sample of a task, all together."""
+    whole = group_score("", samples)
+    by_class = samples.of_classes()
+    each = zip(*by_class.values(), strict=True)
+    return Scores(
+        num_samples=whole.num_samples,
+        loss=whole.loss,
+        measures=whole.measures,
+        groups=_groups(samples, groups or {}),
+        classes=tuple(
+            ClassScore(
+                label=k, support=0, recall=None, measures=dict(zip(by_class, row, strict=True))
+            )
+            for k, row in enumerate(each)
+        ),
+    )
+
+
+def group_score(name: str, samples: Samples) -> GroupScore:
+    """Loss and accuracy, or measures, of at least one sample: means over labels, sums correctly
+    rounded."""
+    if isinstance(samples, Kept):
+        loss, values = samples.loss(), samples.values()
+        number = len(samples)
+        return GroupScore(group=name, num_samples=number, loss=loss, accuracy=None, measures=values)
     total = int(samples.weight.sum())
     return GroupScore(
         group=name,
         num_samples=len(samples.loss),
         loss=math.fsum(samples.loss.tolist()) / total,
         accuracy=int(samples.correct.sum()) / total,
+        measures={} if samples.kept is None else samples.kept.values(),
     )
 
 
@@ -202,26 +217,18 @@ def mean_scores(scores: Sequence[Scores]) -> Scores:
     confusions = [s.confusion for s in scores if s.confusion is not None]
     return replace(
         scores[0],
-        **_means(scores, *(field.name for field in fields(Metrics))),
+        **_means(scores, *METRICS),
         classes=tuple(
-            replace(rows[0], **_means(rows, "recall", "precision", "auc"))
+            replace(rows[0], **_means(rows, "recall", "precision", "auc"), measures=_measures(rows))
             for rows in zip(*(s.classes for s in scores), strict=True)
         ),
         groups=tuple(
-            replace(rows[0], **_means(rows, "loss", "accuracy"))
+            replace(rows[0], **_means(rows, "loss", "accuracy"), measures=_measures(rows))
             for rows in zip(*(s.groups for s in scores), strict=True)
         ),
         confusion=_confusion(*np.concatenate(confusions).T) if confusions else None,
+        measures=_measures(scores),
     )
-
-
-def auc(values: F64, positive: Array) -> float:
-    """The probability that a positive sample has the larger value, ties counted half: the
-    Mann-Whitney statistic U / (P * Q) by mid-ranks; at least one sample of each kind."""
-    everything, positives = np.sort(values), values[positive]
-    below, upto = (np.searchsorted(everything, positives, side) for side in ("left", "right"))
-    p, q = len(positives), len(values) - len(positives)
-    return float((((below + upto + 1) / 2).sum() - p * (p + 1) / 2) / (p * q))
 
 
 def _outcome(logits: Array, labels: I64) -> tuple[F64, I64, F64]:
@@ -244,7 +251,7 @@ def _single(losses: F64, right: NDArray[np.bool_]) -> SampleScores:
     return SampleScores(losses, right, np.ones(len(losses), dtype=np.int64))
 
 
-def _groups(samples: SampleScores, groups: Mapping[str, I64]) -> tuple[GroupScore, ...]:
+def _groups(samples: Samples, groups: Mapping[str, I64]) -> tuple[GroupScore, ...]:
     return tuple(group_score(name, samples.at(index)) for name, index in groups.items())
 
 
@@ -293,7 +300,18 @@ def _mean(values: list[float]) -> float:
     return math.fsum(values) / len(values)
 
 
+def _measures(rows: Sequence[Scores | ClassScore | GroupScore]) -> Values:
+    """The mean of each measure over the rows; None where it is None in one of them."""
+    columns = {name: [row.measures[name] for row in rows] for name in rows[0].measures}
+    return {name: _mean_of(values) for name, values in columns.items()}
+
+
+def _mean_of(values: Sequence[float | None]) -> float | None:
+    defined = [value for value in values if value is not None]
+    return _mean(defined) if len(defined) == len(values) else None
+
+
 def _means(rows: Sequence[Scores | ClassScore | GroupScore], *fields: str) -> dict[str, Any]:
     """The mean of each field over the rows; None where it is None in one of them."""
     columns = {field: [getattr(row, field) for row in rows] for field in fields}
-    return {field: None if None in values else _mean(values) for field, values in columns.items()}
+    return {field: _mean_of(values) for field, values in columns.items()}

@@ -78,7 +78,7 @@ def clients_with(
 
 def num_labels(dataset: Dataset, index: I64) -> int:
     """The number of labels of some samples: one each, or those of their tokens."""
-    return int((dataset.y[index] >= 0).sum())
+    return int((dataset.y[index] >= 0).sum()) if dataset.per_token else len(index)
 
 
 def group_positions(dataset: Dataset, index: I64) -> dict[str, I64]:

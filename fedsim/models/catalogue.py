@@ -17,6 +17,7 @@ class ModelInfo:
     min_size: int = 1  # of an image, in pixels
     inputs: tuple[Inputs, ...] = ("images",)
     per_token: bool = False  # it predicts a class for every token: (B, T) -> (B, T, C)
+    per_pixel: bool = False  # outputs for every pixel: (B, channels, H, W) -> (B, C, H, W)
 
 
 _VECTORS: tuple[Inputs, ...] = ("images", "features")

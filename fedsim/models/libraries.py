@@ -33,7 +33,7 @@ def build(spec: ModelSpec) -> SplitModel:
     over the colours, which gives the same output as repeating the image.
     """
     where = f"model.name={spec.name}"
-    if spec.inputs != "images" or spec.per_token:
+    if spec.inputs != "images" or spec.per_token or spec.per_pixel:
         raise ConfigError(f"{where}: takes images, and the data are {spec.inputs}")
     with users_code(f"{where}, images of {spec.image_size}x{spec.image_size} pixels", ConfigError):
         return _of_timm(spec) if library_of(spec.name) == "timm" else _of_torchvision(spec)

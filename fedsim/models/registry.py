@@ -80,9 +80,9 @@ def find(spec: ModelSpec) -> ModelInfo:
         )
     if not _fits(info, spec):
         fitting = [name for name, other in CATALOGUE.items() if _fits(other, spec)]
-        taken = _kind(" or ".join(info.inputs), info.per_token)
+        taken = _kind(" or ".join(info.inputs), info)
         raise ConfigError(
-            f"{where}: takes {taken}, and the data are {_kind(spec.inputs, spec.per_token)}; for "
+            f"{where}: takes {taken}, and the data are {_kind(spec.inputs, spec)}; for "
             f"them there are {', '.join([*fitting, 'your own'])} as module:function"
         )
     if spec.image_size < info.min_size:
@@ -94,12 +94,14 @@ def find(spec: ModelSpec) -> ModelInfo:
 
 
 def _fits(info: ModelInfo, spec: ModelSpec) -> bool:
-    return spec.inputs in info.inputs and spec.per_token == info.per_token
+    kind = info.per_token, info.per_pixel
+    return spec.inputs in info.inputs and (spec.per_token, spec.per_pixel) == kind
 
 
-def _kind(inputs: str, per_token: bool) -> str:
+def _kind(inputs: str, of: ModelInfo | ModelSpec) -> str:
     """In words, ``"tokens with one label each"``."""
-    return f"{inputs} with {'a label for every token' if per_token else 'one label each'}"
+    each = "a label for every token" if of.per_token else "one label each"
+    return f"{inputs} with {'a mask' if of.per_pixel else each}"
 
 
 def zeros(spec: ModelSpec) -> Tensor:
@@ -114,7 +116,8 @@ def zeros(spec: ModelSpec) -> Tensor:
 def checked(model: object, spec: ModelSpec) -> nn.Module:
     """The model in training mode, as it was given but for lazy tensors, which have their shapes.
 
-    A ConfigError where it does not turn samples into logits, or has tensors that cannot be trained.
+    A ConfigError where it does not turn samples into outputs, or has tensors that cannot be
+    trained.
     """
     where = f"model.name={spec.name}"
     if not isinstance(model, nn.Module):
@@ -134,8 +137,8 @@ def checked(model: object, spec: ModelSpec) -> nn.Module:
     model.train()
     if fault is not None:
         raise ConfigError(f"{where}: {fault}")
-    needed = (2, *[spec.image_size] * spec.per_token, spec.num_classes)
+    needed = spec.output_shape(2)
     given = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
     if given != needed:
-        raise ConfigError(f"{where}: 2 samples give {given}, not logits {needed}")
+        raise ConfigError(f"{where}: 2 samples give {given}, not outputs {needed}")
     return model

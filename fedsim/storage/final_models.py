@@ -113,6 +113,8 @@ class Description:
         model = {key: value for key, value in network.items() if key not in START_WEIGHTS}
         if model["trainable"] == "all":  # as earlier versions wrote it
             del model["trainable"]
+        if not model["per_pixel"]:
+            del model["per_pixel"]
         lists = {"classes": self.classes, "mean": self.mean, "std": self.std}
         return {name: json.dumps(value) for name, value in {"model": model, **lists}.items()}
 

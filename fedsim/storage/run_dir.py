@@ -217,9 +217,10 @@ class RunWriter(RunStore):
             file.seek(0)
             header = file.readline().removesuffix("\n")
             empty = {c for c in optional if all(row[c] is None for row in rows)}
-            used = tuple(c for c in columns if c not in empty)
+            further = tuple(rows[0].further) if rows else ()
+            used = *(c for c in columns if c not in empty), *further
             begun = tuple(header.split(",")) if file.tell() else used
-            expected = tuple(c for c in columns if c not in optional or c in begun)
+            expected = *(c for c in columns if c not in optional or c in begun), *further
             if begun != expected:
                 raise StoreError(
                     f"{path}, line 1: the header is {header!r}, expected {','.join(columns)!r}"
@@ -241,9 +242,9 @@ class RunWriter(RunStore):
 
     def write_final_clients(self, rows: Iterable[FinalClientRow]) -> None:
         """Writes final_clients.csv as a whole."""
-        self.write(
-            "final_clients.csv", tables.rows_text(FinalClientRow.columns(), rows, header=True)
-        )
+        rows = list(rows)
+        columns = list(rows[0]) if rows else list(FinalClientRow.columns())
+        self.write("final_clients.csv", tables.rows_text(columns, rows, header=True))
 
     def write_summary(self, row: Mapping[str, Any]) -> None:
         """Writes summary.csv, whose columns are the row's keys."""

@@ -10,10 +10,11 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from fedsim import algorithms, models
+from fedsim import algorithms, models, tasks
 from fedsim.algorithms.base import Algorithm, identity
 from fedsim.client import probe
 from fedsim.client.context import LocalEnv
+from fedsim.client.criterion import criterion_of
 from fedsim.compressors.base import Compression, Compressor
 from fedsim.config.resolve import with_normalization
 from fedsim.config.run import RunConfig
@@ -85,7 +86,8 @@ def assemble(
     size = cohort_size(len(partition.participants), config.train.sample_rate)
     if isinstance(schedule, Fixed):
         size = schedule.sizes[1]
-    blocks = stacking.stacking_of(config, model, flat, algorithm, partition, size)
+    criterion = criterion_of(algorithm.criterion, dataset)
+    blocks = stacking.stacking_of(config, model, flat, algorithm.local, criterion, partition, size)
     setup = Setup(
         config=config.resolved(
             num_clients=partition.num_clients,
@@ -137,7 +139,8 @@ def _built(
         again = models.build(model.without_weights, config.seed, algorithm.adapt)
         fresh = FlatModel(again, torch.device("cpu"), frozen=flat.frozen)
         samples = stacking.examples(model)
-        why = probe.fault(flat, fresh, algorithm.criterion, config.training, samples)
+        criterion = criterion_of(algorithm.criterion, dataset)
+        why = probe.fault(flat, fresh, criterion, config.training, samples)
         if why is not None:
             raise ConfigError(f"model.name={model.name}: {why}")
     return built, flat, clock
@@ -147,7 +150,7 @@ def _private(setup: Setup, flat: FlatModel) -> Setup:
     """The setup with what section ``dp`` adds; a ConfigError where its parts cannot be private."""
     config, algorithm, partition = setup.config, setup.algorithm, setup.partition
     if config.dp.level == "example":
-        check_samples(algorithm, setup.model, flat)
+        check_samples(criterion_of(algorithm.criterion, setup.dataset), setup.model, flat)
     if config.dp.level != "user":
         return setup
     sizes = [len(partition.train[client]) for client in partition.participants]
@@ -242,6 +245,7 @@ def _model(config: RunConfig, dataset: Dataset) -> ModelSpec:
         image_size=size if dataset.pipeline is None else dataset.pipeline.size,
         inputs=dataset.inputs,
         per_token=dataset.per_token,
+        per_pixel=tasks.of(dataset).output == "pixel",
     )
 
 

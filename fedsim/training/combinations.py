@@ -102,6 +102,7 @@ TRAITS = {
     "example level": Trait(
         "privacy of samples (dp.level=example)", _other("dp.level", None, "user")
     ),
+    "target": Trait("evaluation.target_accuracy", _other("evaluation.target_accuracy", None)),
     "decomposes": Trait("evaluation.decompose_every", _other("evaluation.decompose_every", 0)),
     "personal after": Trait(
         "evaluation.personal=cohort_after", lambda s: _personal(s, "cohort_after")
@@ -157,6 +158,13 @@ TRAITS = {
     "needs features": Trait(
         "a method that trains features(x) and a linear head apart",
         lambda s: s.algorithm.local.needs_features,
+    ),
+    "needs classes": Trait(
+        "a method with statistics of classes (fedpac, fediir, fedsr)",
+        lambda s: s.algorithm.local.needs_classes,
+    ),
+    "flips labels": Trait(
+        "attacks on labels (label_flip, backdoor)", lambda s: s.attack.samples is not None
     ),
     "more than gradients": Trait(
         "clients that see more of their samples than gradients of the plain loss (moon, fedsam, "
@@ -225,6 +233,12 @@ TRAITS = {
         "BatchNorm that trains, or other running statistics", _couples_samples
     ),
     "text": Trait("text", lambda s: bool(s.dataset.vocabulary)),
+    "no classes": Trait(
+        "a task without classes of samples or tokens", lambda s: not s.task.cross_entropy
+    ),
+    "loss of a batch": Trait(
+        "a task whose loss is no mean over samples", lambda s: not s.task.additive
+    ),
     "labels of tokens": Trait("data with a label for every token", lambda s: s.dataset.per_token),
     "held out": Trait("data.heldout_clients", lambda s: bool(s.partition.held_out)),
     "none to keep": Trait(
@@ -245,6 +259,10 @@ _PAIRS: dict[str, dict[str, str]] = {
         "not both": "leaves it one of the two at most",
         "labels of tokens": "have no features of a sample with one label",
     },
+    "needs classes": {"no classes": "has none"},
+    "flips labels": {"no classes": "has none"},
+    "target": {"no classes": "has no accuracy"},
+    "decomposes": {"loss of a batch": "does not add up over clients"},
     "keeps tensors": {"none to keep": "makes it fedavg by another name; fedbn needs BatchNorm"},
     "lr_head": {"phases": "has learning rates of its own", "no head": "leaves it without a place"},
     "asynchronous": dict.fromkeys(
@@ -305,6 +323,7 @@ _PAIRS: dict[str, dict[str, str]] = {
         "text": "has models without gradients by sample",
         "selects by loss": "reads the clients' losses, which have no noise",
         "finetunes": "trains on after what epsilon counts",
+        "loss of a batch": "has no gradients by sample",
     },
     "secure": {
         "no mean": "needs single updates, or their inner products",

@@ -15,7 +15,8 @@ from fedsim.core.rows import DecompositionRow, LossMatrixRow
 from fedsim.core.types import ClientUpdate, Owned
 from fedsim.engine.base import SAMPLES, Executor
 from fedsim.metrics.decomposition import terms
-from fedsim.metrics.scores import SampleScores, group_score
+from fedsim.metrics.samples import Samples, split
+from fedsim.metrics.scores import group_score
 from fedsim.metrics.splits import clients_with, counts, num_labels
 from fedsim.server.gram import shares
 from fedsim.storage.checkpoint import ServerState
@@ -81,9 +82,9 @@ def decompose(
     return (len(local) + len(last)) * setup.vector_bytes
 
 
-def means(samples: SampleScores, setup: Setup, part: str | Owned) -> list[float]:
+def means(samples: Samples, setup: Setup, part: str | Owned) -> list[float]:
     """The mean loss on each owner's samples, or on the common part."""
     if isinstance(part, str):
         return [group_score("", samples).loss]
-    each = samples.split(counts(setup.partition, part))
+    each = split(samples, counts(setup.partition, part))
     return [group_score("", one).loss for one in each]

@@ -112,7 +112,8 @@ class TrainingLoop:
         """Does what is left; every way out leaves a checkpoint of what is complete."""
         rounds = first = self.position.rounds
         state, device = self.position.state, self.position.device
-        stopping = EarlyStopping(self.setup.config.train.patience)
+        task = self.setup.task
+        stopping = EarlyStopping(self.setup.config.train.patience, task.primary, task.lowest)
         if stopping.patience is not None and rounds:
             stopping.read(self.store.path / "rounds.csv")
         try:
@@ -128,7 +129,7 @@ class TrainingLoop:
                     self.writing.begin(partial(self._write, after, log, due, device))
                     # from here on there is no way back to the state before
                     state = self.checkpoints.storing(after)
-                    stopping.add(rounds, rows["rounds"][0]["val_accuracy"])
+                    stopping.add(rounds, rows["rounds"][0][stopping.column])
                     if self.callbacks.read_files:
                         self.writing.wait()
                         rows = log.tables

@@ -20,7 +20,8 @@ from fedsim.core.rows import ClassRow, ConfusionRow, EvaluationRow
 from fedsim.core.types import ClientUpdate, Dataset, Owned, Part, Partition, RoundContext
 from fedsim.engine.base import OUTPUTS, SAMPLES, SCORES, EvaluationTask, Executor, Measure, Model
 from fedsim.metrics.outputs import Outputs, concatenated, samples_of, scores_of, split
-from fedsim.metrics.scores import GroupScore, Scores, group_score, mean_scores
+from fedsim.metrics.samples import split as by_client
+from fedsim.metrics.scores import ClassScore, GroupScore, Scores, group_score, mean_scores
 from fedsim.metrics.splits import clients_with, count, counts, group_positions
 from fedsim.storage.checkpoint import ServerState
 from fedsim.training.rows import RoundLog
@@ -150,7 +151,13 @@ def _common(
     for number, part in enumerate(parts):
         each = {c: scores[m.owner][number] for c, m in models.items()}
         by_client = {
-            c: GroupScore(group="", num_samples=s.num_samples, loss=s.loss, accuracy=s.accuracy)
+            c: GroupScore(
+                group="",
+                num_samples=s.num_samples,
+                loss=s.loss,
+                accuracy=s.accuracy,
+                measures=s.measures,
+            )
             for c, s in each.items()
             if c is not None
         }
@@ -180,7 +187,7 @@ def _pooled(
     index = np.concatenate([owned[c] for c in outputs])
     pooled = concatenated(list(outputs.values()))
     whole = scores_of(pooled, data, index, group_positions(data, index))
-    samples = samples_of(pooled, data, index).split([len(owned[c]) for c in outputs])
+    samples = by_client(samples_of(pooled, data, index), [len(owned[c]) for c in outputs])
     each = {c: group_score("", one) for c, one in zip(outputs, samples, strict=True)}
     return {"test": Evaluated(whole, {} if None in models else each, each)}
 
@@ -232,7 +239,7 @@ def client_scores(setup: Setup, executor: Executor, state: ServerState) -> Clien
         if owners and not setup.personalised:
             part = Owned(name, owners)
             (together,) = executor.evaluate([((state.params, {}), part)], SAMPLES)
-            samples = together.split(counts(setup.partition, part))
+            samples = by_client(together, counts(setup.partition, part))
         elif owners:
             models = {c: own_model(state, c) for c in owners}
             parts = {c: [Owned(name, (c,))] for c in owners}
@@ -242,12 +249,14 @@ def client_scores(setup: Setup, executor: Executor, state: ServerState) -> Clien
 
 
 def columns(evaluated: Mapping[str, Evaluated], clients: ClientScores) -> dict[str, float | None]:
-    """The columns of rounds.csv that an evaluation fills; ``client_test_accuracy`` is the
-    unweighted mean over the clients with a test part of their own."""
+    """The columns of rounds.csv that an evaluation fills, those of measures among them;
+    ``client_test_accuracy`` is the unweighted mean over the clients with a test part of their
+    own."""
     row: dict[str, float | None] = {}
     for part, scores in evaluated.items():
         row |= scores.whole.columns(part)
-    if owners := _by_owner(evaluated, clients):
+    owners = _by_owner(evaluated, clients)
+    if any(score.accuracy is not None for score in owners.values()):
         row["client_test_accuracy"] = mean_accuracy(owners.values())
     return row
 
@@ -282,7 +291,7 @@ def benign_accuracy(
     scores = _by_owner(evaluated, clients)
     if on_test is not None and not owned and not scores:
         if not on_test.clients:
-            return on_test.whole.accuracy
+            return math.nan if on_test.whole.accuracy is None else on_test.whole.accuracy
         scores = on_test.clients
     return mean_accuracy([s for client, s in scores.items() if client not in setup.malicious])
 
@@ -297,7 +306,8 @@ def _by_owner(
 
 def mean_accuracy(scores: Collection[GroupScore]) -> float:
     """The unweighted mean; NaN of none."""
-    return math.fsum(score.accuracy for score in scores) / len(scores) if scores else math.nan
+    accuracies = [score.accuracy for score in scores if score.accuracy is not None]
+    return math.fsum(accuracies) / len(accuracies) if accuracies else math.nan
 
 
 def add_rows(evaluated: Mapping[str, Evaluated], clients: ClientScores, log: RoundLog) -> None:
@@ -305,8 +315,18 @@ def add_rows(evaluated: Mapping[str, Evaluated], clients: ClientScores, log: Rou
     samples always."""
 
     def add(split: str, score: GroupScore, client: int | None = None) -> None:
-        values = asdict(score) | {"group": score.group if client is None else None}
-        log.add(EvaluationRow(round=log.round, client_id=client, split=split, **values))
+        log.add(
+            EvaluationRow(
+                round=log.round,
+                client_id=client,
+                group=score.group if client is None else None,
+                split=split,
+                num_samples=score.num_samples,
+                loss=score.loss,
+                accuracy=score.accuracy,
+                extra=score.measures,
+            )
+        )
 
     for part, part_scores in evaluated.items():
         for client, score in part_scores.clients.items():
@@ -314,7 +334,7 @@ def add_rows(evaluated: Mapping[str, Evaluated], clients: ClientScores, log: Rou
     if "test" in evaluated:
         whole = evaluated["test"].whole
         log.tables.setdefault(ClassRow.table, [])  # written, if only its header
-        log.add(*(ClassRow(round=log.round, **asdict(c)) for c in whole.classes))
+        log.add(*(_class_row(log.round, c) for c in whole.classes))
         for label, prediction, count in () if whole.confusion is None else whole.confusion.tolist():
             log.add(ConfusionRow(round=log.round, label=label, prediction=prediction, count=count))
         for score in whole.groups:
@@ -322,3 +342,8 @@ def add_rows(evaluated: Mapping[str, Evaluated], clients: ClientScores, log: Rou
     for part, owners in clients.items():
         for client, score in owners.items():
             add(f"own_{part}", score, client)
+
+
+def _class_row(number: int, score: ClassScore) -> ClassRow:
+    values = asdict(score)
+    return ClassRow(round=number, extra=values.pop("measures"), **values)

@@ -15,6 +15,7 @@ from fedsim.core.errors import DivergedError
 from fedsim.core.rows import FinalClientRow
 from fedsim.core.types import ClientTask, ClientUpdate, Owned
 from fedsim.engine.base import SAMPLES, Executor, Models
+from fedsim.metrics.samples import Values
 from fedsim.metrics.scores import GroupScore, group_score
 from fedsim.metrics.splits import clients_with
 from fedsim.storage.checkpoint import ServerState
@@ -60,9 +61,19 @@ def final_scores(
             accuracy=before[client].accuracy,
             finetuned_loss=after[client].loss if client in after else None,
             finetuned_accuracy=after[client].accuracy if client in after else None,
+            extra=_measures(before[client], after.get(client) if epochs else None, epochs > 0),
         )
         for client, part in parts.items()
     ]
+
+
+def _measures(before: GroupScore, after: GroupScore | None, tuned: bool) -> Values:
+    """The columns of measures, before and, where any client is fine-tuned, after it."""
+    row = dict(before.measures)
+    if tuned:
+        later = {} if after is None else after.measures
+        row |= {f"finetuned_{name}": later.get(name) for name in before.measures}
+    return row
 
 
 def _scores(

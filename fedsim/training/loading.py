@@ -7,6 +7,7 @@ from fedsim import data
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.normalization import OF_DATASET, Normalization
+from fedsim.core.settings import listed
 from fedsim.core.types import I64, Array, Dataset, Partition
 from fedsim.data import partitions, patients, splits
 from fedsim.data.holdout import fewest_samples, hold_out, hold_out_clients, without_small_users
@@ -92,6 +93,8 @@ def read_arguments(config: RunConfig) -> dict[str, Any]:
         "num_clients": c.num_clients,
         "group": c.group or kept,
         "columns": c.column_names,
+        "task": config.task,
+        "measures": listed(config.evaluation.measures or ""),
         **config.hyperparameters.get(c.name, {}),
     }
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from fedsim.algorithms.base import Algorithm
+from fedsim.client.criterion import MarginControl
 from fedsim.client.private import obstacle
 from fedsim.config.run import RunConfig
 from fedsim.config.sections import DpConfig
@@ -141,13 +142,13 @@ def warn_of_delta(config: RunConfig, sizes: Sequence[int]) -> None:
         )
 
 
-def check_samples(algorithm: Algorithm, model: ModelSpec, flat: FlatModel) -> None:
+def check_samples(criterion: MarginControl, model: ModelSpec, flat: FlatModel) -> None:
     """Refuses ``dp.level=example`` where it cannot be."""
     library()
     flat.mode(train=True)
     for norm in flat.norms:  # only one that does not train gets here
         norm.eval()
-    why = obstacle(flat, algorithm.criterion, examples(model)[:2])
+    why = obstacle(flat, criterion, examples(model)[:2])
     if why is not None:
         raise ConfigError(
             f"dp.level: example given; torch.func.vmap, which computes gradients by sample, cannot "

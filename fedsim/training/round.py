@@ -170,7 +170,8 @@ def record(
         measured["attack_success_rate"] = success
     if setup.budget is not None:
         measured |= setup.budget.columns(log.round)
-    log.add(round_row(ctx, trained.participation, updates, aggregated, costs, measured))
+    further = setup.measure_columns
+    log.add(round_row(ctx, trained.participation, updates, aggregated, costs, measured, further))
     log.incidents(executor.incidents())
 
 

@@ -85,8 +85,10 @@ def round_row(
     aggregated: Aggregated,
     costs: Costs,
     scores: Mapping[str, Any],
+    measures: Sequence[str] = (),
 ) -> RoundRow:
-    """The row of rounds.csv; ``scores`` are its columns of the evaluation."""
+    """The row of rounds.csv; ``scores`` are its columns of the evaluation, some of which are those
+    of ``measures``."""
     return RoundRow(
         round=ctx.round + 1,
         lr=ctx.lr,
@@ -98,7 +100,8 @@ def round_row(
         gradient_diversity=aggregated.gradient_diversity,
         top_axis_share=None if aggregated.axes is None else aggregated.axes[0],
         **costs.row,
-        **scores,
+        **{column: value for column, value in scores.items() if column not in measures},
+        extra={column: scores.get(column) for column in measures},
     )
 
 

@@ -6,11 +6,14 @@ from functools import cached_property, partial
 import numpy as np
 import torch
 
+from fedsim import tasks
 from fedsim.algorithms.base import Algorithm
 from fedsim.attacks.base import Attack
 from fedsim.compressors.base import Compression
 from fedsim.config.run import RunConfig
 from fedsim.core.machine import processor
+from fedsim.core.rows import RoundRow, metric_column
+from fedsim.core.task import Task
 from fedsim.core.types import I64, Dataset, Layout, ModelSpec, Partition, Vector, Vectors
 from fedsim.data import files
 from fedsim.engine.blocks import Stacking
@@ -64,6 +67,22 @@ class Setup:
         owned = [self.partition.test[c] for c in clients_with(self.partition, "test")]
         everything = np.sort(np.concatenate(owned)) if owned else np.empty(0)
         return np.array_equal(everything, np.sort(self.dataset.test))
+
+    @property
+    def task(self) -> Task:
+        """What is learnt."""
+        return tasks.of(self.dataset)
+
+    @property
+    def primary(self) -> str:
+        """The measure of rounds.csv, without ``val_`` or ``test_``, that decides what is best."""
+        return self.task.primary
+
+    @property
+    def measure_columns(self) -> tuple[str, ...]:
+        """The columns of rounds.csv for measures that it does not always have."""
+        names = (metric_column(p, m.name) for p in ("val", "test") for m in self.task.measures)
+        return tuple(name for name in names if name not in RoundRow.columns())
 
     @property
     def num_sent(self) -> int:
@@ -152,6 +171,8 @@ def describe(setup: Setup) -> dict[str, object]:
     content = versions() | {"processor": processor(), "classes": list(dataset.class_names)}
     content |= setup.provenance.record()
     content["server_device"] = Kind.of(setup.server_device or torch.device("cpu")).name
+    if dataset.task is not None:
+        content["task"] = setup.task.record()
     if dataset.site is not None and not dataset.sites_are_users:
         content["sites"] = list(dataset.site_names)
     lists = {

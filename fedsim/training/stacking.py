@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from fedsim.algorithms.base import Algorithm
+from fedsim.client import LocalRule, MarginControl
 from fedsim.client.block import obstacle
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError
@@ -42,7 +42,8 @@ def stacking_of(
     config: RunConfig,
     model: ModelSpec,
     flat: FlatModel,
-    algorithm: Algorithm,
+    rule: LocalRule,
+    criterion: MarginControl,
     partition: Partition,
     cohort_size: int,
 ) -> Stacking | None:
@@ -55,9 +56,7 @@ def stacking_of(
         return None
     largest = max(len(partition.train[client]) for client in partition.participants)
     width = min(config.train.batch_size, largest)
-    why = _of_training(config) or obstacle(
-        flat.model, algorithm.local, algorithm.criterion, examples(model)
-    )
+    why = _of_training(config) or obstacle(flat.model, rule, criterion, examples(model))
     if wanted == "auto":
         fits = why is None and cohort_size >= FEWEST
         limits = GPU if trains_on_gpu(config.engine) else CPU

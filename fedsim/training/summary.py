@@ -13,6 +13,7 @@ from fedsim.config.run import RunConfig
 from fedsim.config.sections import SECTIONS, fields
 from fedsim.core.normalization import OF_DATASET
 from fedsim.core.rows import EPSILONS, METRICS, SCORES, WHEN, metric_column
+from fedsim.core.task import Task
 from fedsim.core.types import F64
 from fedsim.metrics.scores import gini
 from fedsim.storage.run_dir import RunStore, last_predictions
@@ -43,7 +44,7 @@ TOTALS = ("simulated_seconds", "downlink_bytes", "uplink_bytes")
 """Columns of rounds.csv that are summed up."""
 OPTIONAL = (
     *("server", "margin", "margin_weight", "margin_threshold"),
-    *("data.columns", "data.normalization"),
+    *("data.columns", "data.normalization", "task", "evaluation.measures"),
 )
 """Settings that are columns only where they are set."""
 
@@ -51,13 +52,13 @@ OPTIONAL = (
 def summarise(setup: Setup, store: RunStore, seconds: float) -> dict[str, Any]:
     """The summary of a finished run from its tables.
 
-    ``best`` is the round with the best accuracy on the validation part where there is one, else on
-    the test part, the earliest on ties; ``last10`` is the mean over evaluated rounds among the last
-    ten.
+    ``best`` is the round with the best accuracy, or primary measure of another task, on the
+    validation part where there is one, else on the test part, the earliest on ties; ``last10`` is
+    the mean over evaluated rounds among the last ten.
     """
-    config, rounds = setup.config, store.read("rounds")
-    tested = rounds.dropna(subset=["test_accuracy"]).set_index("round")
-    best_by, best = _best(tested)
+    config, rounds, task = setup.config, store.read("rounds"), setup.task
+    tested = rounds.dropna(subset=["test_loss"]).set_index("round")
+    best_by, best = _best(tested, task)
 
     def outcomes(*columns: str) -> dict[str, float | None]:
         """Final, best and last-10 value of columns of the evaluated rounds."""
@@ -96,6 +97,10 @@ def summarise(setup: Setup, store: RunStore, seconds: float) -> dict[str, Any]:
     final = last_predictions(store)
     row |= {"collapsed": None if final is None else final.collapsed} | _final_clients(store)
     row |= outcomes(*(metric_column("test", metric) for metric in LAST))
+    row |= outcomes(*(c for c in setup.measure_columns if c.startswith("test_")))
+    if task.collapsed is not None and len(tested):
+        names = {m.name: metric_column("test", m.name, "final") for m in task.measures}
+        row["collapsed"] = task.collapsed({name: row[column] for name, column in names.items()})
     row |= {name: rounds[name].iloc[-1] for name in EPSILONS if name in rounds}
     row[GINI] = None if accuracies is None else gini(accuracies)
     for metric in (name for name in UNDER_ATTACK if name in rounds):
@@ -105,12 +110,13 @@ def summarise(setup: Setup, store: RunStore, seconds: float) -> dict[str, Any]:
     return row | {"data_digest": _data_digest(setup), "label": config.label}
 
 
-def _best(tested: pd.DataFrame) -> tuple[str, int | None]:
+def _best(tested: pd.DataFrame, task: Task) -> tuple[str, int | None]:
     """The part that the best of the evaluated rounds is chosen on, and this round."""
-    part = "val" if tested["val_accuracy"].notna().any() else "test"
-    scores = tested[metric_column(part, "accuracy")]
+    part = "val" if tested["val_loss"].notna().any() else "test"
+    scores = tested[metric_column(part, task.primary)].dropna()
+    at = scores.argmin() if task.lowest and len(scores) else scores.argmax() if len(scores) else 0
     # a callback may stop a run before its first evaluation
-    return part, int(scores.index[int(scores.argmax())]) if len(tested) else None
+    return part, int(scores.index[int(at)]) if len(scores) else None
 
 
 def _data_digest(setup: Setup) -> str | None:
@@ -170,7 +176,8 @@ def _accuracies_of_clients(store: RunStore) -> F64 | None:
     for split in ("test", "own_test"):
         rows = table[table["split"] == split]
         if len(rows):
-            return rows["accuracy"][rows["round"] == rows["round"].max()].to_numpy(np.float64)
+            last = rows["accuracy"][rows["round"] == rows["round"].max()].dropna()
+            return last.to_numpy(np.float64) if len(last) else None
     return None
 
 

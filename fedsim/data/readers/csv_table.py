@@ -17,7 +17,7 @@ from fedsim.core.errors import ConfigError, DataError, nearest
 from fedsim.core.settings import Names, listed
 from fedsim.core.tables import Table
 from fedsim.core.types import F64, I64, Array
-from fedsim.data.dataset import OWN_TEST, SCOPE, TRAIN, DatasetInfo, Parts, Raw, Request
+from fedsim.data.dataset import OWN_TEST, TRAIN, DatasetInfo, Parts, Raw, Request
 from fedsim.data.files import listed_files
 from fedsim.data.new_rows import OF_FILE, complete, needed_cells, new_features, read_files, sites_of
 from fedsim.data.readers.folder import odd_labels
@@ -81,7 +81,7 @@ def read_csv(
         table, remarks = complete(table, (*needed, *_of_target(roles)))
     classes, y = target(table, roles, known=() if known is None else known["classes"])
     if not classes:
-        raise DataError(f"{table.file}: columns of time and event given; {SCOPE}")
+        raise DataError(f"{table.file}: columns of time and event given")
     meant = len(classes) > _COMPARED or all(number(name) is not None for name in classes)
     parts = parts_of_rows(table, roles.get("split", ""), tuple(PARTS))
     names, site = _sites(table, roles["site"], parts) if "site" in roles else ((), None)
@@ -127,7 +127,7 @@ def _read(request: Request) -> tuple[Table, dict[str, str]]:
     except DataError as error:
         if "needed are the columns" not in str(error):
             raise
-        raise DataError(f"{error}; data.columns.target names the classes; {SCOPE}") from None
+        raise DataError(f"{error}; data.columns.target names the classes") from None
     roles = {role: role for role in USUAL if role in table.columns}
     for role, name in named.items():
         roles[role] = _column(table, name, f"data.columns.{role}")
@@ -277,12 +277,12 @@ def _numbers(table: Table, column: str, least: float = -np.inf) -> NDArray[np.fl
 def _classes(table: Table, column: str, known: Sequence[str]) -> tuple[tuple[str, ...], I64]:
     """The names of the classes, and the class of each row."""
     table.cells(column, present, "the class is missing")
-    odd = f"{{}} is no class; classes are whole numbers or names ({SCOPE})"
+    odd = "{} is no class; classes are whole numbers or names"
     cells = table.cells(column, lambda cell: (number(cell) or 0.0).is_integer(), odd)
     levels = [level(cell) for cell in cells]
     classes = [*known, *_ordered(set(levels).difference(known))]
     if len(classes) < 2:
-        raise DataError(f"{table.file}, column {column}: one class, needed are two ({SCOPE})")
+        raise DataError(f"{table.file}, column {column}: one class, needed are two")
     code = {name: i for i, name in enumerate(classes)}
     return tuple(classes), np.array([code[name] for name in levels], dtype=np.int64)
 

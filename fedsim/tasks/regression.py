@@ -1,0 +1,106 @@
+"""Numbers: mean squared error; RMSE, MAE and R2 over all samples."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedsim.core.task import Measure, TargetError, Task, mean
+from fedsim.core.types import F64, Array
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def check(y: Array) -> None:
+    """(N,) or (N, w) float32, finite."""
+    if y.dtype != np.float32 or y.ndim not in (1, 2):
+        raise TargetError(f"y is {y.dtype} {y.shape}, needed is float32 (N,) or (N, w)")
+    odd = ~np.isfinite(y.reshape(len(y), -1)).all(axis=1)
+    if odd.any():
+        raise TargetError("a target is not finite", int(odd.argmax()))
+
+
+def width(y: Array) -> int:
+    """An output for each number."""
+    return 1 if y.ndim == 1 else y.shape[1]
+
+
+def errors(outputs: Array, y: Array) -> F64:
+    """(N, w) predictions minus targets."""
+    return np.asarray(outputs - y.reshape(len(y), -1), np.float64)
+
+
+def loss(outputs: "Tensor", y: "Tensor") -> "Tensor":
+    """(B,) squared errors, the mean over the numbers of a sample."""
+    return (outputs - y.reshape(outputs.shape)).square().mean(dim=1)
+
+
+def predict(outputs: Array) -> Mapping[str, Array]:
+    """The number, or each of them."""
+    if outputs.shape[1] == 1:
+        return {"prediction": outputs[:, 0]}
+    return {f"prediction_{k}": outputs[:, k] for k in range(outputs.shape[1])}
+
+
+def prints(y: Array) -> Sequence[str]:
+    """The numbers."""
+    return [" ".join(f"{value:g}" for value in row) for row in y.reshape(len(y), -1)]
+
+
+def none(y: Array) -> None:
+    """Numbers have no strata."""
+
+
+def _squares(outputs: Array, y: Array) -> F64:
+    return np.array([np.square(errors(outputs, y)).sum(), y.size])
+
+
+def _absolute(outputs: Array, y: Array) -> F64:
+    return np.array([np.abs(errors(outputs, y)).sum(), y.size])
+
+
+def _root(sums: F64) -> float | None:
+    squared = mean(sums)
+    return None if squared is None else float(np.sqrt(squared))
+
+
+def _residuals(outputs: Array, y: Array) -> F64:
+    """Of each number the squared errors, and the squared distances from the mean target."""
+    targets = y.reshape(len(y), -1).astype(np.float64)
+    spread = np.square(targets - targets.mean(axis=0)).sum(axis=0)
+    return np.array([np.square(errors(outputs, y)).sum(axis=0), spread]).ravel()
+
+
+def _r2(sums: F64) -> float | None:
+    residual, spread = sums.reshape(2, -1)
+    return float(np.mean(1 - residual / spread)) if (spread > 0).all() else None
+
+
+def collapsed(measures: Mapping[str, float | None]) -> bool:
+    """No better than the mean target."""
+    r2 = measures["r2"]
+    return r2 is not None and r2 <= 0
+
+
+def build() -> Task:
+    """The task."""
+    return Task(
+        name="regression",
+        title="numbers",
+        target="value",
+        check=check,
+        width=width,
+        loss=loss,
+        measures=(
+            Measure(name="rmse", title="RMSE", of=_squares, value=_root, better="down"),
+            Measure(name="mae", title="MAE", of=_absolute, better="down"),
+            Measure(name="r2", title="R2", of=_residuals, value=_r2, whole=True),
+        ),
+        primary="rmse",
+        stratum=none,
+        predict=predict,
+        prints=prints,
+        collapsed=collapsed,
+        margin="its outputs are numbers, no logits",
+    )
