@@ -98,10 +98,13 @@ def predict(
 
     given: dict[str, Any] = {name: (first, *more) for name, first in new.items()}
     frame = predicted(run, split=split, data_dir=data_dir, **given, **choices)
-    if not new:
+    noun = "row" if rows else "image" if images else "prediction"
+    if "label_name" in frame:
         right = (frame["label"] == frame["prediction"]).mean()
-        echo(f"{counted(len(frame), 'prediction')}: accuracy {right:.4f}")
+        echo(f"{counted(len(frame), noun)}: accuracy {right:.4f}")
+    elif "prediction" not in frame or frame["prediction"].dtype.kind in "fiu":
+        echo(counted(len(frame), noun))
     else:
         shown = [f"{count} {name}" for name, count in frame["prediction"].value_counts().items()]
-        echo(f"{counted(len(frame), 'row' if rows else 'image')}: {few(shown, SHOWN, 'classes')}")
+        echo(f"{counted(len(frame), noun)}: {few(shown, SHOWN, 'classes')}")
     write_table(frame, out, "table")

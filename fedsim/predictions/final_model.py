@@ -6,17 +6,18 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from scipy.special import softmax
 from torch import Tensor, nn
 
+from fedsim import tasks
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, DivergedError
 from fedsim.core.layout import Pristine, layout_of
 from fedsim.core.rng import seed_for, torch_scope
+from fedsim.core.task import Task
 from fedsim.core.types import F64, Array, ModelSpec
 from fedsim.identity.provenance import Provenance, check_code, code_of
 from fedsim.predictions.models import finished_run, load_model
@@ -32,7 +33,8 @@ logger = logging.getLogger("fedsim")
 class FinalModel:
     """The final model of a run, in evaluation mode on the CPU, and what it takes."""
 
-    network: nn.Module  # inputs (B, ...) -> (B, C) logits
+    network: nn.Module  # inputs (B, ...) -> (B, C) outputs
+    task: Task
     spec: ModelSpec
     classes: tuple[str, ...]
     mean: tuple[float, ...]
@@ -42,8 +44,8 @@ class FinalModel:
     def predict(
         self, inputs: Callable[[slice], Tensor], count: int, where: Callable[[int], str]
     ) -> dict[str, Array]:
-        """The columns ``prediction`` (a class's name) and ``probability_<class>`` of ``count``
-        samples, of which ``inputs`` gives some, and ``where`` says what they are in messages."""
+        """The columns ``prediction`` (a class's name) and ``probability_<class>``, or those of the
+        task, of ``count`` samples; ``inputs`` gives some, and ``where`` names one in messages."""
         pristine, size, batches = Pristine(self.network), self.config.evaluation.batch_size, []
         for start in range(0, count, size):
             batch = inputs(slice(start, min(start + size, count)))
@@ -52,11 +54,17 @@ class FinalModel:
             seed = seed_for(self.config.seed, "evaluate images", start)
             with torch.no_grad(), torch_scope(seed):
                 batches.append(self.network(batch))
-        logits = torch.cat(batches).float().numpy()
-        chances = probabilities(logits, where)
-        names = np.array(self.classes, dtype=object)
-        columns: dict[str, Any] = {"prediction": names[logits.argmax(axis=1)]}
-        return columns | {f"probability_{c}": chances[:, k] for k, c in enumerate(self.classes)}
+        found = columns_of(self.task, torch.cat(batches).float().numpy(), where)
+        if self.task.target == "class":
+            found["prediction"] = np.array(self.classes, dtype=object)[found["prediction"]]
+        return {_named(column, self.classes): values for column, values in found.items()}
+
+
+def _named(column: str, classes: tuple[str, ...]) -> str:
+    """``probability_0`` with the name of the class, or output, in place of its number."""
+    stem, _, number = column.rpartition("_")
+    inside = stem and number.isdecimal() and int(number) < len(classes)
+    return f"{stem}_{classes[int(number)]}" if inside else column
 
 
 def final_model(
@@ -79,17 +87,21 @@ def final_model(
             f"{run}: with {config.algorithm} each client has a model of its own; choose one by "
             f"--client K, 0 to {config.data.num_clients - 1}{listed and f' ({listed})'}"
         )
-    normal = description.mean, description.std
-    return FinalModel(network, description.model, description.classes, *normal, config)
+    name = RunStore(run).read_environment().get("task", {}).get("name", "classification")
+    described = description.model, description.classes, description.mean, description.std
+    return FinalModel(network, tasks.find(name), *described, config)
 
 
-def probabilities(logits: Array, name: Callable[[int], str]) -> F64:
-    """(n, C) softmax of logits (n, C)."""
-    finite = np.isfinite(logits).all(axis=1)
+def columns_of(task: Task, outputs: Array, where: Callable[[int], str]) -> dict[str, Array]:
+    """The columns of predictions (n,) by the task, of outputs (n, C)."""
+    finite = np.isfinite(outputs.reshape(len(outputs), -1)).all(axis=1)
     if not finite.all():
         raise DivergedError(
-            f"{name(int(finite.argmin()))}: the model's outputs are NaN or infinite (of "
+            f"{where(int(finite.argmin()))}: the model's outputs are NaN or infinite (of "
             f"{int((~finite).sum())} of {finite.size} samples)"
         )
-    chances: F64 = softmax(logits.astype(np.float64), axis=1)
-    return chances
+    if task.target != "class":
+        return dict(task.predict(outputs.astype(np.float64)))
+    chances: F64 = softmax(outputs.astype(np.float64), axis=1)
+    columns = {f"probability_{k}": chances[:, k] for k in range(chances.shape[1])}
+    return {"prediction": outputs.argmax(axis=1), **columns}

@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 import torch
 
+from fedsim import tasks
 from fedsim.config.run import RunConfig
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, DataError, nearest
@@ -32,7 +33,7 @@ from fedsim.identity.provenance import Provenance, check_code, check_data, code_
 from fedsim.identity.resume import data_at
 from fedsim.metrics.splits import clients_with, count, counts, indices
 from fedsim.predictions import new_images, new_rows
-from fedsim.predictions.final_model import probabilities
+from fedsim.predictions.final_model import columns_of
 from fedsim.predictions.models import finished_run
 from fedsim.storage import final_models
 from fedsim.storage.checkpoint import ServerState
@@ -92,10 +93,11 @@ def predict(
         A row per model and sample: ``sample`` (index in the data set), ``client_id`` (of the model,
         or of the samples' owner; missing where the global model meets common samples), ``label``
         and ``prediction`` (class indices), ``probability_0`` to ``probability_<C-1>`` (softmax,
-        float64), the names of both classes, ``label_name`` and ``prediction_name``, and ``file``
-        where samples are files. Of ``images`` a row per file: ``file``, ``prediction`` (the name of
-        the class) and ``probability_<name>`` of each class; of ``rows`` likewise, for each ``row``
-        (as an editor counts), with its ``site`` and ``patient`` where these are known.
+        float64), the names of both classes, ``label_name`` and ``prediction_name``, or the target
+        and the columns of another task, and ``file`` where samples are files. Of ``images`` a row
+        per file: ``file``, ``prediction`` (the name of the class) and ``probability_<name>`` of
+        each class; of ``rows`` likewise, for each ``row`` (as an editor counts), with its ``site``
+        and ``patient`` where these are known.
 
     Raises:
         ConfigError: no finished run, no such client or split, data that do not fit the model, or a
@@ -191,12 +193,12 @@ def _passes(
 
 def _frame(dataset: Dataset, index: I64, logits: Array) -> pd.DataFrame:
     """The rows of the samples ``index`` (n,), without the client, from their logits (n, C)."""
-    names = np.array(dataset.class_names, dtype=object)
-    label, predicted = dataset.y[index], logits.argmax(axis=1)
-    chances = probabilities(logits, lambda i: f"sample {index[i]}")
-    columns = {"sample": index, "label": label, "prediction": predicted}
-    columns |= {f"probability_{k}": chances[:, k] for k in range(dataset.num_classes)}
-    columns |= {"label_name": names[label], "prediction_name": names[predicted]}
+    task, label = tasks.of(dataset), dataset.y[index]
+    found = columns_of(task, logits, lambda i: f"sample {index[i]}")
+    columns = {"sample": index, "label": label if label.ndim == 1 else task.prints(label), **found}
+    if task.target == "class":
+        names = np.array(dataset.class_names, dtype=object)
+        columns |= {"label_name": names[label], "prediction_name": names[found["prediction"]]}
     if dataset.files:
         columns["file"] = [dataset.files[i] for i in index.tolist()]
     return pd.DataFrame(columns)

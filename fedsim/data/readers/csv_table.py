@@ -79,10 +79,9 @@ def read_csv(
         needed = [name for name, kind in kinds.items() if kind == NUMBERS or not own]
         needed = needed if known is None else needed_cells(known)
         table, remarks = complete(table, (*needed, *_of_target(roles)))
-    classes, y = target(table, roles, known=() if known is None else known["classes"])
-    if not classes:
-        raise DataError(f"{table.file}: columns of time and event given")
+    classes, y = target(table, roles, request.target, () if known is None else known["classes"])
     meant = len(classes) > _COMPARED or all(number(name) is not None for name in classes)
+    odd = odd_labels(table, classes, y, named=meant, thing="row") if y.dtype == np.int64 else ()
     parts = parts_of_rows(table, roles.get("split", ""), tuple(PARTS))
     names, site = _sites(table, roles["site"], parts) if "site" in roles else ((), None)
     patients = coded_column(table, roles.get("patient", ""))
@@ -107,19 +106,16 @@ def read_csv(
         class_names=classes,
         parts=parts,
         prepare=prepare,
-        remarks=odd_labels(table, classes, y, named=meant, thing="row") + remarks,
+        remarks=odd + remarks,
         **people((names, site), patients, parts, table.where),
     )
 
 
 def _read(request: Request) -> tuple[Table, dict[str, str]]:
     """The rows of all files, and the columns by what they are."""
-    named, place = request.columns, request.own_folder
-    files, given = listed_files(place), [role for role in SURVIVAL if role in named]
-    if len(given) == 1:
-        (other,) = set(SURVIVAL).difference(given)
-        raise ConfigError(f"data.columns.{given[0]}: given without data.columns.{other}")
-    wanted = [named[role].lower() for role in given] or [named.get("target", "target").lower()]
+    named, place = _named(request), request.own_folder
+    files, survival = listed_files(place), SURVIVAL if "time" in named else ("target",)
+    wanted = [named.get(role, role).lower() for role in survival]
     if request.preprocessing is not None:
         wanted += [feature["column"] for feature in request.preprocessing["features"]]
     try:
@@ -149,6 +145,22 @@ def _read(request: Request) -> tuple[Table, dict[str, str]]:
         table = table.with_column(OF_FILE, [file.stem for file in table.files])
         roles["site"] = OF_FILE
     return table, roles
+
+
+def _named(request: Request) -> dict[str, str]:
+    """``data.columns``, with several columns of labels or values one by one, as in a+b."""
+    named, times = dict(request.columns), [role for role in SURVIVAL if role in request.columns]
+    if times and (len(times) == 1 or request.target != "survival"):
+        raise ConfigError(
+            f"data.columns.{times[0]}: {named[times[0]]} given; time and event go together, with "
+            "--task survival"
+        )
+    if request.target == "survival" and not times:
+        raise ConfigError("--task survival needs data.columns.time and data.columns.event")
+    if request.target in ("labels", "value"):
+        first, *more = named.get("target", "target").split("+")
+        named |= {"target": first} | {f"target {i}": name for i, name in enumerate(more, 2)}
+    return named
 
 
 def _column(table: Table, name: str, key: str) -> str:
@@ -243,23 +255,28 @@ def _ordered(levels: set[str]) -> list[str]:
 
 def _of_target(roles: Mapping[str, str]) -> tuple[str, ...]:
     """The columns that ``y`` is made of."""
-    return tuple(roles[role] for role in (SURVIVAL if "time" in roles else ("target",)))
+    several = [role for role in roles if role.startswith("target")]
+    return tuple(roles[role] for role in (SURVIVAL if "time" in roles else several))
 
 
 def target(
-    table: Table, roles: Mapping[str, str], *, numbers: bool = False, known: Sequence[str] = ()
+    table: Table, roles: Mapping[str, str], wanted: str = "class", known: Sequence[str] = ()
 ) -> tuple[tuple[str, ...], Array]:
-    """The names of the classes, those ``known`` first, and the class (N,) of each row; without
-    names the target (N,) float32 where ``numbers`` are wanted, or time and event (N, 2) float32."""
+    """The names of a model's outputs, and what is learnt of each row, ``wanted`` as in
+    :class:`~fedsim.core.task.Task`: a class (N,), those ``known`` first, a value (N,) or several
+    (N, w), labels (N, L), or time and event (N, 2), float32."""
     columns = _of_target(roles)
-    if "time" in roles:
-        time = _numbers(table, columns[0], 0.0)
-        happened = "{} is neither 0 (not seen until then) nor 1 (it happened)"
-        table.cells(columns[1], lambda cell: number(cell) in (0.0, 1.0), happened)
-        return (), np.column_stack([time, _numbers(table, columns[1], 0.0)])
-    if numbers:
-        return (), _numbers(table, columns[0])
-    return _classes(table, columns[0], known)
+    if wanted == "class":
+        return _classes(table, columns[0], known)
+    numbers = {name: _numbers(table, name, 0.0 if "time" in roles else -np.inf) for name in columns}
+    for name in columns[1:] if wanted == "survival" else columns if wanted == "labels" else ():
+        table.cells(
+            name, lambda cell: number(cell) in (0.0, 1.0), "{} is neither 0 (no) nor 1 (yes)"
+        )
+    y = np.column_stack([*numbers.values()])
+    if wanted == "survival":
+        return ("risk",), y
+    return tuple(columns), y[:, 0] if wanted == "value" and len(columns) == 1 else y
 
 
 def _numbers(table: Table, column: str, least: float = -np.inf) -> NDArray[np.float32]:

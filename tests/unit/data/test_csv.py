@@ -352,23 +352,40 @@ def test_codes_whose_gaps_are_filled_by_a_median_are_a_remark(tmp_path: Path):
     assert data.load("csv", file, **columns).remarks == ()
 
 
-def test_time_and_event_are_a_target_of_two_columns(tmp_path: Path):
-    table = read_table(write(tmp_path, ["days", "dead"], [[3, 0], [2.5, "1.0"]]), ())
-    names, y = target(table, {"time": "days", "event": "dead"})
-    assert (names, y.dtype, y.tolist()) == ((), np.float32, [[3, 0], [2.5, 1]])
-    names, y = target(table, {"target": "days"}, numbers=True)
-    assert (names, y.dtype, y.tolist()) == ((), np.float32, [3, 2.5])
-    for cells, message in (
-        ([-1, 1], r"row 2, column days: '-1' is no finite number of at least 0"),
-        ([1, 2], r"row 2, column dead: '2' is neither 0"),
+def test_what_is_learnt_of_the_columns(tmp_path: Path):
+    header, cells = ["days", "dead", "v"], [[3, 0, 1], [2.5, "1.0", 2]]
+    table = read_table(write(tmp_path, header, cells), ())
+    several = {"target": "days", "target 2": "dead"}
+    for roles, wanted, names, expected in (
+        ({"time": "days", "event": "dead"}, "survival", ("risk",), [[3, 0], [2.5, 1]]),
+        ({"target": "days"}, "value", ("days",), [3, 2.5]),
+        (several, "value", ("days", "dead"), [[3, 0], [2.5, 1]]),
+        ({"target": "dead"}, "labels", ("dead",), [[0], [1]]),
     ):
-        bad = read_table(write(tmp_path, ["days", "dead"], [cells]), ())
-        with pytest.raises(DataError, match=message):
-            target(bad, {"time": "days", "event": "dead"})
-    with pytest.raises(
-        ConfigError, match=r"data\.columns\.event: given without data\.columns\.time"
+        outputs, y = target(table, roles, wanted)
+        assert (outputs, y.dtype, y.tolist()) == (names, np.float32, expected)
+    for cells, roles, wanted, message in (
+        ([-1, 1, 0], {"time": "days", "event": "dead"}, "survival", "days: '-1' is no finite numb"),
+        ([1, 2, 0], {"time": "days", "event": "dead"}, "survival", "dead: '2' is neither 0 "),
+        ([1, 2, 0], {"target": "dead"}, "labels", "dead: '2' is neither 0 "),
+        ([1, "x", 0], several, "value", "dead: 'x' is no finite number"),
     ):
-        data.load("csv", bad.file, columns={"event": "dead"})
+        bad = read_table(write(tmp_path, header, [cells]), ())
+        with pytest.raises(DataError, match=f"row 2, column {message}"):
+            target(bad, roles, wanted)
+    for columns, given in (
+        ({"event": "dead"}, "event"),
+        ({"time": "days", "event": "dead"}, "time"),
+    ):
+        with pytest.raises(ConfigError, match=rf"data\.columns\.{given}: .* with --task survival"):
+            data.load("csv", bad.file, columns=columns)
+    d = data.load(
+        "csv",
+        write(tmp_path, header, [[i, i / 7, i % 3] for i in range(30)]),
+        columns={"target": "days+dead"},
+        task="regression",
+    )
+    assert (d.class_names, d.y.shape, d.x.shape) == (("days", "dead"), (30, 2), (30, 1))
 
 
 def test_what_a_run_keeps_makes_the_same_features_of_the_same_cells(tmp_path: Path):

@@ -167,6 +167,29 @@ def test_a_file_of_a_known_name_is_that_hospital(table, tmp_path):
     ]
 
 
+def test_rows_of_a_regression_have_its_numbers(table, tmp_path):
+    settings = {"name": "csv", "dir": str(table), "columns": {"target": "age", "site": "hospital"}}
+    out = fedsim.run(
+        RunConfig(
+            algorithm="fedavg", task="regression", data=settings,
+            csv=READ | {"features": "pressure,pain", "scaling": "all"},
+            train={"rounds": 1, "sample_rate": 1.0}, engine={"kind": "serial"},
+        ),
+        tmp_path / "run",
+    ).path  # fmt: skip
+    own = fedsim.predict(out, split="test")
+    ages = pd.read_csv(table)["age"]
+    assert own["label"].tolist() == ages[own["sample"]].tolist()
+    new = unlabelled(table, tmp_path / "new.csv", own["sample"])
+    done = command("predict", out, "--rows", new, "--out", tmp_path / "o.csv")
+    assert done.stdout.splitlines()[0] == f"{len(own)} rows"
+    found = pd.read_csv(tmp_path / "o.csv")
+    assert found.columns.tolist() == ["row", "site", "patient", "prediction"]
+    np.testing.assert_allclose(found["prediction"], own["prediction"], rtol=1e-5, atol=1e-5)
+    labelled = fedsim.predict(out, data_dir=table)
+    assert labelled["label"].tolist() == ages.tolist()
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
