@@ -17,7 +17,7 @@ from fedsim.core.errors import ConfigError, DataError, nearest
 from fedsim.core.settings import Names, listed
 from fedsim.core.tables import Table
 from fedsim.core.types import F64, I64, Array
-from fedsim.data.dataset import OWN_TEST, TRAIN, DatasetInfo, Parts, Raw, Request
+from fedsim.data.dataset import OWN_TEST, TEST, TRAIN, DatasetInfo, Parts, Raw, Request
 from fedsim.data.files import listed_files
 from fedsim.data.new_rows import OF_FILE, complete, needed_cells, new_features, read_files, sites_of
 from fedsim.data.readers.folder import odd_labels
@@ -83,6 +83,7 @@ def read_csv(
     meant = len(classes) > _COMPARED or all(number(name) is not None for name in classes)
     odd = odd_labels(table, classes, y, named=meant, thing="row") if y.dtype == np.int64 else ()
     parts = parts_of_rows(table, roles.get("split", ""), tuple(PARTS))
+    parts = parts if known is None else np.full(len(table), TEST, np.int8)  # a site need not be
     names, site = _sites(table, roles["site"], parts) if "site" in roles else ((), None)
     patients = coded_column(table, roles.get("patient", ""))
     if known is None:

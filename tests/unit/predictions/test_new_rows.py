@@ -99,6 +99,7 @@ def test_the_tables_own_test_rows_get_the_same_through_a_file(given, table, tmp_
 def test_labelled_rows_elsewhere_are_prepared_as_those_of_the_run(runs, table, tmp_path):
     """No row of the new table is for training, and one class is enough."""
     labelled = pd.read_csv(table, dtype=str, keep_default_na=False)
+    labelled.loc[::3, "hospital"] = ""
     labelled[labelled["outcome"] == "ill"].to_csv(tmp_path / "new.csv", index=False)
     frame = fedsim.predict(runs["site"], data_dir=tmp_path / "new.csv")
     assert set(frame["label_name"]) == {"ill"}
