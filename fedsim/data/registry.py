@@ -65,6 +65,7 @@ def load(
     columns: Mapping[str, str] | None = None,
     known_words: tuple[str, ...] | None = None,
     task: str | None = None,
+    task_options: Mapping[str, Scalar] | None = None,
     measures: Sequence[str] = (),
     **given: Scalar,
 ) -> Dataset:
@@ -84,9 +85,10 @@ def load(
     ``num_clients`` are sites or users of generated data. With ``whole`` all samples are the test
     part, for predictions. ``columns`` are names of columns by what they hold, ``known_words`` the
     vocabulary to read texts with, ``given`` the data set's own options, see :func:`options`.
-    ``task`` is what is learnt, by default the data set's own, ``measures`` what it measures beside.
+    ``task`` is what is learnt, by default the data set's own, ``measures`` what it measures beside,
+    ``task_options`` the settings of the task.
     """
-    asked_task = None if task is None else tasks.find(task)
+    asked_task = None if task is None else tasks.find(task, task_options)
     values = checked(name, options(name), given, "option")
     parts: dict[str, Any] = {"val_fraction": val_fraction, "test_fraction": test_fraction}
     parts |= {"image_size": image_size, "augment": augment, "seed": seed}
