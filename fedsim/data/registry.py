@@ -23,7 +23,6 @@ from fedsim.core.task import Task
 from fedsim.core.types import Dataset
 from fedsim.data import readers
 from fedsim.data.dataset import DatasetInfo, Request, assemble, check, in_one_part
-from fedsim.data.readers.medmnist import REFUSED
 
 _OF_LOADERS = ("image_size", "augment", "val_fraction", "test_fraction", "seed", "split")
 """Settings of section ``data`` that a user's loader is given if it has a parameter of the name."""
@@ -122,8 +121,6 @@ def reader(name: str) -> Callable[..., Any]:
         return info.read
     if ":" in name:
         return resolve(name, f"data set {name!r}")
-    if name in REFUSED:
-        raise ConfigError(f"data set {name!r} {REFUSED[name]}")
     names = [info.name for info in catalogue()]
     raise ConfigError(
         f"unknown data set {name!r}{nearest(name, names)}; allowed: {', '.join(names)}, "
