@@ -289,7 +289,7 @@ class EvaluationConfig(Section):
         Neutral("--target-accuracy", "A", column="target_accuracy"),
     ] = None
     """Target test accuracy, above 0 and up to 1; summary.csv says when it was first reached."""
-    measures: Annotated[settings.Names, Neutral()] = ""
+    measures: Annotated[settings.Names | None, Neutral()] = None
     """Further measures of the task, as in auc,sensitivity@0.9: columns of rounds.csv, and by client
     of evaluations.csv and final_clients.csv."""
     finetune_epochs: settings.CountOrZero = 0

@@ -7,7 +7,7 @@ import numpy as np
 
 from fedsim.core.task import Measure, TargetError, Task
 from fedsim.core.types import F64, Array
-from fedsim.tasks.classification import rank_auc
+from fedsim.tasks import classification
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,7 +54,7 @@ def none(y: Array) -> None:
 
 def _aucs(outputs: Array, y: Array) -> F64:
     """Of each label against the samples without it; NaN where there are none of a kind."""
-    return np.array([rank_auc(outputs[:, k], y[:, k] == 1) for k in range(y.shape[1])])
+    return np.array([classification.auc(outputs[:, k], y[:, k] == 1) for k in range(y.shape[1])])
 
 
 def _counts(outputs: Array, y: Array) -> F64:

@@ -97,7 +97,7 @@ def read_arguments(config: RunConfig) -> dict[str, Any]:
         "columns": c.column_names,
         "task": config.task,
         "task_options": config.hyperparameters.get(config.task or ""),
-        "measures": listed(config.evaluation.measures),
+        "measures": listed(config.evaluation.measures or ""),
         **config.hyperparameters.get(c.name, {}),
     }
 
