@@ -298,7 +298,7 @@ def _compare_record(result: Verification, rerun: Rerun) -> None:
 
 
 def _compare_split(result: Verification, rerun: Rerun, scratch: Path) -> None:
-    """partition.csv, split.csv and vocabulary.json with what the data give."""
+    """partition.csv, split.csv, vocabulary.json and preprocessing.json with what the data give."""
     fresh = scratch / "split"
     fresh.mkdir()
     write_split(rerun.setup, RunWriter(fresh))

@@ -34,10 +34,12 @@ class DataConfig(Section):
 
     prefix = "data."
     name: Annotated[str, Common("-d --dataset", names="datasets", column="dataset")] = "digits"
-    """Data set, for classification: a name of `fedsim list datasets`, csv:FILE, hf:DIR with a saved
-    Hugging Face data set, or a function of your own, module:function or FILE.py:function."""
+    """Data set, for classification: a name of `fedsim list datasets`, csv:FILE or csv:DIR, hf:DIR
+    with a saved Hugging Face data set, or a function of your own, module:function or
+    FILE.py:function."""
     dir: Annotated[str | None, Common("--data-dir", "DIR", path="dir", column=None)] = None
-    """Folder that holds the data set's files, or that folder's parent; of csv the file."""
+    """Folder that holds the data set's files, or that folder's parent; of csv the file, a folder of
+    files, or FILE,FILE."""
     partition: Annotated[str | None, Common("--partition", names="partitions")] = None
     """How samples are split over clients: a name of `fedsim list partitions`, module:function or
     FILE.py:function; unset: the data set's own default."""
@@ -74,10 +76,10 @@ class DataConfig(Section):
     number per channel; unset: those (and the size) that a network of timm or torchvision was
     pretrained with where model.pretrained is true, else dataset."""
     columns: str | None = None
-    """Names of the columns that hold target, site, patient or split in a table, or image, text,
-    label, site, user or patient in a saved Hugging Face data set, as in label=fine_label,
-    site=hospital, a pair with a comma in quotes; also one by one, as data.columns.label; unset:
-    these names."""
+    """Names of the columns that hold target, site, patient or split in a table (or time and event,
+    unset: none), or image, text, label, site, user or patient in a saved Hugging Face data set, as
+    in label=fine_label,site=hospital, a pair with a comma in quotes; also one by one, as
+    data.columns.label; unset: these names."""
     augment: str | None = None
     """Augmentation of training images; unset: the data set's default."""
     client_val_fraction: settings.Share = 0.0

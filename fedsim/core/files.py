@@ -23,6 +23,8 @@ MODEL, CLIENTS = "model.safetensors", "clients.safetensors"
 """A run's final model, and what clients keep to themselves, named ``client/tensor``."""
 VOCABULARY = "vocabulary.json"
 """The words of a run on texts, in the order of their tokens."""
+PREPROCESSING = "preprocessing.json"
+"""How a run prepared its samples, where that depends on the training samples (tables)."""
 UNFINISHED = ".writing-"
 """Prefix of the temporary folders in which files are written; a kill leaves them behind."""
 

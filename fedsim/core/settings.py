@@ -38,7 +38,7 @@ Order = Literal["round_robin", "sequential"]
 """In which clients draw from the classes: in turn, or one after another."""
 
 
-COLUMNS = ("image", "text", "label", "target", "site", "user", "patient", "split")
+COLUMNS = ("image", "text", "label", "target", "site", "user", "patient", "split", "time", "event")
 """What a column of a data set may hold, in ``data.columns``."""
 
 
@@ -190,7 +190,8 @@ def word_or_number(value: object, words: Sequence[str]) -> str | int:
 
 
 def with_folder(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Section ``data``, in which ``hf:DIR`` or ``csv:FILE`` stands for name and ``data.dir``."""
+    """Section ``data``, in which ``hf:DIR``, ``csv:FILE``, ``csv:FILE,FILE`` or ``csv:DIR`` stands
+    for name and ``data.dir``."""
     kind, colon, folder = str(values.get("name")).partition(":")
     if kind not in ("hf", "csv") or not colon:
         return values

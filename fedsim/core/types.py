@@ -7,7 +7,7 @@ B float statistics (running means and variances), D = P + B, N images, C classes
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -181,6 +181,17 @@ Inputs = Literal["images", "features", "tokens"]
 """What a sample is to a model."""
 
 
+@runtime_checkable
+class Preparation(Protocol):
+    """A ``prepare`` of :class:`LabelledSamples` that a run keeps for new samples."""
+
+    def __call__(self, training: I64, /) -> Array:
+        """All samples, by those of them that are for training (n,)."""
+
+    def record(self, training: I64, /) -> Mapping[str, Any]:
+        """What new samples are prepared by then, as JSON."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class LabelledSamples:
     """Decoded samples, and what is known of each of them.
@@ -207,7 +218,7 @@ class LabelledSamples:
         files: the file of each sample, relative to the folder of the data, where it has one.
         remarks: what somebody should look at before training, a line each.
         prepare: gives ``x`` where it depends on which samples (n,) int64 are for training, as
-            scaled features do; None: it does not.
+            scaled features do; None: it does not. A :class:`Preparation` is kept with a run.
         task: what is learnt; None: a class for each sample, or for each token.
     """
 

@@ -85,7 +85,7 @@ def _as_the_data_decide(wanted: RunConfig, have: Mapping[str, Any], patients: bo
 BEFORE_ROUNDS = frozenset(
     {
         *("config.yaml", "env.json", "partition.csv", "split.csv", "errors.csv"),
-        *(files.VOCABULARY, status.FAILURE),
+        *(files.VOCABULARY, files.PREPROCESSING, status.FAILURE),
     }
 )
 """The files of a run of which no round has finished; none of them holds results."""

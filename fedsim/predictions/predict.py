@@ -31,7 +31,8 @@ from fedsim.identity.environment import device_of
 from fedsim.identity.provenance import Provenance, check_code, check_data, code_of
 from fedsim.identity.resume import data_at
 from fedsim.metrics.splits import clients_with, count, counts, indices
-from fedsim.predictions import new_images
+from fedsim.predictions import new_images, new_rows
+from fedsim.predictions.final_model import probabilities
 from fedsim.predictions.models import finished_run
 from fedsim.storage import final_models
 from fedsim.storage.checkpoint import ServerState
@@ -68,6 +69,7 @@ def predict(
     split: str | None = None,
     data_dir: Path | str | None = None,
     images: Path | str | Sequence[Path | str] | None = None,
+    rows: Path | str | Sequence[Path | str] | None = None,
     accept_changed_code: bool = False,
 ) -> pd.DataFrame:
     """The classes that the final models of a run give to samples, with all probabilities.
@@ -83,6 +85,7 @@ def predict(
         data_dir: the folder to read in place of ``data.dir``: new data of the same kind, with
             labels, whose classes are found by name. All splits but ``all`` need the run's own data.
         images: new images without labels: a folder, a file, or several of them.
+        rows: new rows of a table, or texts, without labels: a CSV file, a folder, or several.
         accept_changed_code: use the user's own functions even if their code has changed.
 
     Returns:
@@ -91,7 +94,8 @@ def predict(
         and ``prediction`` (class indices), ``probability_0`` to ``probability_<C-1>`` (softmax,
         float64), the names of both classes, ``label_name`` and ``prediction_name``, and ``file``
         where samples are files. Of ``images`` a row per file: ``file``, ``prediction`` (the name of
-        the class) and ``probability_<name>`` of each class.
+        the class) and ``probability_<name>`` of each class; of ``rows`` likewise, for each ``row``
+        (as an editor counts), with its ``site`` and ``patient`` where these are known.
 
     Raises:
         ConfigError: no finished run, no such client or split, data that do not fit the model, or a
@@ -101,12 +105,15 @@ def predict(
         StoreError: a file of the run is missing or damaged.
     """
     path = Path(run)
+    given = [name for name, new in {"images": images, "rows": rows}.items() if new is not None]
+    if given and (len(given) > 1 or split is not None or data_dir is not None):
+        raise ConfigError(f"{given[0]}: does not go with split or data_dir, nor rows with images")
     if images is not None:
-        if split is not None or data_dir is not None:
-            raise ConfigError("images: does not go with split or data_dir")
-        paths = [images] if isinstance(images, Path | str) else images
         model = new_images.image_model(path, client, accept_changed_code=accept_changed_code)
-        return model.predict(new_images.image_files(paths))
+        return new_images.predict(model, new_images.image_files(several(images)))
+    if rows is not None:
+        accept = {"accept_changed_code": accept_changed_code}
+        return new_rows.predict(path, several(rows), client, **accept)
     split = (ALL if data_dir else SPLITS[0]) if split is None else split
     if split not in SPLITS:
         raise ConfigError(
@@ -141,6 +148,11 @@ def predict(
             setup.config.evaluation.personal,
         )
     return pd.concat(_frames(setup, state, client, owned, part), ignore_index=True)
+
+
+def several(paths: Path | str | Sequence[Path | str]) -> Sequence[Path | str]:
+    """One path, or several, as a sequence."""
+    return [paths] if isinstance(paths, Path | str) else paths
 
 
 def _frames(
@@ -181,7 +193,7 @@ def _frame(dataset: Dataset, index: I64, logits: Array) -> pd.DataFrame:
     """The rows of the samples ``index`` (n,), without the client, from their logits (n, C)."""
     names = np.array(dataset.class_names, dtype=object)
     label, predicted = dataset.y[index], logits.argmax(axis=1)
-    chances = new_images.probabilities(logits, lambda i: f"sample {index[i]}")
+    chances = probabilities(logits, lambda i: f"sample {index[i]}")
     columns = {"sample": index, "label": label, "prediction": predicted}
     columns |= {f"probability_{k}": chances[:, k] for k in range(dataset.num_classes)}
     columns |= {"label_name": names[label], "prediction_name": names[predicted]}
@@ -206,6 +218,8 @@ def _with_device(config: RunConfig, run: Path) -> RunConfig:
 def _own_data(run: Path, config: RunConfig) -> Setup:
     """The run's setup; a DataError where the data now give other clients or samples."""
     setup = prepare(config)
+    if not (run / files.PREPROCESSING).exists():  # of an earlier version, which stays as it is
+        setup = replace(setup, dataset=replace(setup.dataset, prepare=None))
     malicious = RunStore(run).read_environment().get("malicious_clients", ())
     try:
         write_split(replace(setup, malicious=tuple(malicious)), RunWriter(run))
@@ -220,8 +234,9 @@ def _new_data(run: Path, config: RunConfig, description: Description) -> Setup:
     and numbers of classes are those of the run."""
     alone = {"group": "none"}  # who the patients are need not be known
     config = config.model_copy(update={"data": config.data.model_copy(update=alone)})
-    words = RunStore(run).read_words()
-    dataset = loading.read(config, whole=True, known_words=words)
+    store = RunStore(run)
+    words, known = store.read_words(), store.read_preprocessing()
+    dataset = loading.read(config, whole=True, known_words=words, preprocessing=known)
     if dataset.words != (words or ()):
         place = run / files.VOCABULARY
         origin = _origin(config, dataset)
@@ -230,7 +245,7 @@ def _new_data(run: Path, config: RunConfig, description: Description) -> Setup:
     if dataset.pipeline is not None and description.mean:
         pipeline = replace(dataset.pipeline, mean=description.mean, std=description.std)
         dataset = replace(dataset, pipeline=pipeline)
-    held_out = tuple(RunStore(run).read_environment().get("heldout_clients", ()))
+    held_out = tuple(store.read_environment().get("heldout_clients", ()))
     nobody = Partition(train=(dataset.train,) * config.data.num_clients, held_out=held_out)
     return assemble(config, dataset, nobody, config.data.partition or "iid")
 

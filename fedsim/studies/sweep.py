@@ -21,6 +21,7 @@ from fedsim.config.experiments import MOST_RUNS, Axis, AxisValue, Experiment, Se
 from fedsim.config.resolve import resolve, warn_unused
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError
+from fedsim.data.files import places
 from fedsim.identity.provenance import (
     Code,
     Data,
@@ -201,8 +202,9 @@ def _data_of(config: RunConfig) -> Data | None:
     """The data of now, None where they are gone."""
     from fedsim.training import loading  # imports torch, which a sweep need not
 
-    for path in (config.data.dir, loading.client_file(config)):
-        if path is not None and not Path(path).exists():
+    named = [] if config.data.dir is None else places(config.data.dir)
+    for path in (*named, loading.client_file(config)):
+        if path is not None and not path.exists():
             logger.info("%s is not there: the data are not compared", path)
             return None
     return data_of(loading.divided(config)[0], config.data.dir)

@@ -20,6 +20,7 @@ from fedsim.core.imports import users_code
 from fedsim.core.machine import kind_of, other_kind
 from fedsim.core.normalization import OF_DATASET
 from fedsim.core.rows import ModelRow, TimingRow
+from fedsim.core.types import Preparation
 from fedsim.data import partitions, patients, splits
 from fedsim.engine.base import Executor
 from fedsim.engine.blocks import named
@@ -343,11 +344,14 @@ def fingerprint(setup: Setup) -> Fingerprint:
 
 
 def write_split(setup: Setup, store: RunWriter) -> None:
-    """Who owns what, in partition.csv and split.csv, and the words of texts."""
+    """Who owns what, in partition.csv and split.csv, the words of texts, and how features are made
+    of new rows."""
     dataset, partition, bad = setup.dataset, setup.partition, setup.malicious
     store.write_partition(partitions.table(dataset, partition, malicious=bad))
     store.write_split(splits.columns(dataset, partition, bad, setup.root.tolist()))
     store.write_vocabulary(dataset.words)
+    if isinstance(dataset.prepare, Preparation):
+        store.write_preprocessing(dataset.prepare.record(dataset.train))
 
 
 def _restore(setup: Setup, store: RunWriter) -> tuple[Checkpoints, Position | None]:

@@ -1,0 +1,95 @@
+"""The final model of a run with what it takes, for samples that are not of the run's data."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.special import softmax
+from torch import Tensor, nn
+
+from fedsim.config.run import RunConfig
+from fedsim.core.errors import ConfigError, DivergedError
+from fedsim.core.layout import Pristine, layout_of
+from fedsim.core.rng import seed_for, torch_scope
+from fedsim.core.types import F64, Array, ModelSpec
+from fedsim.identity.provenance import Provenance, check_code, code_of
+from fedsim.predictions.models import finished_run, load_model
+from fedsim.storage.final_models import Description
+from fedsim.storage.run_dir import RunStore, client_number
+from fedsim.training.assemble import algorithm_of
+from fedsim.training.final_models import personal_slots
+
+logger = logging.getLogger("fedsim")
+
+
+@dataclass(frozen=True)
+class FinalModel:
+    """The final model of a run, in evaluation mode on the CPU, and what it takes."""
+
+    network: nn.Module  # inputs (B, ...) -> (B, C) logits
+    spec: ModelSpec
+    classes: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    config: RunConfig
+
+    def predict(
+        self, inputs: Callable[[slice], Tensor], count: int, where: Callable[[int], str]
+    ) -> dict[str, Array]:
+        """The columns ``prediction`` (a class's name) and ``probability_<class>`` of ``count``
+        samples, of which ``inputs`` gives some, and ``where`` says what they are in messages."""
+        pristine, size, batches = Pristine(self.network), self.config.evaluation.batch_size, []
+        for start in range(0, count, size):
+            batch = inputs(slice(start, min(start + size, count)))
+            pristine.restore()
+            self.network.eval()
+            seed = seed_for(self.config.seed, "evaluate images", start)
+            with torch.no_grad(), torch_scope(seed):
+                batches.append(self.network(batch))
+        logits = torch.cat(batches).float().numpy()
+        chances = probabilities(logits, where)
+        names = np.array(self.classes, dtype=object)
+        columns: dict[str, Any] = {"prediction": names[logits.argmax(axis=1)]}
+        return columns | {f"probability_{c}": chances[:, k] for k, c in enumerate(self.classes)}
+
+
+def final_model(
+    run: Path, client: int | str | None = None, *, accept_changed_code: bool = False
+) -> FinalModel:
+    """The final model of a finished run, or that of one client, by number or name."""
+    config = finished_run(run)
+    if client is not None:
+        client = client_number(run, config.data.num_clients, client)
+    if check_code(run, Provenance.read(run), code_of(config), accept=accept_changed_code):
+        logger.warning("%s: its models were trained with the code before the change", run)
+    description = Description.read(run)
+    network, algorithm = load_model(run, client), algorithm_of(config)
+    own = personal_slots(algorithm, layout_of(network)) and not algorithm.one_model
+    if client is None and own:
+        table = RunStore(run).read("partition").drop_duplicates("client_id").set_index("client_id")
+        names = table["name"].dropna().head(10).items() if "name" in table else ()
+        listed = ", ".join(f"{number} {name}" for number, name in names)
+        raise ConfigError(
+            f"{run}: with {config.algorithm} each client has a model of its own; choose one by "
+            f"--client K, 0 to {config.data.num_clients - 1}{listed and f' ({listed})'}"
+        )
+    normal = description.mean, description.std
+    return FinalModel(network, description.model, description.classes, *normal, config)
+
+
+def probabilities(logits: Array, name: Callable[[int], str]) -> F64:
+    """(n, C) softmax of logits (n, C)."""
+    finite = np.isfinite(logits).all(axis=1)
+    if not finite.all():
+        raise DivergedError(
+            f"{name(int(finite.argmin()))}: the model's outputs are NaN or infinite (of "
+            f"{int((~finite).sum())} of {finite.size} samples)"
+        )
+    chances: F64 = softmax(logits.astype(np.float64), axis=1)
+    return chances
