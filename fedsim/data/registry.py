@@ -22,7 +22,7 @@ from fedsim.core.settings import Scalar, checked
 from fedsim.core.task import Task
 from fedsim.core.types import Dataset
 from fedsim.data import readers
-from fedsim.data.dataset import DatasetInfo, Request, assemble, check, in_one_part
+from fedsim.data.dataset import DatasetInfo, Request, assemble, check, for_task, in_one_part
 
 _OF_LOADERS = ("image_size", "augment", "val_fraction", "test_fraction", "seed", "split")
 """Settings of section ``data`` that a user's loader is given if it has a parameter of the name."""
@@ -148,7 +148,7 @@ def _load_own(
     if not isinstance(dataset, Dataset):
         kind = type(dataset).__name__
         raise DataError(f"{where}: returned {kind}, needed is fedsim.core.types.Dataset")
-    dataset = dataset if task is None else replace(dataset, task=task)
     with users_code(where, DataError):
+        dataset = replace(dataset, **for_task(dataset, task))
         check(dataset, name)
     return dataset

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,12 @@ import torch
 from scipy.special import softmax
 from torch import Tensor, nn
 
+from fedsim import tasks
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, DivergedError
 from fedsim.core.layout import Pristine, layout_of
 from fedsim.core.rng import seed_for, torch_scope
+from fedsim.core.task import Task
 from fedsim.core.types import F64, Array, ModelSpec
 from fedsim.identity.provenance import Provenance, check_code, code_of
 from fedsim.predictions.models import finished_run, load_model
@@ -38,12 +40,14 @@ class FinalModel:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     config: RunConfig
+    task: Task
 
     def predict(
         self, inputs: Callable[[slice], Tensor], count: int, where: Callable[[int], str]
     ) -> dict[str, Array]:
-        """The columns ``prediction`` (a class's name) and ``probability_<class>`` of ``count``
-        samples, of which ``inputs`` gives some, and ``where`` says what they are in messages."""
+        """The columns ``prediction`` (a class's name) and ``probability_<class>``, or those of the
+        task, of ``count`` samples, of which ``inputs`` gives some, and ``where`` says what they are
+        in messages."""
         pristine, size, batches = Pristine(self.network), self.config.evaluation.batch_size, []
         for start in range(0, count, size):
             batch = inputs(slice(start, min(start + size, count)))
@@ -53,6 +57,8 @@ class FinalModel:
             with torch.no_grad(), torch_scope(seed):
                 batches.append(self.network(batch))
         logits = torch.cat(batches).float().numpy()
+        if not self.task.cross_entropy:
+            return columns_of(self.task, logits, self.classes, where)
         chances = probabilities(logits, where)
         names = np.array(self.classes, dtype=object)
         columns: dict[str, Any] = {"prediction": names[logits.argmax(axis=1)]}
@@ -80,16 +86,36 @@ def final_model(
             f"--client K, 0 to {config.data.num_clients - 1}{listed and f' ({listed})'}"
         )
     normal = description.mean, description.std
-    return FinalModel(network, description.model, description.classes, *normal, config)
+    name = config.task or description.task
+    task = tasks.find(name or "classification", config.hyperparameters.get(name or ""))
+    return FinalModel(network, description.model, description.classes, *normal, config, task)
+
+
+def columns_of(
+    task: Task, outputs: Array, names: Sequence[str], where: Callable[[int], str]
+) -> dict[str, Array]:
+    """What a task predicts, by column; one that ends in ``_k`` gets the name of output k."""
+    _check(outputs, where)
+    columns = {}
+    for column, values in task.predict(outputs.astype(np.float64)).items():
+        head, _, number = column.rpartition("_")
+        known = number.isdecimal() and int(number) < len(names)
+        columns[f"{head}_{names[int(number)]}" if known else column] = values
+    return columns
 
 
 def probabilities(logits: Array, name: Callable[[int], str]) -> F64:
     """(n, C) softmax of logits (n, C)."""
+    _check(logits, name)
+    chances: F64 = softmax(logits.astype(np.float64), axis=1)
+    return chances
+
+
+def _check(logits: Array, name: Callable[[int], str]) -> None:
+    """Refuses outputs that are not finite."""
     finite = np.isfinite(logits).all(axis=1)
     if not finite.all():
         raise DivergedError(
             f"{name(int(finite.argmin()))}: the model's outputs are NaN or infinite (of "
             f"{int((~finite).sum())} of {finite.size} samples)"
         )
-    chances: F64 = softmax(logits.astype(np.float64), axis=1)
-    return chances

@@ -44,8 +44,8 @@ def predict(outputs: Array) -> Mapping[str, Array]:
 
 
 def prints(y: Array) -> Sequence[str]:
-    """The numbers of the labels that a sample has."""
-    return [" ".join(map(str, np.flatnonzero(row))) for row in y]
+    """Of each label 1 where the sample has it, else 0."""
+    return [" ".join(f"{label:g}" for label in row) for row in y.tolist()]
 
 
 def none(y: Array) -> None:

@@ -60,7 +60,7 @@ def predict(outputs: Array) -> Mapping[str, Array]:
 
 def prints(y: Array) -> Sequence[str]:
     """The numbers."""
-    return [" ".join(f"{value:g}" for value in row) for row in y.reshape(len(y), -1)]
+    return [" ".join(map(str, row)) for row in y.reshape(len(y), -1)]
 
 
 def none(y: Array) -> None:

@@ -74,7 +74,7 @@ def predict(outputs: Array) -> Mapping[str, Array]:
 
 def prints(y: Array) -> Sequence[str]:
     """The time, with a plus where the event was not seen until then."""
-    return [f"{time:g}" + ("" if event else "+") for time, event in y.tolist()]
+    return [str(time) + ("" if event else "+") for time, event in y]
 
 
 def events(y: Array) -> I64:
