@@ -48,6 +48,7 @@ def partition(
       fedsim partition -d retinamnist --data-dir data/ --clients 20 --out split/
       fedsim partition -d FILE.py:function --out shares/
     """
+    from fedsim import tasks
     from fedsim.data import holdout, patients
     from fedsim.display.tables import show
     from fedsim.engine.blocks import named
@@ -64,7 +65,9 @@ def partition(
     malicious = malicious_clients(settings.attack, settings.data, split)
     samples = counted(sum(map(len, split.train)), "training sample")
     clients = counted(split.num_clients, "client")
-    echo(f"{dataset.name}, {kind}: {samples} of {dataset.num_classes} classes on {clients}")
+    task = tasks.of(dataset)
+    of = f"of {dataset.num_classes} classes" if task.cross_entropy else f"for {task.name}"
+    echo(f"{dataset.name}, {kind}: {samples} {of} on {clients}")
     group = patients.grouping(dataset, kind, settings.data.group)
     excluded = holdout.num_left_out(dataset)
     lines = (
@@ -88,7 +91,9 @@ def class_table(dataset: Dataset, split: Partition) -> list[dict[str, str]]:
     """One row per client, then the sums: training samples by class (of text by few) and in all."""
     import numpy as np
 
-    names = dataset.class_names
+    from fedsim import tasks
+
+    names = dataset.class_names if tasks.of(dataset).cross_entropy else ()
     if dataset.vocabulary and dataset.num_classes > CLASSES_OF_TEXT:
         names = ()
     names = tuple(n if len(n) <= LONG else f"{n[: LONG - 3]}..." for n in names)
@@ -120,8 +125,10 @@ def site_line(dataset: Dataset, split: Partition) -> str:
 def write_split(dataset: Dataset, split: Partition, folder: Path, malicious: Sequence[int]) -> None:
     """Writes the table, the split for ``data.partition_file``, and the figure, with some images of
     up to ten clients where the samples are images."""
+    import numpy as np
     import pandas as pd
 
+    from fedsim import tasks
     from fedsim.core import files
     from fedsim.data import partitions, splits
     from fedsim.data.images import resize
@@ -130,16 +137,22 @@ def write_split(dataset: Dataset, split: Partition, folder: Path, malicious: Seq
     frame = pd.DataFrame(partitions.table(dataset, split, malicious=malicious))
     samples = splits.columns(dataset, split, malicious)
     drawing = analysis("figures.partition")
-    rows = []
+    task, rows = tasks.of(dataset), []
+    strata = np.full(len(dataset.y), -1) if dataset.strata is None else dataset.strata
     most = drawing.CLIENTS if dataset.inputs == "images" else 0
     for client in drawing.spread(split.num_clients, most).tolist():
         owned = split.train[client]
-        shown = owned[drawing.in_proportion(dataset.y[owned])]
+        shown = owned[drawing.in_proportion(strata[owned])]
         images = resize(dataset.x[shown], min(MAX_PIXELS, dataset.x.shape[-1]))
         name = split.names[client] if split.names else f"Client {client}"
-        labels = [dataset.class_names[label] for label in dataset.y[shown].tolist()]
+        labels = [*task.prints(dataset.y[shown])]
+        if task.cross_entropy:
+            labels = [dataset.class_names[label] for label in dataset.y[shown].tolist()]
         rows.append(drawing.ImageRow(f"{name}\n{len(owned):,} samples", images, labels))
-    classes = ["text"] if dataset.per_token else dataset.class_names  # the table's label is -1
+    classes: Sequence[str] = dataset.class_names
+    if dataset.per_token or not task.cross_entropy:  # without strata the table's label is -1
+        whole = "text" if dataset.per_token else task.title
+        classes = [whole] if dataset.strata is None else [*map(str, range(1 + strata.max()))]
     figure = drawing.figure(frame, classes, rows, split.held_out)
     with files.replacing_folder(folder) as unfinished, analysis("figures.style").look():
         (unfinished / "partition.csv").write_bytes(csv_text(frame).encode())
