@@ -265,6 +265,7 @@ class TrainingLoop:
             config=config,
             notes=_notes(setup),
             done=self.position.rounds,
+            measures=setup.measures,
         )
 
 
