@@ -11,9 +11,11 @@ from typing import Any
 import pandas as pd
 
 from fedsim.config.keys import COLUMNS, is_setting
+from fedsim.core.measures import Measures
+from fedsim.core.rows import WHEN
 
 from . import AnalysisError, units
-from .files import read_table
+from .files import read_env, read_table
 from .labels import LABEL, METHOD, NAMES, TITLES, labels, text, with_labels
 from .units import PARTITION, ExperimentalUnit
 
@@ -28,6 +30,7 @@ _EXPERIMENT = (
 """Columns and sections in which compared runs without names must agree, if not grouped by them."""
 ALIASES = {**COLUMNS, **{title: column for column, title in NAMES.items()}}
 """Columns by their key in config.yaml, and by their name in figures."""
+MEASURES = "measures"  # the column with what env.json says of the measures of a run's task
 NAMED = "named"  # the column that says whether the user has named a run
 SHOWN = 8  # an error message names at most this many settings, or values of one
 
@@ -71,7 +74,13 @@ def summaries(runs: Iterable[Path]) -> pd.DataFrame:
         frame = read_table(file, ("seed", *RESULTS), ("algorithm",), optional_texts=(LABEL,))
         if len(frame) != 1:
             raise AnalysisError(f"{file}: {len(frame)} rows, a run has exactly one")
-        row = frame.to_dict("records")[0] | {"path": str(run)}
+        measures = Measures.of(read_env(run))
+        row = frame.to_dict("records")[0] | {"path": str(run), MEASURES: measures}
+        if rows and rows[0][MEASURES].task != measures.task:
+            raise AnalysisError(
+                f"{rows[0]['path']} and {run}: their tasks, {rows[0][MEASURES].task} and "
+                f"{measures.task}, have different measures; give runs of one task"
+            )
         # the rounds of a run that stops without progress are an outcome
         rows.append(row if pd.isna(row.get("train.patience")) else row | {"rounds": None})
     if not rows:
@@ -83,7 +92,9 @@ def summaries(runs: Iterable[Path]) -> pd.DataFrame:
 
 def without_repeats(table: pd.DataFrame) -> tuple[pd.DataFrame, list[Path]]:
     """The runs without those that a later one repeats in settings and results, and these."""
-    same = [*settings(table), units.SEED, LABEL, *RESULTS, *(c for c in [DATA] if c in table)]
+    scores = {m.column("test", when) for m in table[MEASURES] for when in WHEN}
+    results = [*RESULTS, *sorted(scores - {*RESULTS}), DATA]
+    same = [*settings(table), units.SEED, LABEL, *(c for c in results if c in table)]
     repeated = table[same].map(text).duplicated(keep="last")
     return table[~repeated], [Path(path) for path in table["path"][repeated]]
 
