@@ -15,7 +15,7 @@ from fedsim.core.measures import Measures
 
 from . import AnalysisError, units
 from .files import has_rows, read_table
-from .formats import BUDGET, NATS, PERCENT, PLAIN, NumberFormat
+from .formats import BUDGET, PERCENT, PLAIN, UNITS, NumberFormat
 from .runs import MEASURES, Group
 
 
@@ -46,8 +46,8 @@ class Score:
 
 def _score(metric: tables.Metric, plain: NumberFormat = BUDGET, least: float = 0.0) -> Score:
     """A score as its column, or its task, declares it; ``plain`` and ``least`` without a unit."""
-    units = {"%": PERCENT, "nats": NATS, "": plain}
-    return Score(metric.title, units[metric.unit], metric.lowest, 0.0 if metric.unit else least)
+    unit = UNITS[metric.unit] if metric.unit else plain
+    return Score(metric.title, unit, metric.lowest, 0.0 if metric.unit else least)
 
 
 def shown(measures: Measures) -> dict[str, Score]:

@@ -36,7 +36,7 @@ from . import grid, style
 from .grid import Absent, Drawing, Panel
 from .updates import Rounds
 
-X = Literal["round", "seconds"]
+X = Literal["round", "seconds", "epsilon"]
 POINTS = 200  # points in time at which runs that end rounds at different times are averaged
 
 
@@ -124,7 +124,7 @@ def figure(
             curves[one.label] = over_units(per_unit(stacked), ["round"])
         if curves:
             score = curves_of(scores_of(groups))[metric]
-            shown.append(_panel(metric, score, curves, groups[0].unit, setting, axis))
+            shown.append(panel(metric, score, curves, groups[0].unit, setting, axis))
     note = say("curves.note", note=grid.panel_note(shown), lacking=lacking, smooth=smooth)
     return grid.curves_figure(shown, note, grid.facet_lines(split))
 
@@ -138,7 +138,7 @@ def draw(
     primary, shown = measures_of(runs).column("test"), curves_of(scores_of(runs))
     first = of_rounds(score) if of_rounds(score) in present else primary
     panels = [
-        _panel(
+        panel(
             metric, shown[metric],
             {label: over_units(frame, ["round"]) for label, frame in frames.items()}, unit, setting,
         )
@@ -153,11 +153,12 @@ def draw(
     )  # fmt: skip
 
 
-def _panel(
+def panel(
     metric: str, shown: Score, estimates: Mapping[str, pd.DataFrame], unit: ExperimentalUnit,
-    setting: str, x: str = "Communication round",
+    setting: str, x: str = "Communication round", rising: bool = False,
 ) -> Panel:  # fmt: skip
-    curves = grid.curves(estimates, metric, shown.unit.factor)
+    """Of :func:`~analysis.stats.over_units` by label; ``rising``: a logarithmic x axis."""
     return Panel(
-        label=shown.axis, curves=curves, title=setting, unit=unit, possible=shown.possible, x=x
-    )
+        label=shown.axis, curves=grid.curves(estimates, metric, shown.unit.factor), title=setting,
+        unit=unit, possible=shown.possible, x=x, log=rising, rising=rising,
+    )  # fmt: skip

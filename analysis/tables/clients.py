@@ -12,7 +12,7 @@ from itertools import product
 import pandas as pd
 
 from .. import AnalysisError, series
-from ..labels import title_of
+from ..labels import AXIS, title_of
 from ..paired import T, Test
 from ..runs import Group
 from ..scores import Score, measure_of, measures_of
@@ -73,8 +73,9 @@ def spreads(groups: Sequence[Group], baseline: str | None = None, test: Test = T
     """A table for each of :data:`EVALUATED`, :data:`FINAL` and :data:`HELDOUT` that any run has."""
     labels = [one.label for one in groups]
     if baseline is not None and not _compared(labels, baseline):
+        known = "; ".join(labels).replace(AXIS, "")
         raise AnalysisError(
-            f"baseline {baseline}: nothing to compare with it; the runs are {'; '.join(labels)}"
+            f"baseline {baseline}: nothing to compare with it; the runs are {known}"
         )
     primary = measures_of(groups).primary
     last, score = last_scores(groups, primary), measure_of(groups, primary)

@@ -87,6 +87,7 @@ def image_model(
     if spec.inputs != "images" or spec.in_channels not in (1, 3):
         what = spec.inputs if spec.inputs != "images" else f"images of {spec.in_channels} channels"
         raise ConfigError(f"{run}: its model takes {what}, no files of images of 1 or 3 channels")
+    check_alone(run, config)
     algorithm = algorithm_of(config)
     own = personal_slots(algorithm, layout_of(network)) and not algorithm.one_model
     if client is None and own:
@@ -98,6 +99,15 @@ def image_model(
             f"--client K, 0 to {config.data.num_clients - 1}{listed and f' ({listed})'}"
         )
     return ImageModel(network, spec, description.classes, description.mean, description.std, config)
+
+
+def check_alone(run: Path, config: RunConfig) -> None:
+    """Refuses methods whose predictions need more of a run than its files."""
+    if algorithm_of(config).predict is not None:
+        raise ConfigError(
+            f"{run}: with {config.algorithm} predictions depend on the clients' training samples, "
+            "which new data do not have; fedsim predict without --data-dir and --images reads them"
+        )
 
 
 def image_files(paths: Sequence[Path | str]) -> list[Path]:

@@ -44,6 +44,8 @@ from fedsim.training.driver import write_split
 from fedsim.training.evaluate import Candidate, own_model
 from fedsim.training.features import with_features
 from fedsim.training.final_models import personal_slots
+from fedsim.training.personal import with_own_models
+from fedsim.training.round import context
 from fedsim.training.setup import Setup
 
 ALL = "all"
@@ -122,6 +124,7 @@ def predict(
         logger.warning("%s: its models were trained with the code before the change", path)
     config = _with_device(config, path)
     if split == ALL and data_dir is not None:
+        new_images.check_alone(path, config)
         setup = _new_data(path, config, description)
     else:
         setup = _own_data(path, config)
@@ -132,8 +135,8 @@ def predict(
     _check_samples(setup, client, owned, part, split)
     setup = replace(setup, frozen=final_models.load_tensors(path, setup.frozen))
     state = ServerState(params=final_models.load_vector(path, setup.layout))
-    if setup.personalised:
-        personal = personal_slots(setup.algorithm, setup.layout)
+    personal = personal_slots(setup.algorithm, setup.layout)
+    if setup.personalised and personal:
         state = replace(state, clients=ClientStates(ClientTensors(path, personal)))
     if setup.personalised and setup.config.evaluation.personal != "all_clients":
         logger.warning(
@@ -148,6 +151,8 @@ def _frames(
 ) -> Iterator[pd.DataFrame]:
     """The rows, model by model and client by client; ``owned`` is the clients' own part, if any."""
     with closing(SerialExecutor(with_features(setup.spec), setup.config.engine)) as executor:
+        if setup.algorithm.predict is not None:  # what it needs of the clients is in no file
+            state = with_own_models(setup, executor, state, context(setup, 0))
         for clients, model, samples in _passes(setup, state, client, owned, part):
             (outputs,) = executor.evaluate([(model.load(), samples)], OUTPUTS)
             frame = _frame(setup.dataset, indices(setup.spec, samples), np.asarray(outputs))
