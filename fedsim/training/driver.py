@@ -270,6 +270,7 @@ class TrainingLoop:
             config=config,
             notes=_notes(setup),
             done=self.position.rounds,
+            measures=setup.measures,
         )
 
 
