@@ -14,7 +14,7 @@ from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.task import TargetError, Task
 from fedsim.core.types import Array, Dataset, LabelledSamples, Pipeline
 from fedsim.data.holdout import held_out, held_out_by_user, strata
-from fedsim.data.images import resize
+from fedsim.data.images import nearest, resize
 from fedsim.data.patients import numbered
 
 TRAIN, VAL, TEST, OWN_TEST = 0, 1, 2, 3
@@ -132,6 +132,8 @@ def assemble(
     if x.ndim == 4:
         if not raw.size and image_size is not None and (enlarge or image_size < x.shape[-1]):
             x = resize(x, image_size)
+            if raw.y.ndim == 3:
+                raw = replace(raw, y=nearest(raw.y, image_size))
         half = (0.5,) * x.shape[1]
         pipeline = Pipeline(
             size=raw.size or x.shape[-1],
@@ -208,6 +210,13 @@ def _of_samples(d: Dataset) -> Rules:
         from fedsim.data.transforms import check_augment  # imports torch, which takes seconds
 
         check_augment(d.pipeline.augment)
+        masks = tasks.of(d).output == "pixel"
+        moves = (
+            f"data.augment {d.pipeline.augment!r} moves pixels, and masks would stay; allowed: none"
+        )
+        yield not masks or d.pipeline.augment == "none", moves
+        sized = f"x is {x.shape}, and the model sees {d.pipeline.size} pixels a side, not the masks"
+        yield not masks or x.shape[-1] == d.pipeline.size, sized
         shaped = x.dtype == np.uint8 and x.ndim == 4 and x.shape[2] == x.shape[3]
         yield shaped, f"x is {x.dtype} {x.shape}, needed is uint8 (N, channels, H, H)"
         normal = len(d.pipeline.mean) == len(d.pipeline.std) == x.shape[1]

@@ -47,6 +47,14 @@ def resize(x: Array, size: int) -> Array:
     return out
 
 
+def nearest(masks: Array, size: int) -> Array:
+    """Masks (N, H, W) at ``size`` x ``size``: each pixel as the one where its centre falls."""
+    if masks.shape[1:] == (size, size):
+        return masks
+    rows, columns = (((np.arange(size) + 0.5) * n / size).astype(int) for n in masks.shape[1:])
+    return np.ascontiguousarray(masks[:, rows[:, None], columns])
+
+
 def decode(source: Path | bytes, size: int, where: str = "") -> Array:
     """An image file, or the content of one, as RGB (3, size, size) uint8: Resize, CenterCrop.
 

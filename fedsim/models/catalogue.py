@@ -12,7 +12,9 @@ from fedsim.version import DISTRIBUTION
 class ModelInfo:
     """A model of the catalogue: a function (num_classes, in_channels, image_size) -> model."""
 
-    module: Literal["vision", "leaf"]  # of fedsim.models, with a function of the model's name
+    module: Literal[
+        "vision", "leaf", "unet"
+    ]  # of fedsim.models, with a function of the model's name
     description: str
     min_size: int = 1  # of an image, in pixels
     inputs: tuple[Inputs, ...] = ("images",)
@@ -55,6 +57,10 @@ CATALOGUE: Mapping[str, ModelInfo] = {
     "leaf_reddit": ModelInfo(
         "leaf", "LEAF's LSTM for Reddit: a class for every token", inputs=_TOKENS, per_token=True
     ),
+    "unet": ModelInfo(
+        "unet", "U-Net, 0.5 M parameters: a class for every pixel", 8, per_pixel=True
+    ),
+    "unet_small": ModelInfo("unet", "the same with half the channels, 0.12 M", 8, per_pixel=True),
 }
 
 NAMES: Mapping[str, str] = {name: entry.description for name, entry in CATALOGUE.items()}
