@@ -67,7 +67,8 @@ def predict(
     sample: label, prediction and the probability of each class. Without --client the models are
     those that the run evaluates: the global one, or, with personalised methods, each client's own.
 
-    With --images the run's own data need not be there.
+    With --images the run's own data need not be there. Of a class for each pixel the masks are
+    written beside FILE, to FILE_masks/: PNG files of class indices, of new images in their size.
 
     \b
       fedsim predict RUN --images new_scans/ --out new.csv
@@ -80,11 +81,15 @@ def predict(
     if images is not None and (split or data_dir):
         raise click.UsageError("--images does not go with --split or --data-dir")
     check_new_file(Path(out), "--out")
+    from fedsim.predictions import masks
     from fedsim.predictions.predict import predict as predicted
 
     several = None if images is None else (images, *more)
     frame = predicted(run, split=split, data_dir=data_dir, images=several, **choices)
-    if images is None:
+    if "mask" in frame:
+        frame = masks.written(frame, Path(out))
+        echo(f"{counted(len(frame), 'mask')} in {masks.folder_of(Path(out))}")
+    elif images is None:
         right = (frame["label"] == frame["prediction"]).mean()
         echo(f"{counted(len(frame), 'prediction')}: accuracy {right:.4f}")
     else:

@@ -210,13 +210,13 @@ def _of_samples(d: Dataset) -> Rules:
         from fedsim.data.transforms import check_augment  # imports torch, which takes seconds
 
         check_augment(d.pipeline.augment)
-        masks = tasks.of(d).output == "pixel"
-        moves = (
-            f"data.augment {d.pipeline.augment!r} moves pixels, and masks would stay; allowed: none"
+        masks, size = tasks.of(d).output == "pixel", d.pipeline.size
+        still = (
+            f"data.augment {d.pipeline.augment!r}: moves pixels, and masks would stay; give none"
         )
-        yield not masks or d.pipeline.augment == "none", moves
-        sized = f"x is {x.shape}, and the model sees {d.pipeline.size} pixels a side, not the masks"
-        yield not masks or x.shape[-1] == d.pipeline.size, sized
+        yield not masks or d.pipeline.augment == "none", still
+        fitted = f"images of {x.shape[-1]} pixels a side are fitted to {size}, and masks are not"
+        yield not masks or x.shape[-1] == size, fitted
         shaped = x.dtype == np.uint8 and x.ndim == 4 and x.shape[2] == x.shape[3]
         yield shaped, f"x is {x.dtype} {x.shape}, needed is uint8 (N, channels, H, H)"
         normal = len(d.pipeline.mean) == len(d.pipeline.std) == x.shape[1]

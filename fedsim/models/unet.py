@@ -6,7 +6,29 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from fedsim.models.vision import MaxPool2x2, SplitModel
+from fedsim.models.vision import MaxPool2x2
+
+
+class PixelModel(nn.Module):
+    """A network as two parts, ``head(features(x))``: the head is the last, 1x1, convolution, with
+    what follows it.
+
+    Args:
+        features: (B, channels, H, W) -> (B, d, h, w).
+        head: (B, d, h, w) -> (B, C, H, W) logits.
+    """
+
+    def __init__(self, features: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.features = features
+        self.head = head
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, channels, H, W) -> (B, C, H, W)."""
+        logits: Tensor = self.head(self.features(x))
+        return logits
+
+    forward_clients = forward
 
 
 class UNet(nn.Module):
@@ -66,10 +88,9 @@ def _doubled(x: Tensor, like: Tensor) -> Tensor:
 
 def unet(
     num_classes: int, in_channels: int, image_size: int, width: int = 16, depth: int = 3
-) -> SplitModel:
-    """A U-Net, 487,730 parameters for grey images and two classes; its head is the last, 1x1,
-    convolution."""
-    return SplitModel(UNet(in_channels, width, depth), nn.Conv2d(width, num_classes, 1))
+) -> PixelModel:
+    """A U-Net, 487,730 parameters for grey images and two classes."""
+    return PixelModel(UNet(in_channels, width, depth), nn.Conv2d(width, num_classes, 1))
 
 
 unet_small = partial(unet, width=8)

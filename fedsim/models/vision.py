@@ -18,14 +18,13 @@ class SplitModel(nn.Module):
 
     Args:
         features: (B, channels, H, W) or (B, d) float32 or (B, T) tokens -> (B, d), or (B, T, d)
-            for a class for every token, (B, d, H, W) for every pixel.
-        head: (B, d) -> (B, C) logits; the model's last linear layer, with what follows it, or for
-            pixels (B, d, H, W) -> (B, C, H, W) the last 1x1 convolution.
+            for a class for every token.
+        head: (B, d) -> (B, C) logits; the model's last linear layer, with what follows it.
     """
 
     classifier: str = "fc"
 
-    def __init__(self, features: nn.Module, head: nn.Module) -> None:
+    def __init__(self, features: nn.Module, head: nn.Linear) -> None:
         super().__init__()
         self.features = features
         self.head = head

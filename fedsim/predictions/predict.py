@@ -25,13 +25,13 @@ from fedsim.core.errors import ConfigError, DataError, nearest
 from fedsim.core.text import few
 from fedsim.core.types import I64, Array, Dataset, Owned, Part, Partition
 from fedsim.data.dataset import in_one_part
-from fedsim.engine.base import OUTPUTS
+from fedsim.engine.base import OUTPUTS, PREDICTIONS
 from fedsim.engine.serial import SerialExecutor
 from fedsim.identity.environment import device_of
 from fedsim.identity.provenance import Provenance, check_code, check_data, code_of
 from fedsim.identity.resume import data_at
 from fedsim.metrics.splits import clients_with, count, counts, indices
-from fedsim.predictions import new_images
+from fedsim.predictions import masks, new_images
 from fedsim.predictions.models import finished_run
 from fedsim.storage import final_models
 from fedsim.storage.checkpoint import ServerState
@@ -90,8 +90,9 @@ def predict(
         or of the samples' owner; missing where the global model meets common samples), ``label``
         and ``prediction`` (class indices), ``probability_0`` to ``probability_<C-1>`` (softmax,
         float64), the names of both classes, ``label_name`` and ``prediction_name``, and ``file``
-        where samples are files. Of ``images`` a row per file: ``file``, ``prediction`` (the name of
-        the class) and ``probability_<name>`` of each class.
+        where samples are files. Of a class for each pixel ``mask`` (H, W) uint8 and the columns of
+        :mod:`fedsim.predictions.masks`. Of ``images`` a row per file: ``file``, ``prediction``
+        (the name of the class) and ``probability_<name>`` of each class.
 
     Raises:
         ConfigError: no finished run, no such client or split, data that do not fit the model, or a
@@ -106,7 +107,8 @@ def predict(
             raise ConfigError("images: does not go with split or data_dir")
         paths = [images] if isinstance(images, Path | str) else images
         model = new_images.image_model(path, client, accept_changed_code=accept_changed_code)
-        return model.predict(new_images.image_files(paths))
+        found = new_images.image_files(paths)
+        return masks.of_images(model, found) if model.spec.per_pixel else model.predict(found)
     split = (ALL if data_dir else SPLITS[0]) if split is None else split
     if split not in SPLITS:
         raise ConfigError(
@@ -149,8 +151,11 @@ def _frames(
     """The rows, model by model and client by client; ``owned`` is the clients' own part, if any."""
     with closing(SerialExecutor(with_features(setup.spec), setup.config.engine)) as executor:
         for clients, model, samples in _passes(setup, state, client, owned, part):
-            (outputs,) = executor.evaluate([(model.load(), samples)], OUTPUTS)
-            frame = _frame(setup.dataset, indices(setup.spec, samples), np.asarray(outputs))
+            streams = setup.task.streams
+            measure = PREDICTIONS if streams else OUTPUTS
+            (outputs,) = executor.evaluate([(model.load(), samples)], measure)
+            make = masks.of_samples if streams else _frame
+            frame = make(setup.dataset, indices(setup.spec, samples), np.asarray(outputs))
             frame.insert(1, "client_id", pd.Series(clients, dtype="Int64"))
             yield frame if client is None else frame[frame["client_id"] == client]
 
@@ -247,8 +252,10 @@ def _with_the_classes(dataset: Dataset, classes: tuple[str, ...], origin: str) -
             f"to the run: {_few(unknown)} (a folder of images can list the classes in classes.txt)"
         )
     logger.info("%s: the classes have the numbers of the run, by name: %s", origin, _few(classes))
-    number = np.array([classes.index(name) for name in names], dtype=np.int64)
-    return replace(dataset, y=number[dataset.y], class_names=classes)
+    number = np.arange(max(256, len(names)))  # of masks 255 stands for no class
+    number[: len(names)] = [classes.index(name) for name in names]
+    y = number[dataset.y].astype(dataset.y.dtype)
+    return replace(dataset, y=y, class_names=classes)
 
 
 def _origin(config: RunConfig, dataset: Dataset) -> str:

@@ -29,7 +29,7 @@ SITES: Mapping[str, Site] = {
     "east": Site(60, 45, 18, (8, 13)),
     "south": Site(140, 60, 25, (4, 7)),
 }
-EMPTY = 0.1
+EMPTY = 0.05
 """The share of images without a disc."""
 
 
@@ -80,7 +80,7 @@ def image(draw: np.random.Generator, site: Site, rings: bool) -> tuple[Array, Ar
         mask[distance <= radius] = 2 if is_ring else 1
         if is_ring:
             mask[distance <= radius / 2] = 0
-    grey = site.ground + 8 * ground + site.contrast * (mask > 0)
+    grey = site.ground + 6 * ground + site.contrast * (mask > 0)
     grey = grey + site.noise * draw.standard_normal(grey.shape)
     return np.rint(grey.clip(0, 255)).astype(np.uint8), mask
 
