@@ -23,6 +23,8 @@ MODEL, CLIENTS = "model.safetensors", "clients.safetensors"
 """A run's final model, and what clients keep to themselves, named ``client/tensor``."""
 VOCABULARY = "vocabulary.json"
 """The words of a run on texts, in the order of their tokens."""
+EXAMPLES = "examples.npz"
+"""Test images with masks, true and predicted."""
 UNFINISHED = ".writing-"
 """Prefix of the temporary folders in which files are written; a kill leaves them behind."""
 

@@ -60,7 +60,7 @@ def _pixels(frame: pd.DataFrame, masks: Sequence[Array], classes: Sequence[str])
     counts = np.array([np.bincount(mask.ravel(), minlength=len(classes)) for mask in masks])
     for k, name in enumerate(classes):
         frame[f"pixels_{name}"] = counts[:, k]
-    frame["mask"] = list(masks)
+    frame["mask"] = list(masks)  # type: ignore[assignment]
     return frame
 
 
