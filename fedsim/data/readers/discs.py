@@ -25,9 +25,9 @@ class Site(NamedTuple):
 
 
 SITES: Mapping[str, Site] = {
-    "north": Site(90, 80, 10, (5, 9)),
-    "east": Site(60, 45, 18, (8, 13)),
-    "south": Site(140, 60, 25, (4, 7)),
+    "north": Site(90, 80, 8, (5, 9)),
+    "east": Site(80, 50, 12, (8, 13)),
+    "south": Site(110, 60, 18, (4, 7)),
 }
 EMPTY = 0.05
 """The share of images without a disc."""
