@@ -67,8 +67,9 @@ NAMES: Mapping[str, str] = {name: entry.description for name, entry in CATALOGUE
 """The models' names and what each is, in one line."""
 
 LIBRARIES: Mapping[str, str] = {
-    "timm": "a network of timm, as in timm:vit_tiny_patch16_224 "
+    "timm": "a network of timm, as in timm:vit_tiny_patch16_224; for masks its encoder "
     f"(pip install '{DISTRIBUTION}[models]')",
-    "torchvision": "a classifier of torchvision, as in torchvision:efficientnet_b0",
+    "torchvision": "a network of torchvision, as in torchvision:efficientnet_b0 or, for masks, "
+    "torchvision:fcn_resnet50",
 }
 """Libraries whose networks are named ``LIBRARY:NAME``, each with a line of explanation."""

@@ -18,6 +18,8 @@ class PixelModel(nn.Module):
         head: (B, d, h, w) -> (B, C, H, W) logits.
     """
 
+    classifier = "classifier"
+
     def __init__(self, features: nn.Module, head: nn.Module) -> None:
         super().__init__()
         self.features = features
