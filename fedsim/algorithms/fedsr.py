@@ -65,8 +65,7 @@ class SimpleRepresentation(ShortFeatures):
     """Adds the length of the sampled features and their divergence from the class's Gaussian."""
 
     a_cmi: float
-    stackable, capturable = "its loss draws noise for a whole batch", True  # type: ignore[assignment]
-    needs_classes = True
+    stackable, capturable, needs_classes = "draws noise for a whole batch", True, True  # type: ignore[assignment]
 
     def loss(self, env: LocalEnv, s: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """One draw of torch's global generator for each sample."""

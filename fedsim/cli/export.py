@@ -44,8 +44,9 @@ def export(
 ) -> None:
     """Write a run's model so that it loads without fedsim.
 
-    RUN is the directory of a finished run on images, by default the newest below runs/. DIR gets
-    the network and preprocessing.json: size, channels, mean, standard deviation, classes.
+    RUN is the directory of a finished run on images or tables, by default the newest below runs/.
+    DIR gets the network and preprocessing.json: of images size, channels, mean, standard deviation,
+    classes; of tables columns, categories, scales and what fills gaps, with preprocess.py for it.
 
     \b
       fedsim export RUN --out model/

@@ -30,6 +30,13 @@ predict_option = partial(click.option, cls=options.GroupedOption, group="What to
     help="New images, without labels: a folder with all that is in it, or files.",
 )
 @predict_option(
+    "--rows",
+    metavar="FILE...",
+    shell_complete=files,
+    help="New rows of a table, or texts, without labels: CSV files with the columns of features, "
+    "and of the site where each has its own scale; or a folder of them.",
+)
+@predict_option(
     "--client",
     type=options.number_or_name,
     metavar="K|NAME",
@@ -56,6 +63,7 @@ def predict(
     run: str,
     more: tuple[str, ...],
     images: str | None,
+    rows: str | None,
     split: str | None,
     data_dir: str | None,
     out: str,
@@ -67,32 +75,41 @@ def predict(
     sample: label, prediction and the probability of each class. Without --client the models are
     those that the run evaluates: the global one, or, with personalised methods, each client's own.
 
-    With --images the run's own data need not be there. Of a class for each pixel the masks are
-    written beside FILE, to FILE_masks/: PNG files of class indices, of new images in their size.
+    With --images or --rows the run's own data need not be there. Of a class for each pixel the
+    masks are written to FILE_masks/, PNG files of class indices, of new images in their size.
 
     \b
       fedsim predict RUN --images new_scans/ --out new.csv
+      fedsim predict RUN --rows new_patients.csv --out new.csv
       fedsim predict RUN --client 2 --images a.jpg b.jpg --out two.csv
       fedsim predict RUN --client 'hospital b' --split own_test --out hospital_b.csv
       fedsim predict RUN --data-dir new_images/ --out new.csv
     """
-    if images is None and more:
-        raise click.UsageError(f"{more[0]!r}: files of images stand after --images")
-    if images is not None and (split or data_dir):
-        raise click.UsageError("--images does not go with --split or --data-dir")
+    new = {name: value for name, value in {"images": images, "rows": rows}.items() if value}
+    if not new and more:
+        raise click.UsageError(
+            f"{more[0]!r}: files of images stand after --images, tables after --rows"
+        )
+    if new and (len(new) > 1 or split or data_dir):
+        raise click.UsageError(
+            f"--{next(iter(new))} does not go with --split or --data-dir, nor --rows with --images"
+        )
     check_new_file(Path(out), "--out")
     from fedsim.predictions import masks
     from fedsim.predictions.predict import predict as predicted
 
-    several = None if images is None else (images, *more)
-    frame = predicted(run, split=split, data_dir=data_dir, images=several, **choices)
+    given: dict[str, Any] = {name: (first, *more) for name, first in new.items()}
+    frame = predicted(run, split=split, data_dir=data_dir, **given, **choices)
+    noun = "row" if rows else "image" if images else "prediction"
     if "mask" in frame:
         frame = masks.written(frame, Path(out))
         echo(f"{counted(len(frame), 'mask')} in {masks.folder_of(Path(out))}")
-    elif images is None:
+    elif "label_name" in frame:
         right = (frame["label"] == frame["prediction"]).mean()
-        echo(f"{counted(len(frame), 'prediction')}: accuracy {right:.4f}")
+        echo(f"{counted(len(frame), noun)}: accuracy {right:.4f}")
+    elif "prediction" not in frame or frame["prediction"].dtype.kind in "fiu":
+        echo(counted(len(frame), noun))
     else:
         shown = [f"{count} {name}" for name, count in frame["prediction"].value_counts().items()]
-        echo(f"{counted(len(frame), 'image')}: {few(shown, SHOWN, 'classes')}")
+        echo(f"{counted(len(frame), noun)}: {few(shown, SHOWN, 'classes')}")
     write_table(frame, out, "table")

@@ -34,10 +34,12 @@ class DataConfig(Section):
 
     prefix = "data."
     name: Annotated[str, Common("-d --dataset", names="datasets", column="dataset")] = "digits"
-    """Data set, for classification: a name of `fedsim list datasets`, csv:FILE, hf:DIR with a saved
-    Hugging Face data set, or a function of your own, module:function or FILE.py:function."""
+    """Data set, for classification: a name of `fedsim list datasets`, csv:FILE or csv:DIR, hf:DIR
+    with a saved Hugging Face data set, or a function of your own, module:function or
+    FILE.py:function."""
     dir: Annotated[str | None, Common("--data-dir", "DIR", path="dir", column=None)] = None
-    """Folder that holds the data set's files, or that folder's parent; of csv the file."""
+    """Folder that holds the data set's files, or that folder's parent; of csv the file, a folder of
+    files, or FILE,FILE."""
     partition: Annotated[str | None, Common("--partition", names="partitions")] = None
     """How samples are split over clients: a name of `fedsim list partitions`, module:function or
     FILE.py:function; unset: the data set's own default."""
@@ -74,19 +76,19 @@ class DataConfig(Section):
     number per channel; unset: those (and the size) that a network of timm or torchvision was
     pretrained with where model.pretrained is true, else dataset."""
     columns: str | None = None
-    """Names of the columns that hold target, site, patient or split in a table, or image, text,
-    label, site, user or patient in a saved Hugging Face data set, as in label=fine_label,
-    site=hospital, a pair with a comma in quotes; also one by one, as data.columns.label; unset:
-    these names."""
+    """Names of the columns that hold target, site, patient or split in a table (or time and event,
+    unset: none), or image, text, label, site, user or patient in a saved Hugging Face data set, as
+    in label=fine_label,site=hospital, a pair with a comma in quotes; also one by one, as
+    data.columns.label; unset: these names."""
     augment: str | None = None
     """Augmentation of training images; unset: the data set's default."""
     client_val_fraction: settings.Share = 0.0
     """Share of each client's samples held out as its own validation part."""
     client_test_fraction: settings.Share = 0.0
     """Share of each client's samples held out as its own test part."""
-    heldout_clients: float = Field(default=0.0, ge=0, le=10**7)
-    """Clients that never train, a number, or a share below 1; data.seed draws them, and the final
-    model is scored on them."""
+    heldout_clients: float | str = 0.0
+    """Clients that never train: a number, or a share below 1, that data.seed draws, or names of
+    sites or clients, as in [va, lund]; the final model is scored on them."""
     feature_shift: Annotated[
         Literal["none", "blur", "noise", "contrast", "colour", "intensity", "rotation"],
         Key("--feature-shift", "KIND"),
@@ -120,12 +122,10 @@ class DataConfig(Section):
     def _mean_and_std(cls, value: str | None) -> str | None:
         return value if value in (None, OF_DATASET) else str(Normalization.parse(value))
 
-    @field_validator("heldout_clients")
+    @field_validator("heldout_clients", mode="plain")
     @classmethod
-    def _number_or_share(cls, value: float) -> float:
-        if value >= 1 and not value.is_integer():
-            raise ValueError("must be a whole number of clients, or a share below 1")
-        return value
+    def _number_or_names(cls, value: object) -> float | str:
+        return settings.clients_or_number(value)
 
 
 class ModelConfig(Section):
@@ -289,7 +289,7 @@ class EvaluationConfig(Section):
         Neutral("--target-accuracy", "A", column="target_accuracy"),
     ] = None
     """Target test accuracy, above 0 and up to 1; summary.csv says when it was first reached."""
-    measures: Annotated[settings.Names, Neutral()] = ""
+    measures: Annotated[settings.Names | None, Neutral()] = None
     """Further measures of the task, as in auc,sensitivity@0.9: columns of rounds.csv, and by client
     of evaluations.csv and final_clients.csv."""
     finetune_epochs: settings.CountOrZero = 0

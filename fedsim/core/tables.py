@@ -2,13 +2,13 @@
 
 import csv
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from fedsim.core.errors import DataError
+from fedsim.core.errors import DataError, nearest
 from fedsim.core.types import I64
 
 SEPARATORS = (",", ";", "\t")
@@ -25,12 +25,14 @@ class TableRow(NamedTuple):
 @dataclass(frozen=True)
 class Table:
     """The cells of a CSV file with a header, as stripped texts, by the name of the column in small
-    letters, and the numbers of the rows as an editor shows them.
+    letters, and the numbers of the rows as an editor shows them; of several files also the file of
+    each row.
     """
 
     file: Path
     columns: Mapping[str, Sequence[str]]
     numbers: Sequence[int]
+    files: Sequence[Path] = ()
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -41,7 +43,11 @@ class Table:
 
     def where(self, row: int) -> str:
         """What messages about a row, which counts from 0 here, begin with."""
-        return f"{self.file}, row {self.numbers[row]}"
+        return f"{self.files[row] if self.files else self.file}, row {self.numbers[row]}"
+
+    def line(self, row: int) -> str:
+        """The number of a row, with its file where there are several."""
+        return f"{self.numbers[row]}{f' of {self.files[row].name}' if self.files else ''}"
 
     def whole(self, column: str, empty: int | None = None) -> I64:
         """(n,) the whole numbers of a column; an empty cell is ``empty``, where that is given."""
@@ -65,7 +71,31 @@ class Table:
     def rows(self, kept: Sequence[int]) -> "Table":
         """The table of some of its rows."""
         columns = {name: [cells[i] for i in kept] for name, cells in self.columns.items()}
-        return Table(self.file, columns, [self.numbers[i] for i in kept])
+        files = [self.files[i] for i in kept] if self.files else ()
+        return Table(self.file, columns, [self.numbers[i] for i in kept], files)
+
+    def with_column(self, name: str, cells: Sequence[str]) -> "Table":
+        """The table with one more column."""
+        return replace(self, columns={**self.columns, name: cells})
+
+
+def joined(tables: Sequence[Table], source: Path) -> Table:
+    """The rows of several files one after the other; a DataError where their columns differ."""
+    first = tables[0]
+    for table in tables:
+        for one, other in ((first, table), (table, first)):
+            for name in one.columns:
+                if name not in other.columns:
+                    near = nearest(name, set(other.columns).difference(one.columns))
+                    raise DataError(
+                        f"{other.file}: there is no column {name!r}, as in {one.file}{near}"
+                    )
+    return Table(
+        source,
+        {name: [c for table in tables for c in table.columns[name]] for name in first.columns},
+        [number for table in tables for number in table.numbers],
+        [table.file for table in tables for _ in range(len(table))],
+    )
 
 
 def whole_number(text: str, where: str) -> int:

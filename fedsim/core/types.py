@@ -7,7 +7,7 @@ B float statistics (running means and variances), D = P + B, N images, C classes
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,10 +80,14 @@ class RoundContext:
     num_held_out: int = 0
 
 
-Kind = Literal["train", "probe", "finetune", "loss", "root"]
+Kind = Literal["train", "probe", "finetune", "personalise", "loss", "root"]
 """A kind of client work: local training, the pass before it that some methods need, fine-tuning of
-the final model, the loss of the received model on the training samples, or the server's own
-training on validation samples."""
+the final model, what some methods make of the model before it is scored, the loss of the received
+model on the training samples, or the server's own training on validation samples."""
+
+
+BESIDE_ROUNDS = {"finetune": "fine-tuning", "personalise": "a client's own model"}
+"""The work that belongs to no round, as messages name it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,9 +122,9 @@ class ClientTask:
 
     @property
     def title(self) -> str:
-        """When it is done, in messages: ``round 3``, counted from 1, or ``fine-tuning``."""
-        if self.work == "finetune":
-            return "fine-tuning"
+        """When it is done, in messages: ``round 3``, counted from 1, or what it is for."""
+        if self.work in BESIDE_ROUNDS:
+            return BESIDE_ROUNDS[self.work]
         purpose = ", the server's own training" if self.work == "root" else ""
         return f"round {self.ctx.round + 1}{purpose}"
 
@@ -181,6 +185,17 @@ Inputs = Literal["images", "features", "tokens"]
 """What a sample is to a model."""
 
 
+@runtime_checkable
+class Preparation(Protocol):
+    """A ``prepare`` of :class:`LabelledSamples` that a run keeps for new samples."""
+
+    def __call__(self, training: I64, /) -> Array:
+        """All samples, by those of them that are for training (n,)."""
+
+    def record(self, training: I64, /) -> Mapping[str, Any]:
+        """What new samples are prepared by then, as JSON."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class LabelledSamples:
     """Decoded samples, and what is known of each of them.
@@ -207,7 +222,7 @@ class LabelledSamples:
         files: the file of each sample, relative to the folder of the data, where it has one.
         remarks: what somebody should look at before training, a line each.
         prepare: gives ``x`` where it depends on which samples (n,) int64 are for training, as
-            scaled features do; None: it does not.
+            scaled features do; None: it does not. A :class:`Preparation` is kept with a run.
         task: what is learnt; None: a class for each sample, or for each token.
     """
 

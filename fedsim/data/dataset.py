@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +27,9 @@ Parts = NDArray[np.int8]
 class Request:
     """What every reader is asked for, as :func:`fedsim.data.load` is.
 
-    ``image_size`` None is the data set's default; ``source`` says how to get the data set.
+    ``image_size`` None is the data set's default; ``source`` says how to get the data set. What a
+    run keeps for new samples, where these are new: ``known_words``, and ``preprocessing`` as
+    :meth:`fedsim.core.types.Preparation.record` gave it.
     """
 
     name: str
@@ -38,6 +41,7 @@ class Request:
     num_clients: int = 50
     columns: Mapping[str, str] = field(default_factory=dict)
     known_words: tuple[str, ...] | None = None
+    preprocessing: Mapping[str, Any] | None = None
     task: Task | None = None  # that is asked for; None: the data set's own
 
     @property
@@ -234,7 +238,8 @@ def _of_samples(d: Dataset) -> Rules:
         yield x.dtype == np.float32 and x.ndim == 2, kind
         yield bool(np.isfinite(x).all()), "features that are not finite"
     task = tasks.of(d)
-    shaped = len(y) == len(x) and (task.output != "token" or y.shape == x.shape)
+    by_token = d.vocabulary > 0 and y.shape == x.shape
+    shaped = len(y) == len(x) and (task.output != "token" or by_token)
     yield shaped, f"y is {y.dtype} {y.shape} for x {x.shape}"
     masked = task.output != "pixel" or y.shape[1:] == x.shape[2:]
     yield masked, f"masks {y.shape} are not of the size of the images {x.shape}"

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedsim.core.errors import DataError, one_line
+from fedsim.core.settings import in_line, listed
 from fedsim.core.types import I64, Array
 
 
@@ -25,6 +26,32 @@ def find_folder(folder: Path, below: Iterable[str], markers: Sequence[str], want
             return place
     tried = ", ".join(map(str, places))
     raise DataError(f"data.dir {folder}: no {' or '.join(markers)} in {tried}; wanted is {wanted}")
+
+
+def places(data_dir: Path | str) -> list[Path]:
+    """What ``data.dir`` names: one file or folder, or, where there is none of the name, several
+    files with commas between."""
+    whole = Path(data_dir)
+    try:
+        return [whole] if whole.exists() else [Path(name) for name in listed(str(data_dir))]
+    except ValueError:  # no line of names
+        return [whole]
+
+
+def absolute(data_dir: str) -> str:
+    """``data.dir`` from whatever folder."""
+    each = [str(place.absolute()) for place in places(data_dir)]
+    return each[0] if len(each) == 1 else in_line(each)
+
+
+def listed_files(place: Path) -> list[Path]:
+    """The CSV files of a folder, by name; else the file, or files, of :func:`places`."""
+    if place.is_dir():
+        files = sorted(f for f in place.iterdir() if f.suffix.lower() == ".csv" and f.is_file())
+        if not files:
+            raise DataError(f"{place}: no CSV file (*.csv) in this folder")
+        return files
+    return places(place)
 
 
 def inside(folder: Path, name: str, where: str) -> Path:

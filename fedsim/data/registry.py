@@ -64,6 +64,7 @@ def load(
     whole: bool = False,
     columns: Mapping[str, str] | None = None,
     known_words: tuple[str, ...] | None = None,
+    preprocessing: Mapping[str, Any] | None = None,
     task: str | None = None,
     measures: Sequence[str] = (),
     **given: Scalar,
@@ -83,7 +84,8 @@ def load(
 
     ``num_clients`` are sites or users of generated data. With ``whole`` all samples are the test
     part, for predictions. ``columns`` are names of columns by what they hold, ``known_words`` the
-    vocabulary to read texts with, ``given`` the data set's own options, see :func:`options`.
+    vocabulary to read texts with, ``preprocessing`` what a run keeps of that of tables, ``given``
+    the data set's own options, see :func:`options`.
     ``task`` is what is learnt, by default the data set's own, ``measures`` what it measures beside.
     """
     asked_task = None if task is None else tasks.find(task)
@@ -100,6 +102,7 @@ def load(
     asked: dict[str, Any] = {"folder": folder, "split": split, "num_clients": num_clients}
     asked |= {"image_size": image_size, "seed": seed, "columns": columns or {}}
     asked |= {"source": info.source, "known_words": known_words, "task": asked_task}
+    asked |= {"preprocessing": preprocessing}
     raw = info.read(Request(name=name, **asked), **values)
     made: dict[str, Any] = {"enlarge": enlarge, "group": group, "whole": whole}
     made |= {"task": asked_task}

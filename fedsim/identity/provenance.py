@@ -22,6 +22,7 @@ from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import sha256, sha256_of
 from fedsim.core.imports import module_of
 from fedsim.core.types import Dataset
+from fedsim.data.files import listed_files
 from fedsim.identity.sources import sha256_of_files
 from fedsim.models.catalogue import LIBRARIES
 from fedsim.storage.run_dir import RunStore, RunWriter, to_json
@@ -124,8 +125,16 @@ def data_of(dataset: Dataset, folder: str | None) -> Data:
     )
     return Data(
         samples=x, labels=y, classes=sha256_of(json.dumps(dataset.class_names)),
-        dir=folder, file=None if fitted is None else sha256(Path(fitted)),
+        dir=folder, file=None if fitted is None else _of_files(Path(fitted)),
     )  # fmt: skip
+
+
+def _of_files(place: Path) -> str:
+    """The digest of a file, or of the names and digests of several."""
+    files = listed_files(place)
+    if files == [place]:
+        return sha256(place)
+    return sha256_of(json.dumps([[file.name, sha256(file)] for file in files]))
 
 
 @dataclass(frozen=True)

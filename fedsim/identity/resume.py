@@ -79,13 +79,14 @@ def _as_the_data_decide(wanted: RunConfig, have: Mapping[str, Any], patients: bo
         model=wanted.model_name,
         group=section.group or ("patient" if patients and done != "files" else "none"),
         client_batch=have["engine.client_batch"] if wanted.engine.client_batch == "auto" else None,
+        noise=have["dp.noise_multiplier"] if wanted.dp.noise_multiplier is None else None,
     )
 
 
 BEFORE_ROUNDS = frozenset(
     {
         *("config.yaml", "env.json", "partition.csv", "split.csv", "errors.csv"),
-        *(files.VOCABULARY, status.FAILURE),
+        *(files.VOCABULARY, files.PREPROCESSING, status.FAILURE),
     }
 )
 """The files of a run of which no round has finished; none of them holds results."""

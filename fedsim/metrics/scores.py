@@ -20,6 +20,7 @@ from fedsim.core.errors import ContractError, DivergedError
 from fedsim.core.rows import metric_column
 from fedsim.core.types import F64, I64, Array
 from fedsim.metrics.samples import Kept, Samples, SampleScores, Values
+from fedsim.tasks.classification import auc as auc
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,15 +229,6 @@ def mean_scores(scores: Sequence[Scores]) -> Scores:
         confusion=_confusion(*np.concatenate(confusions).T) if confusions else None,
         measures=_measures(scores),
     )
-
-
-def auc(values: F64, positive: Array) -> float:
-    """The probability that a positive sample has the larger value, ties counted half: the
-    Mann-Whitney statistic U / (P * Q) by mid-ranks; at least one sample of each kind."""
-    everything, positives = np.sort(values), values[positive]
-    below, upto = (np.searchsorted(everything, positives, side) for side in ("left", "right"))
-    p, q = len(positives), len(values) - len(positives)
-    return float((((below + upto + 1) / 2).sum() - p * (p + 1) / 2) / (p * q))
 
 
 def _outcome(logits: Array, labels: I64) -> tuple[F64, I64, F64]:

@@ -1,7 +1,7 @@
 """A run's model as files that need no fedsim: ``fedsim export``.
 
 The folder holds the network (``model.pt2`` of ``torch.export``, or ``model.onnx``), and what it
-takes and says (``preprocessing.json``).
+takes and says (``preprocessing.json``); of tables also ``preprocess.py``, which makes features.
 """
 
 from __future__ import annotations
@@ -17,7 +17,12 @@ import torch
 
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, one_line
-from fedsim.predictions.new_images import ImageModel, image_model
+from fedsim.data import table_features
+from fedsim.predictions.final_model import FinalModel, final_model
+from fedsim.predictions.models import finished_run
+from fedsim.predictions.new_images import image_model
+from fedsim.predictions.new_rows import preprocessing_of
+from fedsim.storage.final_models import Description
 from fedsim.storage.run_dir import check_free
 from fedsim.version import DISTRIBUTION
 
@@ -34,14 +39,25 @@ def export(
     *,
     accept_changed_code: bool = False,
 ) -> list[Path]:
-    """Writes the final model of a finished run on images, or that of one client, to a new folder;
-    returns the files. A ConfigError where the network cannot be exported."""
+    """Writes the final model of a finished run on images or tables, or that of one client, to a new
+    folder; returns the files. A ConfigError where the network cannot be exported."""
     if form == "onnx" and not all(map(importlib.util.find_spec, ("onnx", "onnxscript"))):
         install = f"pip install '{DISTRIBUTION}[export]'"
         raise ConfigError(f"--to onnx needs the packages onnx and onnxscript: {install}")
     check_free(folder)
-    model = image_model(run, client, accept_changed_code=accept_changed_code)
-    text = json.dumps(_preprocessing(model, client), indent=1, ensure_ascii=False)
+    scripts = {}
+    finished_run(run)
+    if Description.read(run).model.inputs == "features":
+        model = final_model(run, client, accept_changed_code=accept_changed_code)
+        steps = preprocessing_of(run, model)
+        steps |= {"steps": "preprocess.py, features(rows, preprocessing, sites)"}
+        scripts["preprocess.py"] = Path(table_features.__file__).read_bytes()
+    else:
+        model = image_model(run, client, accept_changed_code=accept_changed_code)
+        steps = _of_images(model)
+    whole = {"classes": list(model.classes), **steps, "model": model.spec.name}
+    whole |= {"algorithm": model.config.algorithm, "client": client}
+    text = json.dumps(whole, indent=1, ensure_ascii=False)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's notices
@@ -50,35 +66,34 @@ def export(
         raise ConfigError(
             f"{run}: torch cannot export its network to {form} ({one_line(error)})"
         ) from error
-    contents = {MODELS[form]: network, "preprocessing.json": f"{text}\n".encode()}
+    contents = {MODELS[form]: network, "preprocessing.json": f"{text}\n".encode()} | scripts
     with files.replacing_folder(folder) as unfinished:
         for name, content in contents.items():
             (unfinished / name).write_bytes(content)
     return [folder / name for name in contents]
 
 
-def _network(model: ImageModel, form: Form) -> bytes:
+def _network(model: FinalModel, form: Form) -> bytes:
     """The file of the network, made in memory: torch ends the process where it cannot write one."""
-    size, channels = model.spec.image_size, model.spec.in_channels
-    images = torch.zeros(2, channels, size, size)
+    size, channels, kind = model.spec.image_size, model.spec.in_channels, model.spec.inputs
+    examples = torch.zeros((2, channels) if kind == "features" else (2, channels, size, size))
     batch = {0: torch.export.Dim("batch", min=1)}
     with torch.no_grad():
-        program = torch.export.export(model.network, (images,), dynamic_shapes=(batch,))
+        program = torch.export.export(model.network, (examples,), dynamic_shapes=(batch,))
         if form == "torch":
             file = io.BytesIO()
             torch.export.save(program, file)
             return file.getvalue()
         done = torch.onnx.export(
-            program, input_names=["images"], output_names=["logits"], verbose=False
+            program, input_names=[kind], output_names=["logits"], verbose=False
         )
     content: bytes = done.model_proto.SerializeToString()  # type: ignore[union-attr]
     return content
 
 
-def _preprocessing(model: ImageModel, client: int | str | None) -> dict[str, object]:
-    """What the network takes, and what its outputs stand for."""
+def _of_images(model: FinalModel) -> dict[str, object]:
+    """What the network takes."""
     return {
-        "classes": list(model.classes),
         "channels": model.spec.in_channels,
         "size": model.spec.image_size,
         "mean": list(model.mean),
@@ -86,7 +101,4 @@ def _preprocessing(model: ImageModel, client: int | str | None) -> dict[str, obj
         "steps": "upright by EXIF, RGB, shorter side to size (bilinear, antialiased), centre crop, "
         "rounded to 0..255; for one channel 0.299 R + 0.587 G + 0.114 B, rounded; divided by 255, "
         "less mean, divided by std",
-        "model": model.spec.name,
-        "algorithm": model.config.algorithm,
-        "client": client,
     }

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -17,10 +16,9 @@ from fedsim.core.layout import Pristine
 from fedsim.core.types import I64, Array, Dataset, Pipeline
 from fedsim.data.masks import enlarged, size_of, write_mask
 from fedsim.data.transforms import Transforms
-from fedsim.tasks import segmentation
-
-if TYPE_CHECKING:
-    from fedsim.predictions.new_images import ImageModel
+from fedsim.metrics.samples import predicted
+from fedsim.predictions.final_model import FinalModel
+from fedsim.predictions.new_images import read
 
 
 def of_samples(dataset: Dataset, index: I64, masks: Array) -> pd.DataFrame:
@@ -39,7 +37,7 @@ def of_samples(dataset: Dataset, index: I64, masks: Array) -> pd.DataFrame:
     return _pixels(frame, list(masks), dataset.class_names)
 
 
-def of_images(model: ImageModel, paths: Sequence[Path]) -> pd.DataFrame:
+def of_images(model: FinalModel, paths: Sequence[Path]) -> pd.DataFrame:
     """A row for each image file with its mask, of the image's own size: ``file``, and as
     :func:`_pixels`; what the model does not see, beside the central square, is background."""
     pipeline = Pipeline(size=model.spec.image_size, mean=model.mean, std=model.std)
@@ -49,8 +47,8 @@ def of_images(model: ImageModel, paths: Sequence[Path]) -> pd.DataFrame:
         pristine.restore()
         model.network.eval()
         with torch.no_grad():
-            outputs = model.network(test(torch.from_numpy(model.read(path)[None])))
-        (mask,) = segmentation.classes_of(outputs.numpy())
+            outputs = model.network(test(torch.from_numpy(read(model, path)[None])))
+        (mask,) = predicted(model.task, outputs.numpy())
         masks.append(enlarged(mask, size_of(path)[::-1]))
     return _pixels(pd.DataFrame({"file": list(map(str, paths))}), masks, model.classes)
 

@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 import torch
 
+from fedsim import tasks
 from fedsim.config.run import RunConfig
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, DataError, nearest
@@ -31,7 +32,8 @@ from fedsim.identity.environment import device_of
 from fedsim.identity.provenance import Provenance, check_code, check_data, code_of
 from fedsim.identity.resume import data_at
 from fedsim.metrics.splits import clients_with, count, counts, indices
-from fedsim.predictions import masks, new_images
+from fedsim.predictions import masks, new_images, new_rows
+from fedsim.predictions.final_model import check_alone, columns_of
 from fedsim.predictions.models import finished_run
 from fedsim.storage import final_models
 from fedsim.storage.checkpoint import ServerState
@@ -44,6 +46,8 @@ from fedsim.training.driver import write_split
 from fedsim.training.evaluate import Candidate, own_model
 from fedsim.training.features import with_features
 from fedsim.training.final_models import personal_slots
+from fedsim.training.personal import with_own_models
+from fedsim.training.round import context
 from fedsim.training.setup import Setup
 
 ALL = "all"
@@ -68,6 +72,7 @@ def predict(
     split: str | None = None,
     data_dir: Path | str | None = None,
     images: Path | str | Sequence[Path | str] | None = None,
+    rows: Path | str | Sequence[Path | str] | None = None,
     accept_changed_code: bool = False,
 ) -> pd.DataFrame:
     """The classes that the final models of a run give to samples, with all probabilities.
@@ -83,16 +88,19 @@ def predict(
         data_dir: the folder to read in place of ``data.dir``: new data of the same kind, with
             labels, whose classes are found by name. All splits but ``all`` need the run's own data.
         images: new images without labels: a folder, a file, or several of them.
+        rows: new rows of a table, or texts, without labels: a CSV file, a folder, or several.
         accept_changed_code: use the user's own functions even if their code has changed.
 
     Returns:
         A row per model and sample: ``sample`` (index in the data set), ``client_id`` (of the model,
         or of the samples' owner; missing where the global model meets common samples), ``label``
         and ``prediction`` (class indices), ``probability_0`` to ``probability_<C-1>`` (softmax,
-        float64), the names of both classes, ``label_name`` and ``prediction_name``, and ``file``
-        where samples are files. Of a class for each pixel ``mask`` (H, W) uint8 and the columns of
-        :mod:`fedsim.predictions.masks`. Of ``images`` a row per file: ``file``, ``prediction``
-        (the name of the class) and ``probability_<name>`` of each class.
+        float64), the names of both classes, ``label_name`` and ``prediction_name``, or the target
+        and the columns of another task (of masks see :mod:`fedsim.predictions.masks`), and
+        ``file`` where samples are files. Of ``images`` a row
+        per file: ``file``, ``prediction`` (the name of the class) and ``probability_<name>`` of
+        each class; of ``rows`` likewise, for each ``row`` (as an editor counts), with its ``site``
+        and ``patient`` where these are known.
 
     Raises:
         ConfigError: no finished run, no such client or split, data that do not fit the model, or a
@@ -102,13 +110,16 @@ def predict(
         StoreError: a file of the run is missing or damaged.
     """
     path = Path(run)
+    given = [name for name, new in {"images": images, "rows": rows}.items() if new is not None]
+    if given and (len(given) > 1 or split is not None or data_dir is not None):
+        raise ConfigError(f"{given[0]}: does not go with split or data_dir, nor rows with images")
     if images is not None:
-        if split is not None or data_dir is not None:
-            raise ConfigError("images: does not go with split or data_dir")
-        paths = [images] if isinstance(images, Path | str) else images
         model = new_images.image_model(path, client, accept_changed_code=accept_changed_code)
-        found = new_images.image_files(paths)
-        return masks.of_images(model, found) if model.spec.per_pixel else model.predict(found)
+        found = new_images.image_files(several(images))
+        return (masks.of_images if model.spec.per_pixel else new_images.predict)(model, found)
+    if rows is not None:
+        accept = {"accept_changed_code": accept_changed_code}
+        return new_rows.predict(path, several(rows), client, **accept)
     split = (ALL if data_dir else SPLITS[0]) if split is None else split
     if split not in SPLITS:
         raise ConfigError(
@@ -124,6 +135,7 @@ def predict(
         logger.warning("%s: its models were trained with the code before the change", path)
     config = _with_device(config, path)
     if split == ALL and data_dir is not None:
+        check_alone(path, config)
         setup = _new_data(path, config, description)
     else:
         setup = _own_data(path, config)
@@ -134,8 +146,8 @@ def predict(
     _check_samples(setup, client, owned, part, split)
     setup = replace(setup, frozen=final_models.load_tensors(path, setup.frozen))
     state = ServerState(params=final_models.load_vector(path, setup.layout))
-    if setup.personalised:
-        personal = personal_slots(setup.algorithm, setup.layout)
+    personal = personal_slots(setup.algorithm, setup.layout)
+    if setup.personalised and personal:
         state = replace(state, clients=ClientStates(ClientTensors(path, personal)))
     if setup.personalised and setup.config.evaluation.personal != "all_clients":
         logger.warning(
@@ -145,11 +157,18 @@ def predict(
     return pd.concat(_frames(setup, state, client, owned, part), ignore_index=True)
 
 
+def several(paths: Path | str | Sequence[Path | str]) -> Sequence[Path | str]:
+    """One path, or several, as a sequence."""
+    return [paths] if isinstance(paths, Path | str) else paths
+
+
 def _frames(
     setup: Setup, state: ServerState, client: int | None, owned: Own | None, part: str
 ) -> Iterator[pd.DataFrame]:
     """The rows, model by model and client by client; ``owned`` is the clients' own part, if any."""
     with closing(SerialExecutor(with_features(setup.spec), setup.config.engine)) as executor:
+        if setup.algorithm.predict is not None:  # what it needs of the clients is in no file
+            state = with_own_models(setup, executor, state, context(setup, 0))
         for clients, model, samples in _passes(setup, state, client, owned, part):
             streams = setup.task.streams
             measure = PREDICTIONS if streams else OUTPUTS
@@ -184,12 +203,12 @@ def _passes(
 
 def _frame(dataset: Dataset, index: I64, logits: Array) -> pd.DataFrame:
     """The rows of the samples ``index`` (n,), without the client, from their logits (n, C)."""
-    names = np.array(dataset.class_names, dtype=object)
-    label, predicted = dataset.y[index], logits.argmax(axis=1)
-    chances = new_images.probabilities(logits, lambda i: f"sample {index[i]}")
-    columns = {"sample": index, "label": label, "prediction": predicted}
-    columns |= {f"probability_{k}": chances[:, k] for k in range(dataset.num_classes)}
-    columns |= {"label_name": names[label], "prediction_name": names[predicted]}
+    task, label = tasks.of(dataset), dataset.y[index]
+    found = columns_of(task, logits, lambda i: f"sample {index[i]}")
+    columns = {"sample": index, "label": label if label.ndim == 1 else task.prints(label), **found}
+    if task.target == "class":
+        names = np.array(dataset.class_names, dtype=object)
+        columns |= {"label_name": names[label], "prediction_name": names[found["prediction"]]}
     if dataset.files:
         columns["file"] = [dataset.files[i] for i in index.tolist()]
     return pd.DataFrame(columns)
@@ -211,6 +230,8 @@ def _with_device(config: RunConfig, run: Path) -> RunConfig:
 def _own_data(run: Path, config: RunConfig) -> Setup:
     """The run's setup; a DataError where the data now give other clients or samples."""
     setup = prepare(config)
+    if not (run / files.PREPROCESSING).exists():  # of an earlier version, which stays as it is
+        setup = replace(setup, dataset=replace(setup.dataset, prepare=None))
     malicious = RunStore(run).read_environment().get("malicious_clients", ())
     try:
         write_split(replace(setup, malicious=tuple(malicious)), RunWriter(run))
@@ -225,8 +246,9 @@ def _new_data(run: Path, config: RunConfig, description: Description) -> Setup:
     and numbers of classes are those of the run."""
     alone = {"group": "none"}  # who the patients are need not be known
     config = config.model_copy(update={"data": config.data.model_copy(update=alone)})
-    words = RunStore(run).read_words()
-    dataset = loading.read(config, whole=True, known_words=words)
+    store = RunStore(run)
+    words, known = store.read_words(), store.read_preprocessing()
+    dataset = loading.read(config, whole=True, known_words=words, preprocessing=known)
     if dataset.words != (words or ()):
         place = run / files.VOCABULARY
         origin = _origin(config, dataset)
@@ -235,7 +257,7 @@ def _new_data(run: Path, config: RunConfig, description: Description) -> Setup:
     if dataset.pipeline is not None and description.mean:
         pipeline = replace(dataset.pipeline, mean=description.mean, std=description.std)
         dataset = replace(dataset, pipeline=pipeline)
-    held_out = tuple(RunStore(run).read_environment().get("heldout_clients", ()))
+    held_out = tuple(store.read_environment().get("heldout_clients", ()))
     nobody = Partition(train=(dataset.train,) * config.data.num_clients, held_out=held_out)
     return assemble(config, dataset, nobody, config.data.partition or "iid")
 

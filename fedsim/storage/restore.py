@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fedsim.config.sections import fields
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, DataError, StoreError
 from fedsim.core.machine import kind_of
@@ -104,7 +105,9 @@ def _check(record: Path, content: Mapping[str, Any], fingerprint: Fingerprint, r
                 f"{run / 'config.yaml'} ({key}): {now[key]!r} given, but the run began with "
                 f"{began[key]!r}; put that back, or start another run"
             )
-    if others := sorted(began.keys() ^ now.keys()):
+    defaults = {key: field.default for key, field in fields().items()}
+    later = {key for key in now.keys() - began.keys() if now[key] == defaults.get(key, now)}
+    if others := sorted((began.keys() ^ now.keys()) - later):
         raise ConfigError(
             f"{record}: the run began {'with' if others[0] in began else 'without'} the key "
             f"{others[0]}: another version of fedsim, or of your own method, wrote it"

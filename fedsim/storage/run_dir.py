@@ -128,6 +128,11 @@ class RunStore:
         words = self._json(files.VOCABULARY, [])
         return tuple(map(str, words)) or None
 
+    def read_preprocessing(self) -> dict[str, Any] | None:
+        """What new samples are prepared by; None where the run kept nothing for that."""
+        content: dict[str, Any] = self._json(files.PREPROCESSING, {})
+        return content or None
+
     def _json(self, name: str, missing: Any) -> Any:
         """The content of a file, of the type of what stands for a missing one."""
         path = self.path / name
@@ -181,6 +186,10 @@ class RunWriter(RunStore):
         """Writes vocabulary.json as :meth:`write_partition` does; nothing where there are none."""
         if words:
             self._write_once(files.VOCABULARY, json.dumps(list(words), indent=0) + "\n")
+
+    def write_preprocessing(self, known: Mapping[str, Any]) -> None:
+        """Writes preprocessing.json as :meth:`write_partition` does."""
+        self._write_once(files.PREPROCESSING, json.dumps(known, indent=1) + "\n")
 
     def _write_once(self, name: str, text: str) -> None:
         """Writes a file; where it is there, it must have this text."""

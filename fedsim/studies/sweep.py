@@ -10,8 +10,8 @@ import itertools
 import logging
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from fedsim.config.experiments import MOST_RUNS, Axis, AxisValue, Experiment, Se
 from fedsim.config.resolve import resolve, warn_unused
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError
+from fedsim.data.files import places
 from fedsim.identity.provenance import (
     Code,
     Data,
@@ -57,6 +58,7 @@ class SweepRun:
     group: str  # the name without the seeds
     config: RunConfig
     title: str = ""  # the group in words: a named row by its name alone
+    rows: Mapping[str, str] = field(default_factory=dict)  # by axis the name of its row
 
 
 def load(name_or_file: str) -> Experiment:
@@ -115,7 +117,8 @@ def _run(grid: Sequence[Axis], values: Sequence[AxisValue], config: RunConfig) -
     of_group = [(axis, value, part) for axis, value, part in pairs if not _repeats(axis)]
     titles = [v.label if v.named else f"{axis.name}={v.label}" for axis, v, _ in of_group]
     name = ",".join(part for *_, part in pairs) or "run"
-    return SweepRun(name, ",".join(part for *_, part in of_group), config, ", ".join(titles))
+    rows = {axis.name: value.label for axis, value, _ in of_group if value.named}
+    return SweepRun(name, ",".join(part for *_, part in of_group), config, ", ".join(titles), rows)
 
 
 def label_of(grid: Sequence[Axis], values: Sequence[AxisValue]) -> str | None:
@@ -201,8 +204,9 @@ def _data_of(config: RunConfig) -> Data | None:
     """The data of now, None where they are gone."""
     from fedsim.training import loading  # imports torch, which a sweep need not
 
-    for path in (config.data.dir, loading.client_file(config)):
-        if path is not None and not Path(path).exists():
+    named = [] if config.data.dir is None else places(config.data.dir)
+    for path in (*named, loading.client_file(config)):
+        if path is not None and not path.exists():
             logger.info("%s is not there: the data are not compared", path)
             return None
     return data_of(loading.divided(config)[0], config.data.dir)
@@ -220,7 +224,7 @@ def run_all(
     """Does the ``wanted`` runs in their order, then writes OUT/summary.csv and OUT/aggregate.csv;
     returns the latter and the names of runs that failed, which do not stop the others."""
     out.mkdir(parents=True, exist_ok=True)
-    directories.write_grid(out, [run.name for run in runs])
+    directories.write_grid(out, {run.name: run.rows for run in runs})
     jobs = (Job(run.name, run.config, out / run.name, trackers, accept) for run in wanted)
     failed = control(lambda: next(jobs, None), drivers, follower)
     finished = {run.name: run.group for run in runs if run.name not in failed}

@@ -1,7 +1,7 @@
 """One class for each sample: cross-entropy, accuracy and the other scores of `metrics.scores`.
 
 Those scores are always recorded; by client and site :func:`more` can be asked for: ``auc``,
-``balanced_accuracy``, ``sensitivity`` and ``specificity`` of class 1 of two, and
+``balanced_accuracy``, ``sensitivity`` and ``specificity`` of class 1 against the rest, and
 ``sensitivity@0.9``: the largest sensitivity of a threshold whose specificity is at least 0.9.
 """
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedsim.core.task import Measure, TargetError, Task, mean, number
+from fedsim.core.task import Measure, TargetError, Task, number
 from fedsim.core.types import F64, I64, Array
 
 if TYPE_CHECKING:
@@ -61,21 +61,21 @@ def same(y: Array) -> I64:
     return np.asarray(y, np.int64)
 
 
-def rank_auc(values: F64, positive: Array) -> float:
-    """The area under the ROC curve, ties counted half; NaN where a kind of sample is missing."""
-    p, q = int(positive.sum()), int((~positive).sum())
+def auc(values: F64, positive: Array) -> float:
+    """The probability that a positive sample has the larger value, ties counted half: the
+    Mann-Whitney statistic U / (P * Q) by mid-ranks; NaN without samples of each kind."""
+    everything, positives = np.sort(values), values[positive]
+    below, upto = (np.searchsorted(everything, positives, side) for side in ("left", "right"))
+    p, q = len(positives), len(values) - len(positives)
     if not p or not q:
         return float("nan")
-    ordered = np.sort(values)
-    below = np.searchsorted(ordered, values[positive], "left")
-    upto = np.searchsorted(ordered, values[positive], "right")
     return float((((below + upto + 1) / 2).sum() - p * (p + 1) / 2) / (p * q))
 
 
 def _auc(outputs: Array, y: Array) -> F64:
     chances = softmax(outputs)
     classes = [1] if chances.shape[1] == 2 else range(chances.shape[1])
-    return np.array([np.mean([rank_auc(chances[:, k], y == k) for k in classes])])
+    return np.array([np.mean([auc(chances[:, k], y == k) for k in classes])])
 
 
 def _recalls(outputs: Array, y: Array) -> F64:
@@ -91,14 +91,19 @@ def _balanced(sums: F64) -> float | None:
     return float((hits[seen] / support[seen]).mean()) if seen.any() else None
 
 
-def _recall(label: int, sums: F64) -> float | None:
-    return mean(sums.reshape(-1, 2)[label])
+def _of_one(positive: bool, outputs: Array, y: Array) -> F64:
+    """Right decisions on samples of class 1, or of the others, and how many there are."""
+    chosen = (y == 1) == positive
+    right = (outputs[chosen].argmax(axis=1) == 1) == positive
+    return np.array([right.sum(), chosen.sum()], np.float64)
 
 
 def _sensitivity_at(specificity: float, outputs: Array, y: Array) -> F64:
-    """Class 1 is said at the thresholds between the negatives' margins that keep specificity."""
-    margin = outputs[:, 1] - outputs[:, 0]
-    negatives, positives = np.sort(margin[y == 0]), margin[y == 1]
+    """The largest share of samples of class 1 above a threshold that leaves this share of the
+    others at or below it."""
+    others = np.delete(outputs, 1, axis=1)
+    margin = outputs[:, 1] - np.logaddexp.reduce(others, axis=1)
+    negatives, positives = np.sort(margin[y != 1]), margin[y == 1]
     if not len(negatives) or not len(positives):
         return np.array([np.nan])
     allowed = len(negatives) - int(np.ceil(specificity * len(negatives) - 1e-9))  # wrong ones
@@ -125,8 +130,8 @@ def more(name: str) -> Measure | None:
             name="balanced_accuracy", title="balanced accuracy", unit="%", of=_recalls,
             value=_balanced,
         ),
-        Measure(name="sensitivity", unit="%", of=_recalls, value=partial(_recall, 1)),
-        Measure(name="specificity", unit="%", of=_recalls, value=partial(_recall, 0)),
+        Measure(name="sensitivity", unit="%", of=partial(_of_one, True)),
+        Measure(name="specificity", unit="%", of=partial(_of_one, False)),
     )  # fmt: skip
     return next((measure for measure in measures if measure.name == name), None)
 

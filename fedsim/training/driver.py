@@ -20,9 +20,10 @@ from fedsim.core.imports import users_code
 from fedsim.core.machine import kind_of, other_kind
 from fedsim.core.normalization import OF_DATASET
 from fedsim.core.rows import ModelRow, TimingRow
+from fedsim.core.types import Preparation
 from fedsim.data import partitions, patients, splits
+from fedsim.data.holdout import held_out_line
 from fedsim.engine.base import Executor
-from fedsim.engine.blocks import named
 from fedsim.identity.environment import check_begun, other_versions
 from fedsim.identity.resume import configuration, decisive
 from fedsim.storage import status
@@ -35,7 +36,8 @@ from fedsim.training.early_stopping import EarlyStopping
 from fedsim.training.examples import examples
 from fedsim.training.final_models import export_models
 from fedsim.training.finetune import final_scores
-from fedsim.training.malicious import check_effects
+from fedsim.training.malicious import check_effects, warn_of_weak_rounds
+from fedsim.training.personal import with_own_models
 from fedsim.training.privacy import line_of_samples, warn_of_delta
 from fedsim.training.round import context, model_sha256, run_round
 from fedsim.training.rows import RoundLog
@@ -82,7 +84,10 @@ class TrainingLoop:
                 self._score_clients()
                 self._write_environment()  # again, with all that showed
                 if setup.config.engine.save_model:
-                    export_models(setup, store, self.position.state, self.position.rounds)
+                    state, done = self.position.state, self.position.rounds
+                    ctx = context(setup, done)
+                    own = with_own_models(setup, self.executor, state, ctx)
+                    export_models(setup, store, own, done)
                 if "loss_matrix.csv" in store.table_sizes():
                     store.save_loss_matrix()
                 if (shown := examples(setup, self.executor, self.position.state)) is not None:
@@ -281,10 +286,7 @@ def run(
     path = Path(out) if out else default_path(config.data.name, config.algorithm)
     check_free(path)
     begun = time.perf_counter()
-    setup = prepare(config)
-    check_effects(setup)
-    warn_of_delta(config, [len(setup.partition.train[c]) for c in setup.partition.participants])
-    setup, start = start_of(setup)
+    setup, start = start_of(checked_setup(config))
     followers = Callbacks(callbacks)
     with closing(followers), closing(make_executor(setup, session)) as executor:
         store = RunWriter.create(path)
@@ -298,6 +300,15 @@ def run(
                 )
                 del start, position
                 return loop.run()
+
+
+def checked_setup(config: RunConfig) -> Setup:
+    """What a run is made of; a ConfigError, or a warning, where an attack or delta has no sense."""
+    setup = prepare(config)
+    check_effects(setup)
+    warn_of_weak_rounds(setup)
+    warn_of_delta(config, [len(setup.partition.train[c]) for c in setup.partition.participants])
+    return setup
 
 
 def resume(
@@ -346,11 +357,14 @@ def fingerprint(setup: Setup) -> Fingerprint:
 
 
 def write_split(setup: Setup, store: RunWriter) -> None:
-    """Who owns what, in partition.csv and split.csv, and the words of texts."""
+    """Who owns what, in partition.csv and split.csv, the words of texts, and how features are made
+    of new rows."""
     dataset, partition, bad = setup.dataset, setup.partition, setup.malicious
     store.write_partition(partitions.table(dataset, partition, malicious=bad))
     store.write_split(splits.columns(dataset, partition, bad, setup.root.tolist()))
     store.write_vocabulary(dataset.words)
+    if isinstance(dataset.prepare, Preparation):
+        store.write_preprocessing(dataset.prepare.record(dataset.train))
 
 
 def _restore(setup: Setup, store: RunWriter) -> tuple[Checkpoints, Position | None]:
@@ -379,12 +393,11 @@ def _notes(setup: Setup) -> tuple[str, ...]:
         notes += setup.budget.lines(setup.config.train.rounds)
     if setup.config.dp.level == "example":
         notes.append(line_of_samples(setup.config))
-    if setup.partition.held_out:
-        notes.append(f"held out from training: {named(setup.partition.held_out)}")
+    notes.append(held_out_line(setup.partition))
     if setup.frozen:
         frozen, trained = sum(a.size for a in setup.frozen.values()), setup.layout.size
         notes.append(
             f"model.trainable={setup.model.trainable}: {trained:,} of {trained + frozen:,} values "
             "of the model are trained and sent"
         )
-    return tuple(note for note in notes if note is not None)
+    return tuple(filter(None, notes))

@@ -61,13 +61,11 @@ def divided(config: RunConfig) -> tuple[Dataset, str, Partition | None]:
     return dataset, kind, listed
 
 
-def read(
-    config: RunConfig, whole: bool = False, known_words: tuple[str, ...] | None = None
-) -> Dataset:
+def read(config: RunConfig, whole: bool = False, **known: Any) -> Dataset:
     """The data set as its reader gives it, without feature shift; ``whole``: all of it is the test
-    part. Texts are read with the vocabulary ``known_words``, if any, else with their own."""
-    words, arguments = known_words, read_arguments(config)
-    dataset = data.load(config.data.name, whole=whole, known_words=words, **arguments)
+    part. Where a run ``known`` its words or preprocessing, new samples are read with these."""
+    arguments = read_arguments(config) | known
+    dataset = data.load(config.data.name, whole=whole, **arguments)
     normal = _normalization(config)
     try:
         return dataset if normal is None else normal.applied(dataset)
@@ -98,7 +96,7 @@ def read_arguments(config: RunConfig) -> dict[str, Any]:
         "group": c.group or kept,
         "columns": c.column_names,
         "task": config.task,
-        "measures": listed(config.evaluation.measures),
+        "measures": listed(config.evaluation.measures or ""),
         **config.hyperparameters.get(c.name, {}),
     }
 

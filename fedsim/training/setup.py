@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -16,6 +15,7 @@ from fedsim.core.machine import processor
 from fedsim.core.rows import RoundRow, metric_column
 from fedsim.core.task import Task
 from fedsim.core.types import I64, Dataset, Layout, ModelSpec, Partition, Vector, Vectors
+from fedsim.data import files
 from fedsim.engine.blocks import Stacking
 from fedsim.engine.devices import Kind
 from fedsim.engine.spec import LocalImages, WorkerSpec, array_sha256
@@ -58,8 +58,8 @@ class Setup:
     @property
     def personalised(self) -> bool:
         """Whether clients have models of their own, so that there is no one model to evaluate."""
-        personal = any(map(self.algorithm.personal, self.layout.slots))
-        return personal and not self.algorithm.one_model
+        own = any(map(self.algorithm.owned, self.layout.slots)) and not self.algorithm.one_model
+        return own or self.algorithm.predict is not None
 
     @property
     def tests_are_owned(self) -> bool:
@@ -135,7 +135,7 @@ class Setup:
         if self.config.engine.data_from == "object_store":
             return None
         data = self.config.data
-        absolute = {"dir": str(Path(data.dir).absolute())} if data.dir else {}
+        absolute = {"dir": files.absolute(data.dir)} if data.dir else {}
         config = self.config.model_copy(update={"data": data.model_copy(update=absolute)})
         parts = self.dataset.train, self.dataset.val, self.dataset.test
         read = partial(read_images, config, self.partition, parts)

@@ -1,33 +1,50 @@
-"""Reader of a table of numbers and categories: a CSV file with a header, ``-d csv:FILE``.
+"""Reader of tables of numbers and categories: CSV files with a header, ``-d csv:FILE``.
 
 Which column is what follows from ``data.columns``; all others are features. Scaling and the values
 put in for missing ones are those of the training rows, and follow these where a split file gives
-other ones.
+other ones; a run keeps them for new rows (:mod:`fedsim.data.new_rows`).
 """
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedsim.core.errors import ConfigError, DataError, nearest
 from fedsim.core.settings import Names, listed
-from fedsim.core.tables import Table, read_table
+from fedsim.core.tables import Table
 from fedsim.core.types import F64, I64, Array
-from fedsim.data.dataset import OWN_TEST, TRAIN, DatasetInfo, Parts, Raw, Request
+from fedsim.data.dataset import OWN_TEST, TEST, TRAIN, DatasetInfo, Parts, Raw, Request
+from fedsim.data.files import listed_files
+from fedsim.data.new_rows import OF_FILE, complete, needed_cells, new_features, read_files, sites_of
 from fedsim.data.readers.folder import odd_labels
-from fedsim.data.readers.tables import PARTS, Coded, coded, coded_column, parts_of_rows, people
+from fedsim.data.readers.tables import PARTS, coded, coded_column, parts_of_rows, people
+from fedsim.data.table_features import (
+    NO_CATEGORY,
+    encoded,
+    inputs,
+    level,
+    number,
+    prepared,
+    present,
+    rows_by_site,
+)
 
 USUAL = ("target", "site", "patient", "split")
 """What a column may be beside a feature, and its name where ``data.columns`` gives none."""
-MISSING = frozenset(("", "?", "na", "n/a", "nan", "null"))
-"""Cells without a value, in small letters."""
+SURVIVAL = ("time", "event")
+"""The columns in place of the target, where ``data.columns`` names them."""
 NO_SITE = "(none)"
 """The site of rows for validation and test that belong to no site."""
+NUMBERS = "(numbers)"
+"""The kind of a feature that holds no categories."""
 _COMPARED = 200
 """The most names of classes among which typing errors are looked for."""
+_CODES = 10
+"""A column of so few different whole numbers, but more than two, may hold codes."""
 
 
 def read_csv(
@@ -37,11 +54,13 @@ def read_csv(
     categorical: Names = "",
     scaling: Literal["site", "all", "none"] = "site",
     missing: Literal["refuse", "drop", "mean", "median"] = "refuse",
+    missing_categories: Literal["refuse", "own"] = "refuse",
 ) -> Raw:
     """A row per sample; see ``docs/how-to/csv.md``.
 
     Args:
-        request: ``columns`` names columns by what they are; ``folder`` is the file.
+        request: ``columns`` names columns by what they are; ``folder`` is the file, several with
+            commas between, or a folder of them, where each file is a site unless a column says it.
         features: columns that the model sees, in this order, separated by commas, a name that holds
             one in quotes; empty: all that are nothing else, in the order of the table.
         categorical: columns with categories, in the same way, as in cp=1,restecg: a column for each
@@ -50,33 +69,37 @@ def read_csv(
             or from all training rows (also for sites without any); none leaves numbers as they are.
         missing: what becomes of rows with a missing value; mean, median: that of the training rows
             of the site is put in, or of all training rows where a site has none.
+        missing_categories: own: a missing category is one more category of its column.
     """
     table, roles = _read(request)
-    kinds = _features(table, roles, features, categorical)
+    known, own = request.preprocessing, missing_categories == "own"
+    kinds = {} if known is not None else _features(table, roles, features, categorical)
     remarks: tuple[str, ...] = ()
     if missing == "drop":
-        table, remarks = _complete(table, (*kinds, roles["target"]))
-    classes, y = _target(table, roles["target"])
-    meant = len(classes) > _COMPARED or all(_number(name) is not None for name in classes)
+        needed = [name for name, kind in kinds.items() if kind == NUMBERS or not own]
+        needed = needed if known is None else needed_cells(known)
+        table, remarks = complete(table, (*needed, *_of_target(roles)))
+    classes, y = target(table, roles, request.target, () if known is None else known["classes"])
+    meant = len(classes) > _COMPARED or all(number(name) is not None for name in classes)
+    odd = odd_labels(table, classes, y, named=meant, thing="row") if y.dtype == np.int64 else ()
     parts = parts_of_rows(table, roles.get("split", ""), tuple(PARTS))
-    sites: Coded = _sites(table, roles["site"], parts) if "site" in roles else ((), None)
-    names, site = sites
+    parts = parts if known is None else np.full(len(table), TEST, np.int8)  # a site need not be
+    names, site = _sites(table, roles["site"], parts) if "site" in roles else ((), None)
     patients = coded_column(table, roles.get("patient", ""))
-    blocks = {
-        name: _numbers(table, name, missing) if level == "" else _categories(table, name, level)
-        for name, level in kinds.items()
-    }
-    x = np.column_stack(list(blocks.values()))
-    prepare = partial(
-        prepared,
-        file=table.file,
-        names=[name for name, block in blocks.items() for _ in range(block.shape[1])],
-        x=x,
-        site=np.zeros(len(x), np.int64) if site is None else site,
-        no_site=names.index(NO_SITE) if NO_SITE in names else -1,
-        scaling=scaling,
-        missing=missing,
-    )
+    if known is None:
+        settled = [_settled(table, name, kind, missing, own) for name, kind in kinds.items()]
+        remarks += _codes(table, kinds, missing)
+        settings: dict[str, Any] = {
+            "classes": classes,
+            "site": roles.get("site"),
+            "patient": roles.get("patient"),
+        }
+        settings |= {"missing": missing, "scaling": scaling, "features": settled}
+        rows, of_row = encoded(table.columns, settled), _by_row(names, site, len(table))
+        prepare = Prepare(file=table.file, x=rows, sites=of_row, settings=settings)
+        x: Array = prepare.x
+    else:
+        x, prepare = new_features(table, sites_of(table, known), known), None
     return Raw(
         source=table.file,
         x=x,
@@ -84,25 +107,26 @@ def read_csv(
         class_names=classes,
         parts=parts,
         prepare=prepare,
-        remarks=odd_labels(table, classes, y, named=meant, thing="row") + remarks,
-        **people(sites, patients, parts, table.where),
+        remarks=odd + remarks,
+        **people((names, site), patients, parts, table.where),
     )
 
 
 def _read(request: Request) -> tuple[Table, dict[str, str]]:
-    """The table, and its columns by what they are."""
-    file = request.own_folder
-    if file.is_dir():
-        raise ConfigError(f"data.dir {file}: a folder given; data set csv is one file, csv:FILE")
-    target = request.columns.get("target", "target").lower()
+    """The rows of all files, and the columns by what they are."""
+    named, place = _named(request), request.own_folder
+    files, survival = listed_files(place), SURVIVAL if "time" in named else ("target",)
+    wanted = [named.get(role, role).lower() for role in survival]
+    if request.preprocessing is not None:
+        wanted += [feature["column"] for feature in request.preprocessing["features"]]
     try:
-        table = read_table(file, (target,))
+        table = read_files(files, wanted, place)
     except DataError as error:
         if "needed are the columns" not in str(error):
             raise
         raise DataError(f"{error}; data.columns.target names the classes") from None
     roles = {role: role for role in USUAL if role in table.columns}
-    for role, name in request.columns.items():
+    for role, name in named.items():
         roles[role] = _column(table, name, f"data.columns.{role}")
     twice = [role for role, name in roles.items() if list(roles.values()).count(name) > 1]
     if twice:
@@ -110,9 +134,34 @@ def _read(request: Request) -> tuple[Table, dict[str, str]]:
             f"data.columns: {roles[twice[0]]!r} is {' and '.join(twice)}, one column can be one"
         )
     if "" in table.columns:
-        number = list(table.columns).index("") + 1
-        raise DataError(f"{file}: column {number} of the header has no name")
+        place_of = list(table.columns).index("") + 1
+        raise DataError(f"{table.file}: column {place_of} of the header has no name")
+    if table.files and "site" not in roles:
+        names = [file.stem for file in files]
+        if several := [name for name in names if names.count(name) > 1]:
+            raise ConfigError(
+                f"data.dir {place}: two files are called {several[0]!r}, and each is a site; name "
+                "a column of sites in data.columns.site"
+            )
+        table = table.with_column(OF_FILE, [file.stem for file in table.files])
+        roles["site"] = OF_FILE
     return table, roles
+
+
+def _named(request: Request) -> dict[str, str]:
+    """``data.columns``, with several columns of labels or values one by one, as in a+b."""
+    named, times = dict(request.columns), [role for role in SURVIVAL if role in request.columns]
+    if times and (len(times) == 1 or request.target != "survival"):
+        raise ConfigError(
+            f"data.columns.{times[0]}: {named[times[0]]} given; time and event go together, with "
+            "--task survival"
+        )
+    if request.target == "survival" and not times:
+        raise ConfigError("--task survival needs data.columns.time and data.columns.event")
+    if request.target in ("labels", "value"):
+        first, *more = named.get("target", "target").split("+")
+        named |= {"target": first} | {f"target {i}": name for i, name in enumerate(more, 2)}
+    return named
 
 
 def _column(table: Table, name: str, key: str) -> str:
@@ -128,7 +177,7 @@ def _column(table: Table, name: str, key: str) -> str:
 def _features(
     table: Table, roles: Mapping[str, str], features: str, categorical: str
 ) -> dict[str, str | None]:
-    """By feature the category without a column; None where each has one, "" for numbers."""
+    """By feature the category without a column; None where each has one; NUMBERS."""
     chosen, taken = (
         [_column(table, name, "csv.features") for name in listed(features)],
         roles.values(),
@@ -139,167 +188,229 @@ def _features(
     chosen = chosen or [name for name in table.columns if name not in taken]
     if not chosen:
         raise DataError(f"{table.file}: no column is left as a feature")
-    kinds: dict[str, str | None] = dict.fromkeys(chosen, "")
+    kinds: dict[str, str | None] = dict.fromkeys(chosen, NUMBERS)
     for cell in listed(categorical):
         whole = cell.lower() in table.columns or "=" not in cell
-        name, _, level = (cell, "", "") if whole else cell.rpartition("=")
+        name, _, category = (cell, "", "") if whole else cell.rpartition("=")
         name = _column(table, name.strip(), "csv.categorical")
-        if kinds.get(name) != "":
+        if kinds.get(name) != NUMBERS:
             raise ConfigError(f"csv.categorical: {name!r} is no feature, or is given twice")
-        kinds[name] = None if whole else _level(level.strip())
+        kinds[name] = None if whole else level(category.strip())
     return kinds
 
 
-def _present(cell: str) -> bool:
-    return cell.lower() not in MISSING
+def _settled(
+    table: Table, column: str, kind: str | None, missing: str, own: bool
+) -> dict[str, object]:
+    """A feature as :func:`fedsim.data.table_features.encoded` takes it, once its cells are checked;
+    ``own``: a missing category is one."""
+    if kind == NUMBERS:
+        if missing == "refuse":
+            how = "the value is missing ({}); csv.missing says what to do: drop, mean or median"
+            table.cells(column, present, how)
+        odd = (
+            "{} is no finite number; name the column in csv.categorical if it holds categories, or "
+            "leave it out of csv.features"
+        )
+        table.cells(column, lambda cell: not present(cell) or number(cell) is not None, odd)
+        return {"column": column}
+    if not own:
+        how = "the category is missing ({}); fill it in, csv.missing_categories=own, or csv.missing"
+        table.cells(column, present, f"{how}=drop")
+    levels = _ordered({level(cell) for cell in table.columns[column] if present(cell)})
+    if kind is not None and kind not in levels:
+        raise ConfigError(
+            f"csv.categorical: {column}={kind} given, but no row has it; values are "
+            f"{', '.join(levels[:20])}"
+        )
+    left_out = {} if kind is None else {"reference": kind}
+    levels += [] if all(map(present, table.columns[column])) else [NO_CATEGORY]
+    return {"column": column, "categories": [name for name in levels if name != kind], **left_out}
 
 
-def _complete(table: Table, columns: Sequence[str]) -> tuple[Table, tuple[str, ...]]:
-    """The rows without a missing value, and a remark on the others."""
-    cells = zip(*(table.columns[name] for name in columns), strict=True)
-    kept = [i for i, row in enumerate(cells) if all(map(_present, row))]
-    if not kept:
-        raise DataError(f"{table.file}: csv.missing=drop leaves no row, each has a missing value")
-    if len(kept) == len(table):
-        return table, ()
-    remark = f"{len(table) - len(kept)} of {len(table)} rows have a missing value and were left out"
-    return table.rows(kept), (remark,)
-
-
-def _number(cell: str) -> float | None:
-    """The cell as a finite number, of float32, else None; Python's 1_000 is a text."""
-    try:
-        value = float(cell.replace("_", "x"))
-    except ValueError:
-        return None
-    return value if abs(value) <= float(np.finfo(np.float32).max) else None
-
-
-def _level(cell: str) -> str:
-    """A category as a text: 1, 1.0 and +1 are the same, but not floats from 2^53 on."""
-    value = _number(cell)
-    if value is None or abs(value) >= 2.0**53:
-        return cell
-    return str(int(value)) if value.is_integer() else repr(value)
+def _codes(table: Table, kinds: Mapping[str, str | None], missing: str) -> tuple[str, ...]:
+    """A remark on columns of numbers with gaps that may hold codes of categories."""
+    if missing not in ("mean", "median"):
+        return ()
+    columns = []
+    for name in (name for name, kind in kinds.items() if kind == NUMBERS):
+        values = {level(cell) for cell in table.columns[name] if present(cell)}
+        whole = all((number(value) or 0.0).is_integer() for value in values)
+        if whole and 2 < len(values) <= _CODES and not all(map(present, table.columns[name])):
+            columns.append(f"{name} ({', '.join(_ordered(values))})")
+    if not columns:
+        return ()
+    return (
+        f"csv.missing={missing} fills columns of few whole numbers: {'; '.join(columns)}; where "
+        "these are codes, name the column in csv.categorical",
+    )
 
 
 def _ordered(levels: set[str]) -> list[str]:
     """Numbers ascending, where all are numbers, else texts in the order of their characters."""
-    numbers = {level: _number(level) for level in levels}
+    numbers = {name: number(name) for name in levels}
     if None in numbers.values():
         return sorted(levels)
-    return sorted(levels, key=lambda level: (numbers[level] or 0.0, level))
+    return sorted(levels, key=lambda name: (numbers[name] or 0.0, name))
 
 
-def _target(table: Table, column: str) -> tuple[tuple[str, ...], I64]:
+def _of_target(roles: Mapping[str, str]) -> tuple[str, ...]:
+    """The columns that ``y`` is made of."""
+    several = [role for role in roles if role.startswith("target")]
+    return tuple(roles[role] for role in (SURVIVAL if "time" in roles else several))
+
+
+def target(
+    table: Table, roles: Mapping[str, str], wanted: str = "class", known: Sequence[str] = ()
+) -> tuple[tuple[str, ...], Array]:
+    """The names of a model's outputs, and what is learnt of each row, ``wanted`` as in
+    :class:`~fedsim.core.task.Task`: a class (N,), those ``known`` first, a value (N,) or several
+    (N, w), labels (N, L), or time and event (N, 2), float32."""
+    columns = _of_target(roles)
+    if wanted == "class":
+        return _classes(table, columns[0], known)
+    numbers = {name: _numbers(table, name, 0.0 if "time" in roles else -np.inf) for name in columns}
+    for name in columns[1:] if wanted == "survival" else columns if wanted == "labels" else ():
+        table.cells(
+            name, lambda cell: number(cell) in (0.0, 1.0), "{} is neither 0 (no) nor 1 (yes)"
+        )
+    y = np.column_stack([*numbers.values()])
+    if wanted == "survival":
+        return ("risk",), y
+    return tuple(columns), y[:, 0] if wanted == "value" and len(columns) == 1 else y
+
+
+def _numbers(table: Table, column: str, least: float = -np.inf) -> NDArray[np.float32]:
+    """(N,) a column without gaps of finite numbers from ``least`` on."""
+    bound = "" if least == -np.inf else f" of at least {least:g}"
+
+    def allowed(cell: str) -> bool:
+        value = number(cell)
+        return value is not None and value >= least
+
+    cells = table.cells(column, allowed, f"{{}} is no finite number{bound}")
+    return np.array(list(map(number, cells)), np.float32)
+
+
+def _classes(table: Table, column: str, known: Sequence[str]) -> tuple[tuple[str, ...], I64]:
     """The names of the classes, and the class of each row."""
-    table.cells(column, _present, "the class is missing")
+    table.cells(column, present, "the class is missing")
     odd = "{} is no class; classes are whole numbers or names"
-    cells = table.cells(column, lambda cell: (_number(cell) or 0.0).is_integer(), odd)
-    levels = [_level(cell) for cell in cells]
-    classes = _ordered(set(levels))
+    cells = table.cells(column, lambda cell: (number(cell) or 0.0).is_integer(), odd)
+    levels = [level(cell) for cell in cells]
+    classes = [*known, *_ordered(set(levels).difference(known))]
     if len(classes) < 2:
         raise DataError(f"{table.file}, column {column}: one class, needed are two")
-    number = {name: i for i, name in enumerate(classes)}
-    return tuple(classes), np.array([number[level] for level in levels], dtype=np.int64)
+    code = {name: i for i, name in enumerate(classes)}
+    return tuple(classes), np.array([code[name] for name in levels], dtype=np.int64)
 
 
 def _sites(table: Table, column: str, parts: Parts | None) -> tuple[tuple[str, ...], I64]:
     """The names of the sites, and that of each row; rows of common parts need none."""
     needed = np.ones(len(table), bool) if parts is None else np.isin(parts, (TRAIN, OWN_TEST))
-    names = [cell if _present(cell) else NO_SITE for cell in table.columns[column]]
+    names = [cell if present(cell) else NO_SITE for cell in table.columns[column]]
     for row in np.flatnonzero(needed).tolist():
         if names[row] == NO_SITE:
             raise DataError(f"{table.where(row)}, column {column}: the site is missing")
     return coded(names, table.where, column)
 
 
-def _numbers(table: Table, column: str, missing: str) -> F64:
-    """(n, 1) a column of numbers, NaN where one is missing."""
-    if missing == "refuse":
-        how = "the value is missing ({}); csv.missing says what to do: drop, mean or median"
-        table.cells(column, _present, how)
-    odd = (
-        "{} is no finite number; name the column in csv.categorical if it holds categories, or "
-        "leave it out of csv.features"
-    )
-    cells = table.cells(column, lambda cell: not _present(cell) or _number(cell) is not None, odd)
-    return np.array([_number(c) if _present(c) else np.nan for c in cells], np.float64)[:, None]
+@dataclass(frozen=True, kw_only=True)
+class Prepare:
+    """The features of all rows, once it is known which of these are for training.
 
-
-def _categories(table: Table, column: str, left_out: str | None) -> F64:
-    """(n, k) one column for each category but one: 1 where the cell has it, else 0."""
-    missing = "the category is missing ({}); fill it in, or csv.missing=drop"
-    cells = [_level(cell) for cell in table.cells(column, _present, missing)]
-    levels = _ordered(set(cells))
-    if left_out is not None and left_out not in levels:
-        raise ConfigError(
-            f"csv.categorical: {column}={left_out} given, but no row has it; values are "
-            f"{', '.join(levels[:20])}"
-        )
-    kept = np.array([level for level in levels if level != left_out], dtype=object)
-    return (np.array(cells, dtype=object)[:, None] == kept).astype(np.float64)
-
-
-def prepared(
-    training: I64,
-    *,
-    file: Path,
-    names: Sequence[str],
-    x: F64,
-    site: I64,
-    no_site: int,
-    scaling: str,
-    missing: str,
-) -> Array:
-    """(n, d) float32: the features without gaps and scaled, by the numbers of the training rows.
-
-    ``x`` (n, d) has NaN where a value is missing, ``names`` are the columns of its features, and
-    ``site`` (n,) the rows' sites, of which ``no_site`` stands for none.
+    Args:
+        file: for messages.
+        x: (n, d) float64, NaN where a value is missing.
+        sites: (n,) the names of the rows' sites, "" for none.
+        settings: what a run keeps beside the numbers of :meth:`record`.
     """
-    train = np.zeros(len(x), dtype=bool)
-    train[training] = True
-    gaps = np.isnan(x)
-    if not train.any() and (scaling != "none" or gaps.any()):
-        key = f"missing={missing}" if scaling == "none" else f"scaling={scaling}"
-        raise DataError(
-            f"{file}: csv.{key} needs training rows; a column split has to mark them (train)"
-        )
-    sites = [site == s for s in np.unique(site) if s != no_site]
-    x, centre = x.copy(), np.mean if missing == "mean" else np.median
-    for column in np.flatnonzero(gaps.any(axis=0)).tolist():
-        present = train & ~gaps[:, column]
-        if not present.any():
-            raise DataError(f"{file}: no training row has a value in column {names[column]}")
-        values = np.full(len(x), centre(x[present, column]))
-        for rows in (rows for rows in sites if (rows & present).any()):
-            values[rows] = centre(x[rows & present, column])
-        x[gaps[:, column], column] = values[gaps[:, column]]
-    if scaling != "none":
-        unscaled, x = x, _scaled(x, x[train])
-        for rows in (rows for rows in sites if scaling == "site" and (rows & train).any()):
-            x[rows] = _scaled(unscaled[rows], unscaled[rows & train])
-    with np.errstate(over="ignore"):  # what does not fit is refused as not finite
-        return x.astype(np.float32)
+
+    file: Path
+    x: F64
+    sites: Sequence[str]
+    settings: Mapping[str, Any]
+
+    def __call__(self, training: I64, /) -> Array:
+        """(n, d) float32: without gaps and scaled, by the numbers of the training rows."""
+        known = self.record(training)
+        sites = [site if site in known["sites"] else "" for site in self.sites]
+        features: Array = prepared(self.x, sites, known)
+        return features
+
+    def record(self, training: I64, /) -> dict[str, Any]:
+        """What new rows are prepared by: ``settings``, and the numbers of all training rows and of
+        those of each site."""
+        scaling, missing = self.settings["scaling"], self.settings["missing"]
+        train = np.zeros(len(self.x), dtype=bool)
+        train[training] = True
+        gaps = np.isnan(self.x)
+        if not train.any() and (scaling != "none" or gaps.any()):
+            key = f"missing={missing}" if scaling == "none" else f"scaling={scaling}"
+            raise DataError(
+                f"{self.file}: csv.{key} needs training rows; a column split has to mark them "
+                "(train)"
+            )
+        rows = {"": list(range(len(self.x)))}
+        if scaling == "site" or missing in ("mean", "median"):
+            rows = rows_by_site(self.sites) | rows
+        own = {site: np.array(rows[site]) for site in sorted(rows)}  # "" first
+        x, numbers = self.x.copy(), {site: dict.fromkeys(_NUMBERS) for site in own}
+        if missing in ("mean", "median") and train.any():
+            for site, index in own.items():
+                fill = self._fill(index[train[index]], numbers[""]["fill"])
+                numbers[site]["fill"] = fill.tolist()
+                x[index] = np.where(gaps[index], fill, self.x[index])
+        of_all = _statistics(x[train]) if scaling != "none" else {}
+        for site, index in own.items():
+            local = scaling == "site" and site and train[index].any()
+            numbers[site] |= _statistics(x[index[train[index]]]) if local else of_all
+        return {**self.settings, "all": numbers.pop(""), "sites": numbers}
+
+    def _fill(self, training: I64, default: Sequence[float] | None) -> F64:
+        """(d,) the mean or median of those training rows that have a value, else the default."""
+        centre = np.mean if self.settings["missing"] == "mean" else np.median
+        fill = np.full(self.x.shape[1], np.nan) if default is None else np.array(default)
+        rows = self.x[training]
+        there = ~np.isnan(rows)
+        for column in range(len(fill)):
+            if there[:, column].any():
+                fill[column] = centre(rows[there[:, column], column])
+            elif default is None:
+                names = [name for f in self.settings["features"] for name in inputs(f)]
+                raise DataError(
+                    f"{self.file}: no training row has a value in column {names[column]}"
+                )
+        return fill
 
 
-def _scaled(x: F64, training: F64) -> F64:
-    """``(x - mean) / (sd + 1e-9)``; a column that is constant in training is not divided."""
-    sd = training.std(axis=0, ddof=1) if len(training) > 1 else np.zeros(x.shape[1])
+_NUMBERS = ("fill", "mean", "scale")
+"""What is known of each input by site, None where it is not needed."""
+
+
+def _by_row(names: Sequence[str], site: I64 | None, rows: int) -> list[str]:
+    """The site of each row, "" where it has none."""
+    known = ["" if name == NO_SITE else name for name in names]
+    return [""] * rows if site is None else [known[code] for code in site.tolist()]
+
+
+def _statistics(training: F64) -> dict[str, list[float]]:
+    """What ``(x - mean) / (sd + 1e-9)`` takes; a column that is constant is not divided."""
+    sd = training.std(axis=0, ddof=1) if len(training) > 1 else np.zeros(training.shape[1])
     constant = np.ptp(training, axis=0) == 0
-    scaled: F64 = (x - training.mean(axis=0)) / np.where(constant, 1.0, sd + 1e-9)
-    return scaled
+    scale = np.where(constant, 1.0, sd + 1e-9)
+    return {"mean": training.mean(axis=0).tolist(), "scale": scale.tolist()}
 
 
 DATASETS = (
     DatasetInfo(
         name="csv",
-        title="a table of numbers and categories with a column of classes",
+        title="tables of numbers and categories with a column of classes",
         read=read_csv,
         default_model="logistic",
-        source="a CSV file with a header, as -d csv:FILE",
+        source="a CSV file with a header, or several, as -d csv:FILE, csv:FILE,FILE or csv:DIR",
         needs_folder=True,
-        columns=USUAL,
+        columns=(*USUAL, *SURVIVAL),
         prepared=True,
     ),
 )

@@ -162,7 +162,7 @@ def odd_labels(
     """
     count = Counter(y.tolist())
     labels, first = np.unique(y, return_index=True)
-    line = {label: table.numbers[i] for label, i in zip(labels.tolist(), first, strict=True)}
+    line = {label: table.line(i) for label, i in zip(labels.tolist(), first, strict=True)}
     spelt = {
         label: re.sub(r"[\W_]", "", classes[label].casefold()) or classes[label] for label in count
     }

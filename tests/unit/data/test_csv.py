@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -14,7 +15,10 @@ import fedsim
 from fedsim import data
 from fedsim.cli import main
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.data import partitions
+from fedsim.core.tables import read_table
+from fedsim.data import partitions, table_features
+from fedsim.data.readers.csv_table import target
+from fedsim.identity.provenance import data_of
 from fedsim.testing import check_reader
 
 TABLE = """Age,kind,Weight,grade,hospital,fold
@@ -253,3 +257,153 @@ def test_a_patient_in_two_parts_is_refused(tmp_path: Path):
         load(tmp_path, text, {"patient": "who"})
     text = text.replace("test,q", "test,r") + "4,0,b,train,q\n5,0,b,test,s\n"
     assert load(tmp_path, text, {"patient": "who"}).patient_names == ("p", "q", "r", "s")
+
+
+def hospitals(folder: Path, **tables: str) -> Path:
+    """A file of each hospital; by default of two, whose columns stand in another order."""
+    folder.mkdir(exist_ok=True)
+    default = {
+        "va": "v,kind,target\n1,a,0\n2,,1\n4,b,0\n8,a,1\n",
+        "york": "target,v,kind\n0,10,b\n1,,a\n1,30,?\n0,50,b\n",
+    }
+    for name, text in (tables or default).items():
+        (folder / f"{name}.csv").write_text(text)
+    return folder
+
+
+READ = {"missing": "median", "categorical": "kind", "missing_categories": "own"}
+
+
+def test_a_folder_has_a_file_for_each_hospital(tmp_path: Path):
+    folder = hospitals(tmp_path / "tables")
+    d = data.load("csv", folder, test_fraction=0.3, scaling="none", **READ)
+    assert d.site_names == ("va", "york")
+    assert d.site is not None
+    assert d.site.tolist() == [0] * 4 + [1] * 4
+    assert d.y.tolist() == [0, 1, 0, 1, 0, 1, 1, 0]
+    assert d.x[:, 1:].tolist() == [  # a, b, missing
+        [1, 0, 0], [0, 0, 1], [0, 1, 0], [1, 0, 0], [0, 1, 0], [1, 0, 0], [0, 0, 1], [0, 1, 0]
+    ]  # fmt: skip
+    given = Path(f"{folder / 'york.csv'},{folder / 'va.csv'}")
+    listed = data.load("csv", given, test_fraction=0.3, scaling="none", **READ)
+    assert listed.y.tolist() == d.y.tolist()[4:] + d.y.tolist()[:4]
+    assert [listed.site_names[s] for s in listed.site] == ["york"] * 4 + ["va"] * 4
+    place = tmp_path / "a,b.csv"
+    place.write_text((folder / "va.csv").read_text())
+    assert data.load("csv", place, test_fraction=0.3, **READ).site is None
+
+
+def test_a_column_of_sites_counts_before_the_names_of_files(tmp_path: Path):
+    tables = {name: "v,target,ward\n" + f"1,0,{name}1\n2,1,{name}1\n3,1,x\n" * 4 for name in "ab"}
+    folder = hospitals(tmp_path / "tables", **tables)
+    d = data.load("csv", folder, columns={"site": "ward"}, test_fraction=0.2)
+    assert d.site_names == ("a1", "b1", "x")
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        ({}, "no CSV file"),
+        (
+            {"a": "v,target\n1,0\n", "b": "w,target\n1,0\n"},
+            r"b\.csv: there is no column 'v', as in ",
+        ),
+        ({"a": "v,target\n1,0\n", "b": "vv,v,target\n1,1,0\n"}, r"a\.csv: there is no column 'vv'"),
+        ({"a": "v,target\n1,0\n", "b": "v,class\n1,0\n"}, r"b\.csv: the header is v,class, needed"),
+        ({"a": "v,target\n1,0\n", "b": "v,target\n1,0\nx,1\n"}, r"b\.csv, row 3, column v: 'x' is"),
+        ({"a": "v,target\n1,0\n2,1\n2,ni\n", "b": ""}, r"b\.csv: the file is empty"),
+    ],
+)
+def test_bad_tables_among_several_are_named(tmp_path: Path, tables, message):
+    (tmp_path / "tables").mkdir()
+    folder = hospitals(tmp_path / "tables", **tables) if tables else tmp_path / "tables"
+    with pytest.raises(DataError, match=message):
+        data.load("csv", folder)
+
+
+def test_two_files_of_one_name_are_no_two_sites(tmp_path: Path):
+    files = [hospitals(tmp_path / name) / "va.csv" for name in ("one", "two")]
+    with pytest.raises(ConfigError, match="two files are called 'va'"):
+        data.load("csv", Path(",".join(map(str, files))), **READ)
+
+
+def test_the_digest_is_of_the_tables_and_not_of_what_becomes_of_them(tmp_path: Path):
+    """So that runs on several partitions of scaled tables are runs on the same data."""
+    folder = hospitals(tmp_path / "tables")
+    loaded = [data.load("csv", folder, test_fraction=0.3, seed=seed, **READ) for seed in (0, 3)]
+    assert loaded[0].x.tolist() != loaded[1].x.tolist()
+    one, other = (data_of(dataset, str(folder)) for dataset in loaded)
+    assert one.short == other.short
+    listed = f"{folder / 'va.csv'},{folder / 'york.csv'}"
+    assert data_of(loaded[0], listed).short == one.short
+    (folder / "va.csv").write_text((folder / "va.csv").read_text().replace("8,a", "9,a"))
+    assert data_of(loaded[0], str(folder)).short != one.short
+
+
+def test_codes_whose_gaps_are_filled_by_a_median_are_a_remark(tmp_path: Path):
+    rows = [[[3, 6, 7, "?"][i % 4], i % 2 or "", i / 7, i % 3 % 2] for i in range(40)]
+    file = write(tmp_path, ["thal", "sex", "age", "target"], rows)
+    (remark,) = data.load("csv", file, missing="median").remarks
+    assert remark.startswith(
+        "csv.missing=median fills columns of few whole numbers: thal (3, 6, 7)"
+    )
+    assert "sex" not in remark
+    columns = {"categorical": "thal,sex", "missing": "median", "missing_categories": "own"}
+    assert data.load("csv", file, **columns).remarks == ()
+
+
+def test_what_is_learnt_of_the_columns(tmp_path: Path):
+    header, cells = ["days", "dead", "v"], [[3, 0, 1], [2.5, "1.0", 2]]
+    table = read_table(write(tmp_path, header, cells), ())
+    several = {"target": "days", "target 2": "dead"}
+    for roles, wanted, names, expected in (
+        ({"time": "days", "event": "dead"}, "survival", ("risk",), [[3, 0], [2.5, 1]]),
+        ({"target": "days"}, "value", ("days",), [3, 2.5]),
+        (several, "value", ("days", "dead"), [[3, 0], [2.5, 1]]),
+        ({"target": "dead"}, "labels", ("dead",), [[0], [1]]),
+    ):
+        outputs, y = target(table, roles, wanted)
+        assert (outputs, y.dtype, y.tolist()) == (names, np.float32, expected)
+    for cells, roles, wanted, message in (
+        ([-1, 1, 0], {"time": "days", "event": "dead"}, "survival", "days: '-1' is no finite numb"),
+        ([1, 2, 0], {"time": "days", "event": "dead"}, "survival", "dead: '2' is neither 0 "),
+        ([1, 2, 0], {"target": "dead"}, "labels", "dead: '2' is neither 0 "),
+        ([1, "x", 0], several, "value", "dead: 'x' is no finite number"),
+    ):
+        bad = read_table(write(tmp_path, header, [cells]), ())
+        with pytest.raises(DataError, match=f"row 2, column {message}"):
+            target(bad, roles, wanted)
+    for columns, given in (
+        ({"event": "dead"}, "event"),
+        ({"time": "days", "event": "dead"}, "time"),
+    ):
+        with pytest.raises(ConfigError, match=rf"data\.columns\.{given}: .* with --task survival"):
+            data.load("csv", bad.file, columns=columns)
+    d = data.load(
+        "csv",
+        write(tmp_path, header, [[i, i / 7, i % 3] for i in range(30)]),
+        columns={"target": "days+dead"},
+        task="regression",
+    )
+    assert (d.class_names, d.y.shape, d.x.shape) == (("days", "dead"), (30, 2), (30, 1))
+
+
+def test_what_a_run_keeps_makes_the_same_features_of_the_same_cells(tmp_path: Path):
+    """From the texts of the table and JSON, to the bit; with numbers from the standard library."""
+    file = tmp_path / "t.csv"
+    file.write_text(GAPS.replace("1,0,a,test", "1,0,,test"))
+    for given in (
+        {},
+        {"scaling": "all"},
+        {"scaling": "none"},
+        {"categorical": "w", "missing_categories": "own"},
+    ):
+        d = data.load("csv", file, missing="median", **given)
+        kept = json.loads(json.dumps(d.prepare.record(d.train)))
+        with file.open() as rows:
+            cells = list(csv.DictReader(rows))
+        x = table_features.features(cells, kept, [row["site"] for row in cells])
+        assert x.tobytes() == d.x.tobytes()
+    numbers = data.load("csv", file, missing="median").prepare.record(d.train)["sites"]["a"]
+    assert numbers["fill"][0] == 3.5
+    assert numbers["scale"][0] == pytest.approx(stdev([1, 3.5, 6]) + 1e-9, rel=1e-12)

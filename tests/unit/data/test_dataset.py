@@ -79,11 +79,6 @@ def test_catalogue_names_readers_and_defaults():
     [
         ("retinamnst", {}, "unknown data set 'retinamnst' .did you mean 'retinamnist'"),
         ("chestmnist", {}, "14 labels per image"),
-        (
-            "survival",
-            {},
-            "unknown data set 'survival'; fedsim trains classifiers, .* no regression",
-        ),
         ("digits", {"augment": "flp"}, "data.augment 'flp' is unknown .*'flip'"),
         ("digits", {"split": "split_1"}, "digits has no folders of client lists"),
         ("digits", {"folder": Path("x")}, "digits is embedded"),
@@ -163,11 +158,11 @@ EACH = np.array([[-1, 1, 0, 1, -1]] * 4)
         (replace(TOKENS, x=TOKENS.x.astype(np.int64)), "x is int64 .* as tokens"),
         (replace(TOKENS, vocabulary=19), r"tokens outside the vocabulary 0\.\.18"),
         (replace(TOKENS, x=TOKENS.x - 1), "tokens outside the vocabulary"),
-        (replace(TOKENS, y=EACH[:, :3]), r"needed is int64 \(4,\) or \(4, 5\)"),
-        (replace(TOKENS, y=EACH - 1), "labels outside the classes"),
+        (replace(TOKENS, y=EACH[:, :3]), r"y is int64 \(4, 3\) for x \(4, 5\)"),
+        (replace(TOKENS, y=EACH - 1), "sample 0: label -2 is below -1"),
         (replace(TOKENS, y=EACH * 0 - 1), "a sample without any label"),
-        (replace(TOKENS, y=np.array([0, 1, -1, 0])), "labels outside the classes"),
-        (replace(FEATURES, y=EACH), r"needed is int64 \(4,\)$"),
+        (replace(TOKENS, y=np.array([0, 1, -1, 0])), "sample 2: label -1 is below 0"),
+        (replace(FEATURES, y=EACH), r"y is int64 \(4, 5\) for x \(4, 7\)"),
     ],
 )
 def test_features_and_tokens_are_checked(made, message):
@@ -189,7 +184,7 @@ def test_features_and_tokens_are_checked(made, message):
         ({"x": np.zeros((5, 1, 3, 3), np.uint8)}, "y is int64"),
         ({"y": np.array([0, 1, 2, 1])}, "labels outside the classes"),
         ({"y": np.array([0.0, 1, 0, 1])}, "y is float64"),
-        ({"class_names": ("a",)}, "at least two"),
+        ({"class_names": ("a",)}, "needed are 2, there are"),
         ({"train": np.arange(0)}, "training part is empty"),
         ({"test": np.arange(0)}, "test part is empty"),
         ({"val": np.array([1])}, "disjoint"),

@@ -313,7 +313,7 @@ def test_the_number_of_threads_changes_no_bit_and_stays() -> None:
     [
         ("stuck", r"does not take images \(2, 1, 8, 8\): RuntimeError: .*mat1 and mat2"),
         ("classes_alone", r"takes 1 positional argument but 3 were given"),
-        ("wrong", r"2 samples give \(2, 11\), not logits \(2, 10\)"),
+        ("wrong", r"2 samples give \(2, 11\), not outputs \(2, 10\)"),
         ("nothing", r"returned NoneType, not a torch\.nn\.Module"),
         ("nets", r"no function 'nets' \(did you mean 'net'\?\)"),
     ],

@@ -317,6 +317,14 @@ def test_words_that_the_run_does_not_know_are_one(moods, texts, tmp_path):
     assert result[6] == result[7]
 
 
+def test_texts_without_labels_are_rows_of_a_table(moods, texts, tmp_path):
+    own = chances(fedsim.predict(moods.path, split="all"))[6:12]
+    pd.DataFrame({"text": texts["u1"], "n": 1}).to_csv(tmp_path / "new.csv", index=False)
+    frame = fedsim.predict(moods.path, rows=tmp_path / "new.csv")
+    assert frame.columns.tolist()[:2] == ["row", "prediction"]
+    assert frame.iloc[:, 2:].to_numpy().tolist() == own
+
+
 def test_a_run_on_the_words_of_another_place_needs_its_own_texts_no_more(texts, tmp_path):
     store = fedsim.run(on_texts(tweets(tmp_path / "data", texts)), tmp_path / "run")
     wanted = fedsim.predict(store.path, split="all")

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from safetensors.numpy import load_file
 
 import fedsim
+from fedsim import tasks
 from fedsim.algorithms.base import Algorithm, Probe
 from fedsim.cli import main
 from fedsim.client import LocalRule, Uplink
@@ -80,7 +81,9 @@ def summary(
                 cohort_size=1,
                 dropped=0,
                 test_accuracy=a,
+                test_loss=None if a is None else 0.0,
                 val_accuracy=v,
+                val_loss=None if v is None else 0.0,
                 test_macro_f1=f,
                 **(costs or {}),
             )
@@ -96,6 +99,8 @@ def summary(
     setup = SimpleNamespace(
         config=RunConfig(**config),
         dataset=SimpleNamespace(name="digits"),
+        task=tasks.find("classification"),
+        measure_columns=(),
         model=SimpleNamespace(name="cnn"),
         partition=SimpleNamespace(num_clients=50),
         alpha=alpha,
