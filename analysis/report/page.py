@@ -15,7 +15,7 @@ from fedsim.core.terminal import printable
 
 from .. import AnalysisError, series, trials
 from ..facets import Facets, facets, settings_by, unit_of
-from ..figures import classes, curves, losses, partition, phases, scores, style, updates
+from ..figures import classes, curves, losses, masks, partition, phases, scores, style, updates
 from ..figures import clients as client_figures
 from ..figures import sites as site_figures
 from ..figures.grid import Absent, Drawing, facet_lines
@@ -240,6 +240,8 @@ def _drawings(
         for drawing in classes.by_class(split):
             yield "curves", drawing
         yield "curves", classes.confusion(split)
+    for drawing in masks.drawings(split):
+        yield "curves", drawing
     yield "curves", client_figures.by_group(split)
     yield "losses", losses.by_round(split)
     yield "losses", losses.by_alpha(facets(groups, [c for c in settings if c != "alpha"]))

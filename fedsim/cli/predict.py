@@ -76,7 +76,8 @@ def predict(
     predicts. Without --client the models are
     those that the run evaluates: the global one, or, with personalised methods, each client's own.
 
-    With --images or --rows the run's own data need not be there.
+    With --images or --rows the run's own data need not be there. Of a class for each pixel the
+    masks are written to FILE_masks/, PNG files of class indices, of new images in their size.
 
     \b
       fedsim predict RUN --images new_scans/ --out new.csv
@@ -95,13 +96,17 @@ def predict(
             f"--{next(iter(new))} does not go with --split or --data-dir, nor --rows with --images"
         )
     check_new_file(Path(out), "--out")
+    from fedsim.predictions import masks
     from fedsim.predictions.predict import predict as predicted
 
     given: dict[str, Any] = {name: (first, *more) for name, first in new.items()}
     frame = predicted(run, split=split, data_dir=data_dir, **given, **choices)
     what = counted(len(frame), "prediction" if not new else "row" if rows else "image")
     said = frame.get("prediction", frame.iloc[:, -1])
-    if "label" in frame:
+    if "mask" in frame:
+        frame = masks.written(frame, Path(out))
+        echo(f"{counted(len(frame), 'mask')} in {masks.folder_of(Path(out))}")
+    elif "label" in frame:
         echo(f"{what}: accuracy {(frame['label'] == said).mean():.4f}")
     elif said.dtype.kind in "fi":  # of another task
         echo(f"{what}: {', '.join(frame.columns)}")
