@@ -57,6 +57,42 @@ def fedsim(*args: object) -> Result:
 
 
 @pytest.mark.slow
+def test_tables_with_scales_and_medians_are_compared_over_partitions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Each partition scales and fills by rows of its own; the table has the mean over these."""
+    monkeypatch.chdir(tmp_path)
+    Path("tables").mkdir()
+    rng = np.random.default_rng(0)
+    for site, scale in (("a", 1), ("b", 10), ("c", 0.1)):
+        doses = [rng.normal(i % 2, 1) * scale if rng.random() < 0.8 else "" for i in range(40)]
+        rows = [f"{dose},{i % 2}" for i, dose in enumerate(doses)]
+        Path("tables", f"{site}.csv").write_text("\n".join(["dose,target", *rows]) + "\n")
+    Path("grid.yaml").write_text(
+        "data: {name: csv, dir: tables}\ncsv: {missing: median}\n"
+        "train: {rounds: 2, sample_rate: 1, batch_size: 10, lr: 0.1}\n"
+        "evaluation: {clients_every: 2}\nengine: {kind: serial}\n"
+        "grid: {algorithm: [local, fedavg], data.seed: [0, 1, 2]}\n"
+    )
+    done = fedsim("sweep", "grid.yaml", "--out", "sweep")
+    assert done.exit_code == 0, done.output
+    done = fedsim("table", "sweep", "--metric", "sites", "--unit", "partition", "--out", "t.csv")
+    assert done.exit_code == 0, done.output
+    table = pd.read_csv("t.csv").query("table == 'sites' and label == 'fedavg'").set_index("site")
+    runs = [Path(f"sweep/algorithm=fedavg,data.seed={seed}") for seed in range(3)]
+    scores = [pd.read_csv(run / "evaluations.csv").query("split == 'own_test'") for run in runs]
+    for number, site in enumerate("abc"):
+        expected = [own.set_index("client_id").loc[number, "accuracy"] for own in scores]
+        assert table.loc[site, "mean"] == pytest.approx(np.mean(expected), abs=1e-12)
+    pooled = [np.average(own["accuracy"], weights=own["num_samples"]) for own in scores]
+    summary = pd.read_csv("sweep/summary.csv")
+    final = summary[summary["algorithm"] == "fedavg"]["final_test_accuracy"]
+    np.testing.assert_allclose(sorted(final), sorted(pooled), atol=1e-12)
+    assert summary["data_digest"].nunique() == 1
+    assert len({(run / "preprocessing.json").read_text() for run in runs}) == 3
+
+
+@pytest.mark.slow
 def test_a_messy_folder_leads_to_predictions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
@@ -117,39 +153,3 @@ def test_a_messy_folder_leads_to_predictions(tmp_path: Path, monkeypatch: pytest
         f"probability_{name}" for name in sorted({*CLASSES, "Kattarakt", "glaukom"})
     ]
     np.testing.assert_allclose(table.iloc[:, 2:].sum(axis=1), 1, atol=1e-9)
-
-
-@pytest.mark.slow
-def test_tables_with_scales_and_medians_are_compared_over_partitions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """Each partition scales and fills by rows of its own; the table has the mean over these."""
-    monkeypatch.chdir(tmp_path)
-    Path("tables").mkdir()
-    rng = np.random.default_rng(0)
-    for site, scale in (("a", 1), ("b", 10), ("c", 0.1)):
-        doses = [rng.normal(i % 2, 1) * scale if rng.random() < 0.8 else "" for i in range(40)]
-        rows = [f"{dose},{i % 2}" for i, dose in enumerate(doses)]
-        Path("tables", f"{site}.csv").write_text("\n".join(["dose,target", *rows]) + "\n")
-    Path("grid.yaml").write_text(
-        "data: {name: csv, dir: tables}\ncsv: {missing: median}\n"
-        "train: {rounds: 2, sample_rate: 1, batch_size: 10, lr: 0.1}\n"
-        "evaluation: {clients_every: 2}\nengine: {kind: serial}\n"
-        "grid: {algorithm: [local, fedavg], data.seed: [0, 1, 2]}\n"
-    )
-    done = fedsim("sweep", "grid.yaml", "--out", "sweep")
-    assert done.exit_code == 0, done.output
-    done = fedsim("table", "sweep", "--metric", "sites", "--unit", "partition", "--out", "t.csv")
-    assert done.exit_code == 0, done.output
-    table = pd.read_csv("t.csv").query("table == 'sites' and label == 'fedavg'").set_index("site")
-    runs = [Path(f"sweep/algorithm=fedavg,data.seed={seed}") for seed in range(3)]
-    scores = [pd.read_csv(run / "evaluations.csv").query("split == 'own_test'") for run in runs]
-    for number, site in enumerate("abc"):
-        expected = [own.set_index("client_id").loc[number, "accuracy"] for own in scores]
-        assert table.loc[site, "mean"] == pytest.approx(np.mean(expected), abs=1e-12)
-    pooled = [np.average(own["accuracy"], weights=own["num_samples"]) for own in scores]
-    summary = pd.read_csv("sweep/summary.csv")
-    final = summary[summary["algorithm"] == "fedavg"]["final_test_accuracy"]
-    np.testing.assert_allclose(sorted(final), sorted(pooled), atol=1e-12)
-    assert summary["data_digest"].nunique() == 1
-    assert len({(run / "preprocessing.json").read_text() for run in runs}) == 3
