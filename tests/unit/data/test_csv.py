@@ -14,8 +14,9 @@ from click.testing import CliRunner
 import fedsim
 from fedsim import data
 from fedsim.cli import main
+from fedsim.core import settings
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.data import partitions, table_features
+from fedsim.data import files, partitions, table_features
 from fedsim.identity.provenance import data_of
 from fedsim.testing import check_reader
 
@@ -286,9 +287,11 @@ def test_a_folder_has_a_file_for_each_hospital(tmp_path: Path):
     listed = data.load("csv", given, test_fraction=0.3, scaling="none", **READ)
     assert listed.y.tolist() == d.y.tolist()[4:] + d.y.tolist()[:4]
     assert [listed.site_names[s] for s in listed.site] == ["york"] * 4 + ["va"] * 4
+    assert list(map(Path, settings.listed(files.absolute(str(given))))) == files.places(given)
     place = tmp_path / "a,b.csv"
     place.write_text((folder / "va.csv").read_text())
     assert data.load("csv", place, test_fraction=0.3, **READ).site is None
+    assert files.absolute(str(place)) == str(place)
 
 
 def test_a_column_of_sites_counts_before_the_names_of_files(tmp_path: Path):
