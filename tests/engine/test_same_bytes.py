@@ -75,6 +75,7 @@ SHAPES = {
     "fedsr": "adapt",
     "fedadam": "server of its own",
     "pfedla": "models kept by the server",
+    "knnper": "predictions that need more than a model",
     "centralized": "a cohort trained as one client",
 }
 """A method of each structural shape; the others are slow."""
