@@ -287,6 +287,8 @@ _PAIRS: dict[str, dict[str, str]] = {
     "splits": {"not split": "makes it local or fedavg by another name"},
     "reads features": {
         "no features": "has none to compare",
+        "decomposes": "takes models without their neighbours",
+        "personal after": "takes models without their neighbours",
         "labels of tokens": "have no features of a sample with one label",
     },
     "keeps tensors": {"none to keep": "makes it fedavg by another name; fedbn needs BatchNorm"},
