@@ -56,7 +56,7 @@ class WorstMixture:
     ascent: str
 
     name: ClassVar[str] = "afl"
-    needs_own_clients = rescales = True
+    needs_own_clients = reads_uploads = rescales = True
 
     def __call__(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> Received:
         """Keeps ``weights`` (N,), N times lambda, by client id, those that are held out too."""
