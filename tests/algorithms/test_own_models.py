@@ -11,7 +11,7 @@ import torch
 import fedsim
 from fedsim import algorithms
 from fedsim.algorithms.ifca import Shuffled
-from fedsim.client import MarginControl, Phase
+from fedsim.client import LocalRule, MarginControl, Phase
 from fedsim.client.trainer import enter
 from fedsim.core.errors import ConfigError
 from fedsim.core.layout import FlatModel, as_tensor
@@ -134,6 +134,16 @@ def test_the_clients_own_models_are_scored_kept_and_fine_tuned(ditto):
     last = ditto.read("evaluations").query("split == 'own_test' and round == 3")
     np.testing.assert_array_equal(final["loss"], last.set_index("client_id")["loss"])
     assert (final["finetuned_loss"] != final["loss"]).all()
+
+
+def lost() -> algorithms.Algorithm:
+    """Trains a second model that nobody keeps."""
+    return algorithms.Algorithm(beside=LocalRule())
+
+
+def test_a_second_training_needs_a_model_of_its_own():
+    with pytest.raises(ConfigError, match="set owns_model"):
+        algorithms.load(f"{__name__}:lost")
 
 
 SAMPLES_PRIVATE = {"dp": {"level": "example", "clip": 1.0, "noise_multiplier": 1.0}}
