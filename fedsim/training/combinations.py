@@ -142,7 +142,7 @@ TRAITS = {
         lambda s: s.algorithm.needs_exact_updates,
     ),
     "measures progress": Trait(
-        "a method that measures what clients did (fedcm, fednova)",
+        "a method that measures what clients did (fedcm, fednova, qffl)",
         lambda s: s.algorithm.measures_progress,
     ),
     "shares nothing": Trait(
@@ -202,7 +202,8 @@ TRAITS = {
         lambda s: s.algorithm.server.root_samples > 0,
     ),
     "no mean": Trait(
-        "a rule other than the mean (fedld, fedgh, krum; --server fedavg keeps the clients' part)",
+        "a rule other than the mean (fedld, fedgh, krum, ifca; --server fedavg keeps the clients' "
+        "part)",
         lambda s: type(s.algorithm.server.reduction) is not Average,
     ),
     "weighs by samples": Trait(
@@ -210,16 +211,16 @@ TRAITS = {
         _weighs_by_samples,
     ),
     "transforms cohort": Trait(
-        "transforms of the cohort (fednova, nnm, bucketing, norm_clipping)",
+        "transforms of the cohort (fednova, nnm, bucketing, norm_clipping, qffl, afl)",
         lambda s: bool(s.algorithm.server.receive),
     ),
     "compares updates": Trait(
-        "transforms of the cohort (nnm, bucketing; not norm_clipping and fednova, whose clients "
-        "can scale their updates)",
+        "transforms of the cohort (nnm, bucketing, qffl, afl; not norm_clipping and fednova, whose "
+        "clients can scale their updates)",
         lambda s: not all(has_trait(t, "by_client") for t in s.algorithm.server.receive),
     ),
     "rescales the step": Trait(
-        "a step that is rescaled (fednova)",
+        "a step that is rescaled (fednova, qffl, afl)",
         lambda s: any(has_trait(t, "rescales") for t in s.algorithm.server.receive),
     ),
     "reads uploads": Trait(
