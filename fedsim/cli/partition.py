@@ -64,7 +64,9 @@ def partition(
     malicious = malicious_clients(settings.attack, settings.data, split)
     samples = counted(sum(map(len, split.train)), "training sample")
     clients = counted(split.num_clients, "client")
-    echo(f"{dataset.name}, {kind}: {samples} of {dataset.num_classes} classes on {clients}")
+    of_classes = dataset.task is None or dataset.task.cross_entropy
+    of = f" of {dataset.num_classes} classes" if of_classes else ""
+    echo(f"{dataset.name}, {kind}: {samples}{of} on {clients}")
     group = patients.grouping(dataset, kind, settings.data.group)
     excluded = holdout.num_left_out(dataset)
     lines = (
@@ -85,11 +87,12 @@ def partition(
 
 
 def class_table(dataset: Dataset, split: Partition) -> list[dict[str, str]]:
-    """One row per client, then the sums: training samples by class (of text by few) and in all."""
+    """One row per client, then the sums: training samples by class, or stratum, (of text by few)
+    and in all."""
     import numpy as np
 
-    names = dataset.class_names
-    if dataset.vocabulary and dataset.num_classes > CLASSES_OF_TEXT:
+    names, strata = stratum_names(dataset), dataset.strata
+    if strata is None or (dataset.vocabulary and len(names) > CLASSES_OF_TEXT):
         names = ()
     names = tuple(n if len(n) <= LONG else f"{n[: LONG - 3]}..." for n in names)
     heads = [f"class {n}" if n == str(c) else f"{c} {n}" for c, n in enumerate(names)]
@@ -99,10 +102,20 @@ def class_table(dataset: Dataset, split: Partition) -> list[dict[str, str]]:
         row = {"client": "all" if last else str(client)}
         if split.names:
             row["name"] = "" if last else split.names[client]
-        counts = np.bincount(dataset.y[samples], minlength=dataset.num_classes) if heads else ()
-        row |= {head: str(count) for head, count in zip(heads, counts, strict=True)}
+        if strata is not None and heads:
+            counts = np.bincount(strata[samples], minlength=len(heads))
+            row |= {head: str(count) for head, count in zip(heads, counts, strict=True)}
         rows.append(row | {"samples": str(len(samples))})
     return rows
+
+
+def stratum_names(dataset: Dataset) -> Sequence[str]:
+    """By number the names of classes, or of what else samples are dealt by."""
+    if dataset.task is None or dataset.task.cross_entropy or dataset.strata is None:
+        return dataset.class_names
+    most = max(dataset.num_classes, 1 + int(dataset.strata.max(initial=0)))
+    named = most == dataset.num_classes
+    return dataset.class_names if named else [f"stratum {k}" for k in range(most)]
 
 
 def site_line(dataset: Dataset, split: Partition) -> str:
@@ -120,6 +133,7 @@ def site_line(dataset: Dataset, split: Partition) -> str:
 def write_split(dataset: Dataset, split: Partition, folder: Path, malicious: Sequence[int]) -> None:
     """Writes the table, the split for ``data.partition_file``, and the figure, with some images of
     up to ten clients where the samples are images."""
+    import numpy as np
     import pandas as pd
 
     from fedsim.core import files
@@ -127,6 +141,7 @@ def write_split(dataset: Dataset, split: Partition, folder: Path, malicious: Seq
     from fedsim.data.images import resize
     from fedsim.storage.run_dir import csv_text
 
+    names, strata = stratum_names(dataset), dataset.strata
     frame = pd.DataFrame(partitions.table(dataset, split, malicious=malicious))
     samples = splits.columns(dataset, split, malicious)
     drawing = analysis("figures.partition")
@@ -134,13 +149,14 @@ def write_split(dataset: Dataset, split: Partition, folder: Path, malicious: Seq
     most = drawing.CLIENTS if dataset.inputs == "images" else 0
     for client in drawing.spread(split.num_clients, most).tolist():
         owned = split.train[client]
-        shown = owned[drawing.in_proportion(dataset.y[owned])]
+        of = np.zeros(len(owned), np.int64) if strata is None else strata[owned]
+        shown = owned[drawing.in_proportion(of)]
         images = resize(dataset.x[shown], min(MAX_PIXELS, dataset.x.shape[-1]))
         name = split.names[client] if split.names else f"Client {client}"
-        labels = [dataset.class_names[label] for label in dataset.y[shown].tolist()]
+        labels = [""] * len(shown) if strata is None else [names[k] for k in strata[shown].tolist()]
         rows.append(drawing.ImageRow(f"{name}\n{len(owned):,} samples", images, labels))
-    classes = ["text"] if dataset.per_token else dataset.class_names  # the table's label is -1
-    figure = drawing.figure(frame, classes, rows, split.held_out)
+    unlabelled = ["text" if dataset.per_token else "samples"]  # the table's label is -1
+    figure = drawing.figure(frame, unlabelled if strata is None else names, rows, split.held_out)
     with files.replacing_folder(folder) as unfinished, analysis("figures.style").look():
         (unfinished / "partition.csv").write_bytes(csv_text(frame).encode())
         (unfinished / "split.csv").write_bytes(csv_text(samples).encode())

@@ -99,7 +99,7 @@ def unused(settings: Settings, runs: Iterable[RunConfig]) -> dict[str, str]:
     for run in runs:
         methods |= dict.fromkeys(run.methods)
         data_sets |= {run.data.name: None}
-        split |= {run.data.partition, run.attack.name, run.compress.name}
+        split |= {run.data.partition, run.attack.name, run.compress.name, run.task}
     reasons = {}
     for key, setting in settings.items():
         section = key.rpartition(".")[0]

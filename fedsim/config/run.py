@@ -32,6 +32,7 @@ from fedsim.core.types import ModelSpec, PrivateSteps, Training
 from fedsim.data import partitions
 from fedsim.models import trainable
 from fedsim.systems.clock import TIMED
+from fedsim.tasks import TASKS
 
 if TYPE_CHECKING:
     from fedsim.client import LocalRule
@@ -79,6 +80,7 @@ class RunConfig(RunSettings):
         for section, leaf in PARTS:
             if ":" in str(name := _section(given, section).get(leaf)):
                 roles += [(f"{section}.{leaf}", name)]
+        roles += [("task", given.get("task"))]
         key_of: dict[str, str] = {}
         for key, name in roles:
             if not isinstance(name, str):
@@ -100,8 +102,11 @@ class RunConfig(RunSettings):
             key = key_of.get(name, "")
             if (not key and ":" in name) or not (build or of_data):
                 kept[name] = section
-            elif tuple(key.split(".")) in PARTS:
+            elif key == "task" or tuple(key.split(".")) in PARTS:
                 kept[name] = checked(name, options_of(key, name), options, "option")
+            elif name in TASKS.names():
+                leaf, value = next(iter(options.items()), ("", None))
+                raise InvalidSetting(f"{name}.{leaf}", f"{value!r} given; give task={name} too")
             elif not of_data:
                 kept[name], method = check_hyperparameters(name, options)
                 rule = method.local if name == algorithm else rule
@@ -340,8 +345,10 @@ def _training(algorithm: str, rule: LocalRule | None, section: Any) -> TrainConf
 
 
 def _option_keys() -> Iterator[str]:
-    """Every dotted key of the options of fedsim's methods and data sets."""
+    """Every dotted key of the options of fedsim's methods, data sets and tasks."""
     for method in algorithms.names():
         yield from (f"{method}.{leaf}" for leaf in algorithms.parameters(method))
     for info in data.catalogue():
         yield from (f"{info.name}.{leaf}" for leaf in data.options(info.name))
+    for task in TASKS.names():
+        yield from (f"{task}.{leaf}" for leaf in TASKS.parameters(task))

@@ -15,6 +15,7 @@ from fedsim.config.compress import CompressConfig
 from fedsim.core.errors import ConfigError, nearest
 from fedsim.core.settings import InvalidSetting, Scalar, checked, defaults
 from fedsim.data import partitions
+from fedsim.tasks import TASKS
 
 if TYPE_CHECKING:
     from fedsim.algorithms.base import Algorithm
@@ -26,8 +27,10 @@ def cohort_size(num_clients: int, sample_rate: float) -> int:
 
 
 def is_section(name: str) -> bool:
-    """Whether a top-level key is the section of a method or data set, or ``module:function``."""
-    return ":" in name or name in algorithms.names() or data.find(name) is not None
+    """Whether a top-level key is the section of a method, data set or task, or
+    ``module:function``."""
+    known = name in algorithms.names() or name in TASKS.names()
+    return ":" in name or known or data.find(name) is not None
 
 
 def check_name(
@@ -51,6 +54,7 @@ def options_of(key: str, name: str) -> Mapping[str, Parameter]:
         "data.partition": (partitions.options, partitions.IN_DATA),
         "attack.name": (ATTACKS.parameters, AttackConfig.model_fields),
         "compress.name": (COMPRESSORS.parameters, CompressConfig.model_fields),
+        "task": (TASKS.parameters, ()),
     }.get(key, (algorithms.parameters, ()))
     return {option: p for option, p in declared(name).items() if option not in elsewhere}
 

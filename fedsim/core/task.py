@@ -35,6 +35,10 @@ def number(sums: F64) -> float | None:
     return None if sums[0] != sums[0] else float(sums[0])
 
 
+ByClass = Sequence[float | None]
+"""A value of each class."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Measure:
     """A number that says how good outputs are.
@@ -48,7 +52,8 @@ class Measure:
         unit: ``%`` of a share in 0..1.
         better: whether large (up) or small values are better.
         whole: whether ``of`` needs all samples at once, as an AUC does.
-        by_class: the sums -> the value of each class, in classes.csv.
+        by_class: the sums -> the value of each class, in classes.csv; or several columns by name,
+            of which ``support``, ``recall``, ``precision`` and ``auc`` are those of any task.
     """
 
     name: str
@@ -58,7 +63,7 @@ class Measure:
     unit: Literal["%", "nats", ""] = ""
     better: Literal["up", "down"] = "up"
     whole: bool = False
-    by_class: Callable[[F64], Sequence[float | None]] | None = None
+    by_class: Callable[[F64], ByClass | Mapping[str, ByClass]] | None = None
 
     def of_samples(self, outputs: Array, y: Array) -> float | None:
         """The measure of samples, all at once."""

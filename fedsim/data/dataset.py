@@ -123,7 +123,7 @@ def assemble(
     """
     if not len(raw.y):
         raise DataError(f"{raw.source}: data set {name}: there are no samples")
-    raw = raw if task is None else replace(raw, task=task)
+    raw = replace(raw, **for_task(raw, task))
     if whole:
         parts = np.full(len(raw.y), TEST, dtype=np.int8)
     else:
@@ -160,6 +160,21 @@ def assemble(
     )
     check(dataset, str(raw.source), whole)
     return dataset
+
+
+def for_task(data: LabelledSamples, task: Task | None) -> dict[str, Any]:
+    """What changes for a task that is asked for: where it needs more outputs than have names, they
+    are called by number."""
+    if task is None:
+        return {}
+    try:
+        task.check(data.y)
+    except TargetError:  # as `check` says
+        return {"task": task}
+    outputs = task.width(data.y)
+    if task.cross_entropy or outputs <= len(data.class_names):
+        return {"task": task}
+    return {"task": task, "class_names": tuple(f"output_{k}" for k in range(outputs))}
 
 
 def in_one_part(dataset: Dataset) -> Dataset:

@@ -103,6 +103,16 @@ def check_labels(labels: Array, num_classes: int, where: str) -> I64:
     return y
 
 
+def check_label_sets(labels: Array, num_labels: int, where: str) -> Array:
+    """Labels (N, L), each 0 or 1, as float32."""
+    if labels.ndim != 2 or labels.shape[1] != num_labels or not np.isin(labels, (0, 1)).all():
+        raise DataError(
+            f"{where}: labels are {labels.dtype} {labels.shape}, needed are (N, {num_labels}), "
+            "each 0 or 1"
+        )
+    return labels.astype(np.float32)
+
+
 def check_images(images: Array, num_labels: int, where: str) -> Array:
     """Images (N, H, W) or (N, H, W, 1 or 3) uint8, as (N, channels, H, W) with H = W."""
     x = images[..., None] if images.ndim == 3 else images

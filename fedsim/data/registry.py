@@ -22,8 +22,7 @@ from fedsim.core.settings import Scalar, checked
 from fedsim.core.task import Task
 from fedsim.core.types import Dataset
 from fedsim.data import readers
-from fedsim.data.dataset import DatasetInfo, Request, assemble, check, in_one_part
-from fedsim.data.readers.medmnist import REFUSED
+from fedsim.data.dataset import DatasetInfo, Request, assemble, check, for_task, in_one_part
 
 _OF_LOADERS = ("image_size", "augment", "val_fraction", "test_fraction", "seed", "split")
 """Settings of section ``data`` that a user's loader is given if it has a parameter of the name."""
@@ -66,6 +65,7 @@ def load(
     known_words: tuple[str, ...] | None = None,
     preprocessing: Mapping[str, Any] | None = None,
     task: str | None = None,
+    task_options: Mapping[str, Scalar] | None = None,
     measures: Sequence[str] = (),
     **given: Scalar,
 ) -> Dataset:
@@ -85,10 +85,10 @@ def load(
     ``num_clients`` are sites or users of generated data. With ``whole`` all samples are the test
     part, for predictions. ``columns`` are names of columns by what they hold, ``known_words`` the
     vocabulary to read texts with, ``preprocessing`` what a run keeps of that of tables, ``given``
-    the data set's own options, see :func:`options`.
-    ``task`` is what is learnt, by default the data set's own, ``measures`` what it measures beside.
+    the data set's own options, see :func:`options`. ``task`` is what is learnt, by default the data
+    set's own, ``measures`` what it measures beside, ``task_options`` the settings of the task.
     """
-    asked_task = None if task is None else tasks.find(task)
+    asked_task = None if task is None else tasks.find(task, task_options)
     values = checked(name, options(name), given, "option")
     parts: dict[str, Any] = {"val_fraction": val_fraction, "test_fraction": test_fraction}
     parts |= {"image_size": image_size, "augment": augment, "seed": seed}
@@ -101,8 +101,8 @@ def load(
         raise ConfigError(f"data.partition_file {split!r}: {name} has no folders of client lists")
     asked: dict[str, Any] = {"folder": folder, "split": split, "num_clients": num_clients}
     asked |= {"image_size": image_size, "seed": seed, "columns": columns or {}}
-    asked |= {"source": info.source, "known_words": known_words, "task": asked_task}
-    asked |= {"preprocessing": preprocessing}
+    asked |= {"source": info.source, "known_words": known_words, "preprocessing": preprocessing}
+    asked |= {"task": asked_task}
     raw = info.read(Request(name=name, **asked), **values)
     made: dict[str, Any] = {"enlarge": enlarge, "group": group, "whole": whole}
     made |= {"task": asked_task}
@@ -123,8 +123,6 @@ def reader(name: str) -> Callable[..., Any]:
         return info.read
     if ":" in name:
         return resolve(name, f"data set {name!r}")
-    if name in REFUSED:
-        raise ConfigError(f"data set {name!r} {REFUSED[name]}")
     names = [info.name for info in catalogue()]
     raise ConfigError(
         f"unknown data set {name!r}{nearest(name, names)}; allowed: {', '.join(names)}, "
@@ -150,7 +148,7 @@ def _load_own(
     if not isinstance(dataset, Dataset):
         kind = type(dataset).__name__
         raise DataError(f"{where}: returned {kind}, needed is fedsim.core.types.Dataset")
-    dataset = dataset if task is None else replace(dataset, task=task)
     with users_code(where, DataError):
+        dataset = replace(dataset, **for_task(dataset, task))
         check(dataset, name)
     return dataset

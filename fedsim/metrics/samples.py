@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedsim.core.errors import DivergedError
-from fedsim.core.task import Measure, Task
+from fedsim.core.task import ByClass, Measure, Task
 from fedsim.core.types import F64, I64, Array
 
 Values = Mapping[str, float | None]
@@ -60,10 +60,14 @@ class Kept:
         """The measures of all samples together."""
         return {m.name: m.value(self.totals(m)) for m in self.task.measures}
 
-    def of_classes(self) -> dict[str, Sequence[float | None]]:
-        """The measures that have a value for each class."""
-        measures = [m for m in self.task.measures if m.by_class is not None]
-        return {m.name: m.by_class(self.totals(m)) for m in measures if m.by_class is not None}
+    def of_classes(self) -> dict[str, ByClass]:
+        """What the measures say of each class."""
+        columns: dict[str, ByClass] = {}
+        for measure in self.task.measures:
+            if measure.by_class is not None:
+                values = measure.by_class(self.totals(measure))
+                columns |= values if isinstance(values, Mapping) else {measure.name: values}
+        return columns
 
 
 def kept(task: Task, outputs: Array, y: Array) -> Kept:

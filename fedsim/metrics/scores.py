@@ -67,6 +67,7 @@ class Metrics:
         return {metric_column(part, name): value for name, value in values.items()}
 
 
+_OF_CLASSES = ("support", "recall", "precision", "auc")
 METRICS = tuple(f.name for f in fields(Metrics) if f.name != "measures")
 """The names of metrics that rounds.csv always has columns for."""
 
@@ -177,19 +178,22 @@ def score_kept(samples: Kept, groups: Mapping[str, I64] | None = None) -> Scores
     """Loss and measures of at least one sample of a task, all together."""
     whole = group_score("", samples)
     by_class = samples.of_classes()
-    each = zip(*by_class.values(), strict=True)
+    each = [dict(zip(by_class, row, strict=True)) for row in zip(*by_class.values(), strict=True)]
     return Scores(
         num_samples=whole.num_samples,
         loss=whole.loss,
         measures=whole.measures,
         groups=_groups(samples, groups or {}),
-        classes=tuple(
-            ClassScore(
-                label=k, support=0, recall=None, measures=dict(zip(by_class, row, strict=True))
-            )
-            for k, row in enumerate(each)
-        ),
+        classes=tuple(_class_score(label, values) for label, values in enumerate(each)),
     )
+
+
+def _class_score(label: int, values: Mapping[str, float | None]) -> ClassScore:
+    """Measures of a class, those that every task has as such."""
+    own = {name: value for name, value in values.items() if name in _OF_CLASSES}
+    known: dict[str, Any] = {"support": 0, "recall": None} | own
+    more = {name: value for name, value in values.items() if name not in own}
+    return ClassScore(label=label, measures=more, **known)
 
 
 def group_score(name: str, samples: Samples) -> GroupScore:

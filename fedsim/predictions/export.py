@@ -57,6 +57,7 @@ def export(
         steps = _of_images(model)
     whole = {"classes": list(model.classes), **steps, "model": model.spec.name}
     whole |= {"algorithm": model.config.algorithm, "client": client}
+    whole |= {} if model.task.cross_entropy else {"task": model.task.name}
     text = json.dumps(whole, indent=1, ensure_ascii=False)
     try:
         with warnings.catch_warnings():
@@ -78,15 +79,14 @@ def _network(model: FinalModel, form: Form) -> bytes:
     size, channels, kind = model.spec.image_size, model.spec.in_channels, model.spec.inputs
     examples = torch.zeros((2, channels) if kind == "features" else (2, channels, size, size))
     batch = {0: torch.export.Dim("batch", min=1)}
+    outputs = "logits" if model.task.cross_entropy else "outputs"
     with torch.no_grad():
         program = torch.export.export(model.network, (examples,), dynamic_shapes=(batch,))
         if form == "torch":
             file = io.BytesIO()
             torch.export.save(program, file)
             return file.getvalue()
-        done = torch.onnx.export(
-            program, input_names=[kind], output_names=["logits"], verbose=False
-        )
+        done = torch.onnx.export(program, input_names=[kind], output_names=[outputs], verbose=False)
     content: bytes = done.model_proto.SerializeToString()  # type: ignore[union-attr]
     return content
 

@@ -79,6 +79,7 @@ class Description:
     mean: tuple[float, ...] = ()  # of images, per channel, of values in 0..1; empty of other inputs
     std: tuple[float, ...] = ()
     algorithm: str | None = None
+    task: str | None = None  # None: classes
 
     @classmethod
     def read(cls, run: Path) -> Description:
@@ -91,7 +92,8 @@ class Description:
             raise StoreError(
                 f"{run / MODEL}: does not say what network it belongs to ({error})"
             ) from error
-        return cls(model, algorithm=metadata.get("algorithm"), **lists)
+        names = {name: metadata.get(name) for name in ("algorithm", "task")}
+        return cls(model, **names, **lists)  # type: ignore[arg-type]
 
     def check(self, run: Path, config: RunConfig) -> None:
         """Refuses a config.yaml that was edited since and names another network or method, by a
@@ -116,7 +118,8 @@ class Description:
         if not model["per_pixel"]:
             del model["per_pixel"]
         lists = {"classes": self.classes, "mean": self.mean, "std": self.std}
-        return {name: json.dumps(value) for name, value in {"model": model, **lists}.items()}
+        texts = {name: json.dumps(value) for name, value in {"model": model, **lists}.items()}
+        return texts if self.task is None else texts | {"task": self.task}
 
 
 def load_vector(run: Path, layout: Layout) -> Vector:

@@ -191,7 +191,7 @@ def check_finished(runs: Sequence[tuple[RunConfig, Path]], accept: bool) -> None
         info, folder = data.find(config.data.name), config.data.dir
         if before.data is None or (info is not None and folder is None):
             continue  # only data of a folder or a user's function change under their name
-        key = repr((config.data, config.hyperparameters.get(config.data.name)))
+        key = repr((config.data, config.task, config.hyperparameters.get(config.data.name)))
         if key not in digests:
             digests[key] = _data_of(config)
         advice = "give another --out, move this run away, or put the data back"

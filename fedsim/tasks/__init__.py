@@ -1,11 +1,13 @@
 """What clients learn, a file each: targets, loss, measures, predictions (:class:`Task`).
 
-``build`` of a file returns the task. One of your own is such a function, without arguments:
-``--task FILE.py:function``; ``dataclasses.replace`` makes it of one of these.
+``build`` of a file returns the task; its typed keyword parameters are settings, in the section of
+the task's name. One of your own is such a function: ``--task FILE.py:function``;
+``dataclasses.replace`` makes it of one of these.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.registry import Registry
@@ -17,9 +19,9 @@ __all__ = ["TASKS", "Measure", "TargetError", "Task", "find", "mean", "number", 
 TASKS = Registry("task", "fedsim.tasks")
 
 
-def find(name: str) -> Task:
+def find(name: str, options: Mapping[str, Any] | None = None) -> Task:
     """The task of that name, or ``FILE.py:function``; a ConfigError where there is none."""
-    task = TASKS.build(name, Task, (), {})
+    task = TASKS.build(name, Task, (), options or {})
     return replace(task, name=name) if ":" in name else task
 
 

@@ -1,10 +1,12 @@
-"""Numbers: mean squared error; RMSE, MAE and R2 over all samples."""
+"""Numbers: squared, absolute or Huber's error; RMSE, MAE and R2 over all samples."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from fedsim.core.settings import Positive
 from fedsim.core.task import Measure, TargetError, Task, mean
 from fedsim.core.types import F64, Array
 
@@ -31,9 +33,22 @@ def errors(outputs: Array, y: Array) -> F64:
     return np.asarray(outputs - y.reshape(len(y), -1), np.float64)
 
 
-def loss(outputs: "Tensor", y: "Tensor") -> "Tensor":
+def squared(outputs: "Tensor", y: "Tensor") -> "Tensor":
     """(B,) squared errors, the mean over the numbers of a sample."""
     return (outputs - y.reshape(outputs.shape)).square().mean(dim=1)
+
+
+def absolute(outputs: "Tensor", y: "Tensor") -> "Tensor":
+    """(B,) absolute errors, the mean over the numbers of a sample."""
+    return (outputs - y.reshape(outputs.shape)).abs().mean(dim=1)
+
+
+def huber(delta: float, outputs: "Tensor", y: "Tensor") -> "Tensor":
+    """(B,) half the squared errors up to delta, ``delta (|e| - delta / 2)`` beyond (Huber, 1964),
+    the mean over the numbers of a sample."""
+    error = (outputs - y.reshape(outputs.shape)).abs()
+    within = error.clamp(max=delta)
+    return (within * (error - within / 2)).mean(dim=1)
 
 
 def predict(outputs: Array) -> Mapping[str, Array]:
@@ -45,7 +60,7 @@ def predict(outputs: Array) -> Mapping[str, Array]:
 
 def prints(y: Array) -> Sequence[str]:
     """The numbers."""
-    return [" ".join(f"{value:g}" for value in row) for row in y.reshape(len(y), -1)]
+    return [" ".join(map(str, row)) for row in y.reshape(len(y), -1)]
 
 
 def none(y: Array) -> None:
@@ -73,6 +88,7 @@ def _residuals(outputs: Array, y: Array) -> F64:
 
 
 def _r2(sums: F64) -> float | None:
+    """The mean of R2 over the numbers; None where a target is the same in all samples."""
     residual, spread = sums.reshape(2, -1)
     return float(np.mean(1 - residual / spread)) if (spread > 0).all() else None
 
@@ -83,15 +99,20 @@ def collapsed(measures: Mapping[str, float | None]) -> bool:
     return r2 is not None and r2 <= 0
 
 
-def build() -> Task:
-    """The task."""
+def build(loss: Literal["mse", "mae", "huber"] = "mse", delta: Positive = 1.0) -> Task:
+    """The task.
+
+    Args:
+        loss: squared error, absolute error, or Huber's.
+        delta: error from which on Huber's grows linearly.
+    """
     return Task(
         name="regression",
         title="numbers",
         target="value",
         check=check,
         width=width,
-        loss=loss,
+        loss={"mse": squared, "mae": absolute}.get(loss, partial(huber, delta)),
         measures=(
             Measure(name="rmse", title="RMSE", of=_squares, value=_root, better="down"),
             Measure(name="mae", title="MAE", of=_absolute, better="down"),

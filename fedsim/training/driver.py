@@ -273,6 +273,7 @@ class TrainingLoop:
             config=config,
             notes=_notes(setup),
             done=self.position.rounds,
+            measures=setup.measures,
         )
 
 

@@ -35,7 +35,7 @@ def personal_slots(algorithm: Algorithm, layout: Layout) -> list[Slot]:
 
 def export_models(setup: Setup, store: RunWriter, state: ServerState, rounds: int) -> None:
     """Writes ``model.safetensors``, and ``clients.safetensors`` where clients have own tensors."""
-    evaluated = store.read("rounds")["test_accuracy"].notna().iloc[-1]
+    evaluated = store.read("rounds")["test_loss"].notna().iloc[-1]
     scored = _scored(setup) if evaluated else (f"no: round {rounds} was not evaluated",) * 2
     common = {"algorithm": setup.config.algorithm, "round": str(rounds)}
     model = network(setup.model, setup.algorithm, setup.config.seed)
@@ -74,5 +74,7 @@ def _scored(setup: Setup) -> tuple[str, str]:
 def _description(setup: Setup) -> Description:
     """What the file says of the network and its inputs."""
     pipeline = setup.dataset.pipeline
-    normal = () if pipeline is None else (pipeline.mean, pipeline.std)
-    return Description(setup.model.without_weights, setup.dataset.class_names, *normal)
+    mean, std = ((), ()) if pipeline is None else (pipeline.mean, pipeline.std)
+    task = None if setup.task.cross_entropy else setup.task.name
+    spec, names = setup.model.without_weights, setup.dataset.class_names
+    return Description(spec, names, mean, std, task=task)

@@ -96,6 +96,7 @@ def read_arguments(config: RunConfig) -> dict[str, Any]:
         "group": c.group or kept,
         "columns": c.column_names,
         "task": config.task,
+        "task_options": config.hyperparameters.get(config.task or ""),
         "measures": listed(config.evaluation.measures or ""),
         **config.hyperparameters.get(c.name, {}),
     }

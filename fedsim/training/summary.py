@@ -139,7 +139,7 @@ def settings_of(config: RunConfig) -> dict[str, Any]:
         if name != "engine" and _has_columns(name, config):
             row |= _columns(name, config)
     parts = config.data.name, config.data.partition, config.attack.name, config.compress.name
-    for name in filter(None, parts):
+    for name in filter(None, (*parts, config.task)):
         options = config.hyperparameters.get(name, {})
         row |= {f"{name}.{key}": value for key, value in options.items()}
     return row

@@ -1,4 +1,4 @@
-"""MedMNIST's 2-D data sets with one label per image.
+"""MedMNIST's 2-D data sets; chestmnist has several labels per image.
 
 Names, classes and md5 sums are those of ``medmnist/info.py`` of MedMNIST 3 (https://medmnist.com).
 Licence of the data: CC BY 4.0, but for dermamnist CC BY-NC 4.0.
@@ -14,13 +14,14 @@ import numpy as np
 from fedsim.core.errors import DataError
 from fedsim.data.cache import fetch
 from fedsim.data.dataset import DatasetInfo, Raw, Request, parts_of
-from fedsim.data.files import check_images, check_labels, find_folder
+from fedsim.data.files import check_images, check_label_sets, check_labels, find_folder
 from fedsim.data.readers.npz import load_npz
+from fedsim.tasks import find
 
 URL = "https://zenodo.org/records/10519652/files/{file}?download=1"
 SIZES = (28, 64, 128, 224)
 PARTS = ("train", "val", "test")
-REFUSED = {"chestmnist": "has 14 labels per image, and fedsim's losses take one label per image"}
+SEVERAL_LABELS = ("chestmnist",)
 
 
 class MedInfo(NamedTuple):
@@ -59,10 +60,12 @@ def medmnist(request: Request) -> Raw:
         size = next((s for s in present if s >= wanted), present[-1])
         path = place / files[size]
     arrays = load_npz(path, tuple(f"{p}_{kind}" for p in PARTS for kind in ("images", "labels")))
+    several = request.name in SEVERAL_LABELS
+    check = check_label_sets if several else check_labels
     images, labels = [], []
     for part in PARTS:
         where = f"{path}, {part}"
-        y = check_labels(arrays[f"{part}_labels"], len(info.class_names), f"{where}_labels")
+        y = check(arrays[f"{part}_labels"], len(info.class_names), f"{where}_labels")
         x = check_images(arrays[f"{part}_images"], len(y), f"{where}_images")
         if x.shape[1:] != (info.channels, size, size):
             raise DataError(
@@ -77,6 +80,7 @@ def medmnist(request: Request) -> Raw:
         y=np.concatenate(labels),
         class_names=info.class_names,
         parts=parts_of(*map(len, labels)),
+        task=find("multilabel") if several else None,
     )
 
 
