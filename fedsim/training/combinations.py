@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from fedsim.algorithms.base import Layers, no_slot
-from fedsim.client import LocalRule
+from fedsim.client import FeaturePenalty, LocalRule
 from fedsim.core.errors import ConfigError
 from fedsim.core.types import Slot
 from fedsim.server import Average
@@ -169,6 +169,13 @@ TRAITS = {
         "a method that trains features(x) and a linear head apart",
         lambda s: s.algorithm.local.needs_features,
     ),
+    "computes with features": Trait(
+        "a loss of features of a sample (moon, feddecorr, fedpac, fedsr, fedrod)",
+        lambda s: (
+            isinstance(s.algorithm.local, FeaturePenalty)
+            or (s.algorithm.local.needs_features and s.algorithm.local.needs_classes)
+        ),
+    ),
     "needs classes": Trait(
         "a method with statistics of classes (fediir, fedpac, fedrod, fedsr, knnper)",
         lambda s: any(
@@ -279,8 +286,8 @@ _CHANGED = {"decomposes": _DELTA, "personal after": _DELTA}
 _PAIRS: dict[str, dict[str, str]] = {
     "needs features": {
         "not both": "leaves it one of the two at most",
-        "labels of parts": "have no features of a sample with one label",
     },
+    "computes with features": {"labels of parts": "have no features of a sample with one label"},
     "needs classes": {"no classes": "has none"},
     "flips labels": {"no classes": "has none"},
     "target": {"no classes": "has no accuracy"},
