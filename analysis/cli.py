@@ -12,9 +12,9 @@ from fedsim.core.terminal import echo
 
 from . import AnalysisError, budget, ranks, trials, units
 from .facets import settings_by
-from .figures import curves, style
+from .figures import curves, matrix, privacy, style
 from .figures import ranks as rank_figure
-from .labels import LABEL
+from .labels import AXIS, LABEL
 from .paired import TESTS, Kind, Test
 from .report import page as report
 from .report.page import Descriptions
@@ -25,6 +25,7 @@ from .tables import scores as tables
 from .tables.captions import REPEATED, UNFINISHED
 from .units import ExperimentalUnit
 
+CROSSED = "--columns with a figure"
 FILE = click.Path(path_type=Path, dir_okay=False)
 runs_argument = click.argument(
     "dirs", metavar="[DIR]...", nargs=-1, type=click.Path(path_type=Path)
@@ -75,10 +76,10 @@ def main() -> None:
     help="Moving mean over the last N evaluated rounds.",
 )  # fmt: skip
 @click.option(
-    "--x", type=click.Choice(["round", "seconds"]), default="round", show_default=True,
-    metavar="round|seconds",
-    help="Horizontal axis: communication rounds, or simulated seconds since the start, by which "
-    "synchronous and asynchronous runs compare.",
+    "--x", type=click.Choice(["round", "seconds", "epsilon"]), default="round", show_default=True,
+    metavar="round|seconds|epsilon",
+    help="Horizontal axis: communication rounds; simulated seconds since the start, by which "
+    "synchronous and asynchronous runs compare; or epsilon, against the metric in the last round.",
 )  # fmt: skip
 def curves_command(
     dirs: Sequence[Path], out: Path, by: Sequence[str], metrics: Sequence[str],
@@ -97,6 +98,10 @@ def curves_command(
     by = _grouping(runs, by, unit)
     groups = group(runs, by, unit_among(runs, by, unit))
     columns = [f"test_{name}" if name in SCORES else name for name in metrics]
+    if x == "epsilon":
+        style.save(privacy.figure(groups, columns, smooth), out)
+        echo(f"wrote {out}")
+        return
     style.save(curves.figure(groups, columns, smooth, settings_by(by, groups), x), out)
     echo(f"wrote {out}")
 
@@ -105,8 +110,8 @@ def curves_command(
 @runs_argument
 @click.option(
     "--out", "outs", multiple=True, type=FILE,
-    help="File to write: .md, .csv or .tex, with --ranks and --budget also the figure (.png, .pdf, "
-    ".svg); else Markdown is shown. Repeatable.",
+    help="File to write: .md, .csv or .tex, with --ranks, --budget and --columns also the figure "
+    "(.png, .pdf, .svg); else Markdown is shown. Repeatable.",
 )  # fmt: skip
 @by_option
 @click.option(
@@ -134,6 +139,12 @@ def curves_command(
     help="Rounds of a score: the last, the best, or the mean of the last ten; one table each. "
     "Repeatable; unset: all, with --ranks final.",
 )  # fmt: skip
+@click.option(
+    "--measure", metavar="NAME",
+    help="What --metric sites shows of every site: accuracy, loss, or another measure that the "
+    "runs record by client, such as auc, dice, c_index or sensitivity@0.9; unset: accuracy, or the "
+    "first measure of their task.",
+)  # fmt: skip
 @click.option("--columns", metavar="COLUMN", help="Column of summary.csv: one column per value.")
 @baseline_option
 @click.option("--caption", metavar="TEXT", help="Caption of the LaTeX table, instead of its own.")
@@ -151,9 +162,9 @@ def curves_command(
 )  # fmt: skip
 def table_command(
     dirs: Sequence[Path], outs: Sequence[Path], by: Sequence[str], ranked: bool, tuned: bool,
-    metrics: Sequence[str], takes: Sequence[str], columns: str | None, baseline: str | None,
-    unit: ExperimentalUnit | None, test: Kind, rope: float | None, caption: str | None,
-    label: str | None,
+    metrics: Sequence[str], takes: Sequence[str], measure: str | None, columns: str | None,
+    baseline: str | None, unit: ExperimentalUnit | None, test: Kind, rope: float | None,
+    caption: str | None, label: str | None,
 ) -> None:  # fmt: skip
     """Scores or loss terms per method, with intervals and paired tests.
 
@@ -166,13 +177,15 @@ def table_command(
     \b
       fedsim table runs/sweep-table3_small
       fedsim table runs/ --by label --columns alpha --out table.tex
+      fedsim table sweeps/robust --columns attack --at final --out heatmap.png
       fedsim table runs/ --metric auc --at final --baseline fedavg
       fedsim table runs/ --baseline fedavg --test corrected --rope 0.01
       fedsim table runs/ --ranks --by label --by alpha --out ranks.png --out ranks.csv
       fedsim table runs/study --budget --out budget.png --out budget.csv
     """
     paired = Test(test, rope)
-    suffixes = [*(style.FORMATS if ranked or tuned else ()), *layout.FORMATS]
+    figures = ranked or tuned or columns is not None
+    suffixes = [*(style.FORMATS if figures else ()), *layout.FORMATS]
     for out in outs:
         if out.suffix not in suffixes:
             raise AnalysisError(f"{out}: a table is a file named {', '.join(suffixes)}")
@@ -182,9 +195,11 @@ def table_command(
     draw = None
     if ranked or tuned:
         flag, allowed = ("--budget", SCORES) if tuned else ("--ranks", ALL)
-        if columns or baseline or rope is not None or (tuned and (ranked or by)):
+        if columns or baseline or measure or rope is not None or (tuned and (ranked or by)):
             more = ", and without --ranks and --by" * tuned
-            raise AnalysisError(f"{flag}: goes without --columns, --baseline and --rope{more}")
+            raise AnalysisError(
+                f"{flag}: goes without --columns, --baseline, --measure and --rope{more}"
+            )
         if len(metrics) > 1 or len(takes) > 1 or not {*metrics} <= {*allowed}:
             raise AnalysisError(f"{flag}: takes one --at, and one --metric of {', '.join(allowed)}")
     if tuned:
@@ -198,7 +213,18 @@ def table_command(
         made = captions.left_out(ranks.tables(blocks), unfinished)
         draw = partial(rank_figure.figure, blocks)
     else:
-        made = _scores(dirs, by, metrics or ("accuracy",), columns, baseline, paired, takes, unit)
+        if drawn := any(out.suffix in style.FORMATS for out in outs):
+            if len(metrics) > 1 or len(takes) > 1 or not {*metrics} <= {*ALL}:
+                raise AnalysisError(
+                    f"{CROSSED}: takes one --at, and one --metric of {', '.join(ALL)}"
+                )
+            takes = takes or ["final"]
+        made = _scores(
+            dirs, by, metrics or ("accuracy",), columns, baseline, paired, takes, unit, measure
+        )
+        if drawn:
+            score = ALL[[*metrics, "accuracy"][0]]
+            draw = partial(matrix.figure, made[0], score.unit, score.lowest)
     if draw or not outs:
         echo(layout.markdown(made), nl=False)
     for out in outs:
@@ -214,12 +240,15 @@ def table_command(
 def _scores(
     dirs: Sequence[Path], by: Sequence[str], metrics: Sequence[str], columns: str | None,
     baseline: str | None, paired: Test, takes: Sequence[str], unit: ExperimentalUnit | None,
+    measure: str | None,
 ) -> list[layout.Table]:  # fmt: skip
     """The tables of metrics; runs that are left out are named on standard error."""
     runs, unfinished = _summaries(dirs)
     by, made = _grouping(runs, by, unit, *([columns] if columns else ())), []
     for metric in metrics:
-        shown = tables.make(metric, runs, by, columns, baseline, paired, takes or [*TAKES], unit)
+        shown = tables.make(
+            metric, runs, by, columns, baseline, paired, takes or [*TAKES], unit, measure
+        )
         without: dict[str, list[Path]] = {}
         if metric in tables.FILES:
             without = tables.without_rows(metric, group(runs, by, unit_among(runs, by, unit)))
@@ -290,8 +319,9 @@ def _grouping(
     if by:
         return by
     chosen = default_by(runs, unit, columns)
-    if differ := [column for column in chosen if column not in (LABEL, *columns)]:
-        by_all = " ".join(f"--by {column}" for column in chosen)
+    chosen_names = [column.removeprefix(AXIS) for column in chosen]
+    if differ := [name for name in chosen_names if name not in (LABEL, *columns)]:
+        by_all = " ".join(f"--by {name}" for name in chosen_names)
         echo(f"the runs differ in {', '.join(differ)}: grouped as with {by_all}", err=True)
     return chosen
 

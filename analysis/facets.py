@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from .labels import LABEL, METHOD, NAMES, TITLES, text
+from .labels import AXIS, LABEL, METHOD, NAMES, TITLES, text
 from .runs import Group
 from .units import ExperimentalUnit
 
@@ -30,7 +30,9 @@ def facets(groups: Sequence[Group], columns: Collection[str]) -> Facets:
         values = {c: text(group.runs[c].iloc[0]) for c in columns if c in group.runs.columns}
         gone = {f"{column}={value}" for column, value in values.items()}
         parts = [part for part in group.label.split(", ") if part not in gone]
-        title = ", ".join(f"{NAMES.get(c, c)} = {value}" for c, value in values.items())
+        title = ", ".join(
+            f"{NAMES.get(c, c.removeprefix(AXIS))} = {value}" for c, value in values.items()
+        )
         split.setdefault(title, []).append(replace(group, label=", ".join(parts)))
     if all(len(inside) == 1 for inside in split.values()) or not columns:
         return {"": groups}

@@ -52,13 +52,18 @@ def csv_text(frame: pd.DataFrame) -> str:
     return frame.to_csv(index=False, lineterminator="\n")
 
 
+def header(file: Path) -> list[str]:
+    """The columns of a table that has rows; none where it has not, or there is no such file."""
+    if not file.is_file():
+        return []
+    with file.open(encoding="utf-8") as lines:
+        names = [name.strip().strip('"') for name in lines.readline().split(",")]
+        return names if lines.readline().strip() else []
+
+
 def has_rows(file: Path, columns: Sequence[str]) -> bool:
     """Whether the table exists, has these columns and at least one row."""
-    if not file.is_file():
-        return False
-    with file.open(encoding="utf-8") as lines:
-        header = [name.strip().strip('"') for name in lines.readline().split(",")]
-        return bool(lines.readline().strip()) and set(columns) <= set(header)
+    return bool(names := header(file)) and set(columns) <= set(names)
 
 
 def read_env(run: Path) -> Mapping[str, Any]:
@@ -68,6 +73,19 @@ def read_env(run: Path) -> Mapping[str, Any]:
         return dict(parse_json(file.read_bytes())) if file.is_file() else {}
     except (OSError, ValueError, TypeError) as error:
         raise AnalysisError(f"{file}: cannot be read as JSON ({error})") from error
+
+
+def read_grid(folder: Path) -> dict[str, tuple[int, dict[str, str]]]:
+    """Of each run of a sweep, by its folder's name, its place in the order of the sweep's file and
+    the names of the rows of the grid by axis; nothing where sweep.json is missing, or damaged."""
+    try:
+        content = parse_json((folder / "sweep.json").read_bytes())
+        names = [str(name) for name in content["runs"]]
+        rows = [{str(k): str(v) for k, v in row.items()} for row in content.get("rows", [])]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+    rows += [{}] * (len(names) - len(rows))
+    return {name: (place, row) for place, (name, row) in enumerate(zip(names, rows, strict=False))}
 
 
 def class_names(run: Path) -> list[str] | None:

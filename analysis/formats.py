@@ -50,6 +50,8 @@ PERCENT = NumberFormat(factor=100, digits=2, name="%", of_differences="points", 
 PLAIN = NumberFormat()
 BUDGET = NumberFormat(digits=2)  # of epsilon
 NATS = NumberFormat(name="nats", of_differences="nats", largest=math.log(1000))
+UNITS = {"%": PERCENT, "nats": NATS, "": PLAIN}
+"""Formats by the name of their unit."""
 
 
 def p_value(p: float) -> str:

@@ -13,6 +13,7 @@ from fedsim.core.terminal import printable
 METHOD = ("algorithm", "server", "margin")
 """Columns that define a method: its clients, and what replaces its server rule or margin."""
 LABEL = "label"  # the column with the names of runs
+AXIS = "grid: "  # what a column with the names of a grid's rows begins with, before its axis
 NAMES = {
     "alpha": "\N{GREEK SMALL LETTER ALPHA}", "num_clients": "clients",
     "sample_rate": "sampling rate", "dataset": "data", "data.partition": "partition",
@@ -26,6 +27,10 @@ TITLES: Mapping[str, str] = {
     "scaffold": "SCAFFOLD", "fedcm": "FedCM", "feddyn": "FedDyn", "moon": "MOON",
     "fedadam": "FedAdam", "fedyogi": "FedYogi", "fedadagrad": "FedAdagrad", "fedavgm": "FedAvgM",
     "slowmo": "SlowMo", "fedsam": "FedSAM", "pcgrad": "PCGrad", "fediir": "FedIIR",
+    "afl": "AFL", "apfl": "APFL", "ditto": "Ditto", "ifca": "IFCA", "perfedavg": "Per-FedAvg",
+    "pfedme": "pFedMe", "qffl": "q-FFL",
+    "fedper": "FedPer", "fedrep": "FedRep", "fedbabu": "FedBABU", "lgfedavg": "LG-FedAvg",
+    "fedrod": "FedRoD", "fedala": "FedALA", "knnper": "kNN-Per",
     "pfedla": "pFedLA", "matched_mean": "Matched mean",
     "local": "Local", "centralized": "Centralized",
 }  # fmt: skip
@@ -93,6 +98,7 @@ def text(value: object) -> str:
 
 def title_of(label: str) -> str:
     """``FedLD, alpha=0.1`` of ``fedld, alpha=0.1``, ``FedProx + FedGH`` with a server rule."""
+    label = label.replace(AXIS, "")
     titles = {**TITLES, **{half: name for half, (name, _) in HALVES.items()}}
     matches = [name for name in titles if f"{label}, ".startswith(f"{name}, ")]
     name = max(matches, key=len, default="")

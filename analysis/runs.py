@@ -13,8 +13,8 @@ import pandas as pd
 from fedsim.config.keys import COLUMNS, is_setting
 
 from . import AnalysisError, units
-from .files import read_table
-from .labels import LABEL, METHOD, NAMES, TITLES, labels, text, with_labels
+from .files import read_grid, read_table
+from .labels import AXIS, LABEL, METHOD, NAMES, TITLES, labels, text, with_labels
 from .units import PARTITION, ExperimentalUnit
 
 RESULTS = ("final_test_accuracy", "best_test_accuracy", "last10_test_accuracy")
@@ -29,6 +29,7 @@ _EXPERIMENT = (
 ALIASES = {**COLUMNS, **{title: column for column, title in NAMES.items()}}
 """Columns by their key in config.yaml, and by their name in figures."""
 NAMED = "named"  # the column that says whether the user has named a run
+PLACE = "place"  # the column with a run's place in the file of its sweep
 SHOWN = 8  # an error message names at most this many settings, or values of one
 
 
@@ -64,14 +65,24 @@ def find(paths: Iterable[Path]) -> tuple[list[Path], list[Path]]:
 
 
 def summaries(runs: Iterable[Path]) -> pd.DataFrame:
-    """The rows of the runs' summary.csv, with the run's folder in a column ``path``."""
+    """The rows of the runs' summary.csv, with the run's folder in a column ``path``.
+
+    Each axis of a sweep's grid whose rows have names is a column :data:`~analysis.labels.AXIS`.
+    """
     rows: list[dict[Any, Any]] = []
+    grids: dict[Path, dict[str, tuple[int, dict[str, str]]]] = {}
     for run in runs:
         file = run / "summary.csv"
         frame = read_table(file, ("seed", *RESULTS), ("algorithm",), optional_texts=(LABEL,))
         if len(frame) != 1:
             raise AnalysisError(f"{file}: {len(frame)} rows, a run has exactly one")
-        row = frame.to_dict("records")[0] | {"path": str(run)}
+        if run.parent not in grids:
+            grids[run.parent] = read_grid(run.parent)
+        place, names = grids[run.parent].get(run.name, (math.nan, {}))
+        names = {f"{AXIS}{axis}": name for axis, name in names.items()}
+        row = names | frame.to_dict("records")[0] | {"path": str(run), PLACE: place}
+        if pd.notna(row.get("dp.epsilon")):
+            row["dp.noise_multiplier"] = None  # is an outcome
         # the rounds of a run that stops without progress are an outcome
         rows.append(row if pd.isna(row.get("train.patience")) else row | {"rounds": None})
     if not rows:
@@ -145,7 +156,8 @@ def group(
 def default_by(
     table: pd.DataFrame, unit: ExperimentalUnit | None = None, columns: Sequence[str] = ()
 ) -> list[str]:
-    """The label, ``columns``, and the settings in which runs must agree for :func:`group`."""
+    """The label, ``columns``, and the settings in which runs must agree for :func:`group`, or in
+    their place the axes of a grid whose rows have names."""
     by = expanded(table, [LABEL, *columns])
     check_columns(table, by)
     while differ := [
@@ -154,8 +166,17 @@ def default_by(
         for column in _differing(runs, agreeing)
         if column not in (PARTITION, DATA)
     ]:
-        by.append(differ[0])
+        by.append(_axis_of(table, differ[0]))
     return by
+
+
+def _axis_of(table: pd.DataFrame, column: str) -> str:
+    """The axis of a grid whose named rows say which value a column has; else the column."""
+    values = table[column].map(text)
+    for axis in (c for c in map(str, table.columns) if c.startswith(AXIS)):
+        if table[axis].notna().all() and (values.groupby(table[axis]).nunique() == 1).all():
+            return axis
+    return column
 
 
 def _checks(
@@ -192,8 +213,27 @@ def _checks(
 
 
 def _by_label(table: pd.DataFrame, by: Sequence[str]) -> list[tuple[str, pd.DataFrame]]:
+    """The runs by label; where all have names, in the order of their sweep's file."""
     keys = labels(table, by)
-    return [(name, table[keys == name]) for name in sorted(keys.unique(), key=order)]
+    names = sorted(keys.unique(), key=order)
+    named = (LABEL in by and table[NAMED].all()) or any(c.startswith(AXIS) for c in by)
+    if named and table[PLACE].notna().all():
+        names.sort(key=lambda name: table[PLACE][keys == name].min())
+    return [(name, table[keys == name]) for name in names]
+
+
+def ordered_labels(table: pd.DataFrame, by: Sequence[str]) -> list[str]:
+    """The labels of :func:`group`."""
+    return [name for name, _ in _by_label(table, expanded(table, by))]
+
+
+def values_of(table: pd.DataFrame, column: str) -> list[str]:
+    """The texts of a column, those of an axis of a grid in the order of its file."""
+    of = table[column].map(text)
+    names = sorted(of.unique(), key=order)
+    if column.startswith(AXIS) and table[PLACE].notna().all():
+        names.sort(key=lambda name: table[PLACE][of == name].min())
+    return names
 
 
 def _parts(table: pd.DataFrame, columns: Sequence[str]) -> list[pd.DataFrame]:
@@ -218,7 +258,8 @@ def check_columns(table: pd.DataFrame, columns: Sequence[str]) -> None:
     """Raises an AnalysisError if a column is in no run's summary.csv."""
     unknown = [column for column in columns if column not in table.columns]
     if unknown:
-        possible = [LABEL, *(_differing(table, settings(table)) or ["algorithm"])]
+        axes = [c.removeprefix(AXIS) for c in map(str, table.columns) if c.startswith(AXIS)]
+        possible = [LABEL, *axes, *(_differing(table, settings(table)) or ["algorithm"])]
         raise AnalysisError(
             f"summary.csv has no column {', '.join(unknown)}; the runs can be grouped by "
             f"{_shortened(possible)}"
@@ -227,7 +268,8 @@ def check_columns(table: pd.DataFrame, columns: Sequence[str]) -> None:
 
 def settings(table: pd.DataFrame) -> list[str]:
     """The columns of :func:`summaries` on which results depend, without the seed."""
-    return [str(column) for column in table.columns if is_setting(str(column))]
+    columns = (str(column) for column in table.columns)
+    return [column for column in columns if is_setting(column) and not column.startswith(AXIS)]
 
 
 def shared(groups: Sequence[Group]) -> dict[str, str]:
@@ -252,7 +294,8 @@ def differing(groups: Sequence[Group]) -> pd.DataFrame:
 def expanded(table: pd.DataFrame, by: Sequence[str]) -> list[str]:
     """``by`` in present columns, with ``algorithm`` first and followed by the rest of METHOD."""
     method = [column for column in METHOD if column in table.columns and "algorithm" in by]
-    present = (c if c in table.columns else ALIASES.get(c, c) for c in by)
+    named = {c: f"{AXIS}{c}" for c in by if f"{AXIS}{c}" in table.columns}
+    present = (c if c in table.columns else named.get(c, ALIASES.get(c, c)) for c in by)
     return list(dict.fromkeys((*method, *present)))
 
 
@@ -272,7 +315,8 @@ def conditions(label: str) -> str:
 
 
 def _of_experiment(column: str) -> bool:
-    return column in _EXPERIMENT or column.partition(".")[0] in _EXPERIMENT
+    section = column.partition(".")[0]
+    return column in _EXPERIMENT or section in _EXPERIMENT or column.startswith(AXIS)
 
 
 def order(label: str) -> list[tuple[float, str]]:

@@ -12,7 +12,7 @@ from scipy import stats
 
 from . import AnalysisError, units
 from . import paired as by_test
-from .labels import METHOD
+from .labels import AXIS, METHOD
 from .paired import SIGNIFICANT, Chances, Floats, T, Test, Verdict, signed_levels
 from .runs import conditions
 from .units import ExperimentalUnit, Levels
@@ -185,8 +185,9 @@ def cells(values: Values, baseline: str | None = None, test: Test = T) -> list[C
     if baseline is not None and not any(cell.comparison for cell in made):
         labels = dict.fromkeys(cell.row for cell in made)
         if baseline not in labels or len(labels) == 1:
+            known = "; ".join(labels).replace(AXIS, "")
             raise AnalysisError(
-                f"baseline {baseline}: nothing to compare with it; the runs are {'; '.join(labels)}"
+                f"baseline {baseline}: nothing to compare with it; the runs are {known}"
             )
     return made
 

@@ -36,11 +36,13 @@ trained in blocks (`--client-batch`), as one model with a client dimension.
 
 Of the public code named here, these versions were read: FL-bench 075292b (servers) and c6503ac
 (clients), FedLab a0bb295 and 6a41bb4, PFLlib 487a29e, Flower 2d0adc7 and 10d58a7, JianXu95/FedPAC
-7cf08f3; for robust rules, [how well-known code computes it](reference/known-code.md) has them, with
-what each difference does. Other versions may differ. One more difference concerns every method:
-macro-F1 and balanced accuracy ([tables](TABLES.md)) run over the classes with support, while
-scikit-learn's `f1_score(average="macro")` also counts, with 0, a class that is predicted but has no
-test samples.
+7cf08f3; for afl, apfl, ditto, ifca, perfedavg, pfedme and qffl litian96/ditto 26d9b29,
+CharlieDinh/pFedMe caf24b1, litian96/fair_flearn f097971, jichan3751/ifca 61e44b8, MLOPTPSU/FedTorch
+ab8068d, PFLlib d832e76 and FL-bench 06e658b; for robust rules, [how well-known code computes
+it](reference/known-code.md) has them, with what each difference does. Other versions may differ.
+One more difference concerns every method: macro-F1 and balanced accuracy ([tables](TABLES.md)) run
+over the classes with support, while scikit-learn's `f1_score(average="macro")` also counts, with 0,
+a class that is predicted but has no test samples.
 """
 
 
@@ -81,8 +83,17 @@ GROUPS = {
         ),
     ),
     "A model for each client": (
-        "a part of the model, or all of it, stays with its client",
-        ("fedbn", "fedpac", "pfedla"),
+        "a part of the model, or all of it, stays with its client, or is mixed with others'; "
+        "see [a model for each client](how-to/personalise.md)",
+        (
+            *("fedbn", "fedper", "lgfedavg", "fedrep", "fedbabu", "fedrod", "fedpac"),
+            *("fedala", "knnper", "pfedla"),
+            *("apfl", "ditto", "ifca", "perfedavg", "pfedme"),
+        ),
+    ),
+    "Fairness between clients": (
+        "clients with a large loss count more; see [fairness](how-to/fairness.md)",
+        ("afl", "qffl"),
     ),
     "Features and domains": (
         "a term of the loss on the features, against collapse or towards what domains share",

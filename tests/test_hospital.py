@@ -57,6 +57,42 @@ def fedsim(*args: object) -> Result:
 
 
 @pytest.mark.slow
+def test_tables_with_scales_and_medians_are_compared_over_partitions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Each partition scales and fills by rows of its own; the table has the mean over these."""
+    monkeypatch.chdir(tmp_path)
+    Path("tables").mkdir()
+    rng = np.random.default_rng(0)
+    for site, scale in (("a", 1), ("b", 10), ("c", 0.1)):
+        doses = [rng.normal(i % 2, 1) * scale if rng.random() < 0.8 else "" for i in range(40)]
+        rows = [f"{dose},{i % 2}" for i, dose in enumerate(doses)]
+        Path("tables", f"{site}.csv").write_text("\n".join(["dose,target", *rows]) + "\n")
+    Path("grid.yaml").write_text(
+        "data: {name: csv, dir: tables}\ncsv: {missing: median}\n"
+        "train: {rounds: 2, sample_rate: 1, batch_size: 10, lr: 0.1}\n"
+        "evaluation: {clients_every: 2}\nengine: {kind: serial}\n"
+        "grid: {algorithm: [local, fedavg], data.seed: [0, 1, 2]}\n"
+    )
+    done = fedsim("sweep", "grid.yaml", "--out", "sweep")
+    assert done.exit_code == 0, done.output
+    done = fedsim("table", "sweep", "--metric", "sites", "--unit", "partition", "--out", "t.csv")
+    assert done.exit_code == 0, done.output
+    table = pd.read_csv("t.csv").query("table == 'sites' and label == 'fedavg'").set_index("site")
+    runs = [Path(f"sweep/algorithm=fedavg,data.seed={seed}") for seed in range(3)]
+    scores = [pd.read_csv(run / "evaluations.csv").query("split == 'own_test'") for run in runs]
+    for number, site in enumerate("abc"):
+        expected = [own.set_index("client_id").loc[number, "accuracy"] for own in scores]
+        assert table.loc[site, "mean"] == pytest.approx(np.mean(expected), abs=1e-12)
+    pooled = [np.average(own["accuracy"], weights=own["num_samples"]) for own in scores]
+    summary = pd.read_csv("sweep/summary.csv")
+    final = summary[summary["algorithm"] == "fedavg"]["final_test_accuracy"]
+    np.testing.assert_allclose(sorted(final), sorted(pooled), atol=1e-12)
+    assert summary["data_digest"].nunique() == 1
+    assert len({(run / "preprocessing.json").read_text() for run in runs}) == 3
+
+
+@pytest.mark.slow
 def test_a_messy_folder_leads_to_predictions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
@@ -120,36 +156,53 @@ def test_a_messy_folder_leads_to_predictions(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.slow
-def test_tables_with_scales_and_medians_are_compared_over_partitions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """Each partition scales and fills by rows of its own; the table has the mean over these."""
+def test_each_hospital_is_left_out_in_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """From a table of three hospitals to what the model of the others is worth to each."""
     monkeypatch.chdir(tmp_path)
-    Path("tables").mkdir()
     rng = np.random.default_rng(0)
-    for site, scale in (("a", 1), ("b", 10), ("c", 0.1)):
-        doses = [rng.normal(i % 2, 1) * scale if rng.random() < 0.8 else "" for i in range(40)]
-        rows = [f"{dose},{i % 2}" for i, dose in enumerate(doses)]
-        Path("tables", f"{site}.csv").write_text("\n".join(["dose,target", *rows]) + "\n")
+    site = np.repeat(["lund", "va", "zurich"], 60)
+    dose = rng.normal(0, 1, 180)
+    target = (dose > 0) ^ (site == "zurich")  # the cure of the others is the harm of this one
+    table = pd.DataFrame({"dose": dose, "target": target.astype(int), "site": site})
+    table.to_csv("patients.csv", index=False)
     Path("grid.yaml").write_text(
-        "data: {name: csv, dir: tables}\ncsv: {missing: median}\n"
-        "train: {rounds: 2, sample_rate: 1, batch_size: 10, lr: 0.1}\n"
-        "evaluation: {clients_every: 2}\nengine: {kind: serial}\n"
-        "grid: {algorithm: [local, fedavg], data.seed: [0, 1, 2]}\n"
+        "data: {name: 'csv:patients.csv', client_test_fraction: 0.3}\n"
+        "train: {rounds: 3, sample_rate: 1.0, lr: 0.5, batch_size: 10}\n"
+        "evaluation: {finetune_epochs: 1}\n"
+        "grid:\n  algorithm: [local, fedavg]\n"
+        "  data.partition: [by_site, leave_one_site_out]\n  data.seed: [0, 1, 2]\n"
     )
-    done = fedsim("sweep", "grid.yaml", "--out", "sweep")
-    assert done.exit_code == 0, done.output
-    done = fedsim("table", "sweep", "--metric", "sites", "--unit", "partition", "--out", "t.csv")
-    assert done.exit_code == 0, done.output
-    table = pd.read_csv("t.csv").query("table == 'sites' and label == 'fedavg'").set_index("site")
-    runs = [Path(f"sweep/algorithm=fedavg,data.seed={seed}") for seed in range(3)]
-    scores = [pd.read_csv(run / "evaluations.csv").query("split == 'own_test'") for run in runs]
-    for number, site in enumerate("abc"):
-        expected = [own.set_index("client_id").loc[number, "accuracy"] for own in scores]
-        assert table.loc[site, "mean"] == pytest.approx(np.mean(expected), abs=1e-12)
-    pooled = [np.average(own["accuracy"], weights=own["num_samples"]) for own in scores]
-    summary = pd.read_csv("sweep/summary.csv")
-    final = summary[summary["algorithm"] == "fedavg"]["final_test_accuracy"]
-    np.testing.assert_allclose(sorted(final), sorted(pooled), atol=1e-12)
-    assert summary["data_digest"].nunique() == 1
-    assert len({(run / "preprocessing.json").read_text() for run in runs}) == 3
+    swept = fedsim("sweep", "grid.yaml", "--out", "swept", "--parallel", 1, "--engine", "serial")
+    assert swept.exit_code == 0, swept.output
+    without = Path("swept/algorithm=fedavg,data.partition=without_va,data.seed=1")
+    final = pd.read_csv(without / "final_clients.csv")
+    assert final["held_out"].tolist() == [0, 1, 0]
+
+    shown = fedsim("table", "swept", "--metric", "sites", "--out", "sites.csv")
+    assert shown.exit_code == 0, shown.output
+    sites = pd.read_csv("sites.csv")
+    levels = sites[sites["table"] == "sites"].set_index(["label", "site"])
+    runs = [pd.read_csv(f"{str(without)[:-1]}{seed}/final_clients.csv") for seed in range(3)]
+    mean = np.mean([run["accuracy"][1] for run in runs])
+    assert levels["mean"]["fedavg, without the site", "va"] == pytest.approx(mean)
+    verdicts = sites[sites["table"] == "sites_difference"].set_index(["label", "site"])["verdict"]
+    assert set(verdicts) <= {"helps", "harms", "cannot be told"}
+
+    reported = fedsim("report", "swept", "--out", "report")
+    assert reported.exit_code == 0, reported.output
+    page = Path("report/report.html").read_text(encoding="utf-8")
+    start = page[page.index("<header>") : page.index("</header>")]
+    assert "figures/site_pairs.png" in start
+    assert "without the site" not in start.partition("<details>")[0]
+    assert verdicts["fedavg"].to_dict() == {
+        "lund": "cannot be told",
+        "va": "cannot be told",
+        "zurich": "harms",
+    }
+    assert verdicts["fedavg, without the site"]["zurich"] == "harms"
+    assert "FedAvg <strong>harms</strong> zurich; for lund and va it cannot be told." in start
+    predicted = fedsim(
+        *("predict", without, "--client", "va", "--split", "own_test", "--out", "va.csv")
+    )
+    assert predicted.exit_code == 0, predicted.output
+    assert len(pd.read_csv("va.csv")) == final["num_samples"][1]

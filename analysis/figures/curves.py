@@ -26,7 +26,7 @@ from . import grid, style
 from .grid import Absent, Drawing, Panel
 from .updates import Rounds
 
-X = Literal["round", "seconds"]
+X = Literal["round", "seconds", "epsilon"]
 POINTS = 200  # points in time at which runs that end rounds at different times are averaged
 
 
@@ -113,7 +113,7 @@ def figure(
             stacked = pd.DataFrame({metric: values_of(one, metric, smooth).T.stack()})
             curves[one.label] = over_units(per_unit(stacked), ["round"])
         if curves:
-            shown.append(_panel(metric, curves, groups[0].unit, setting, axis))
+            shown.append(panel(metric, curves, groups[0].unit, setting, axis))
     note = say("curves.note", note=grid.panel_note(shown), lacking=lacking, smooth=smooth)
     return grid.curves_figure(shown, note, grid.facet_lines(split))
 
@@ -125,7 +125,7 @@ def draw(
     present = {column for frames in rounds.values() for f in frames.values() for column in f}
     first = of_rounds(score) if of_rounds(score) in present else "test_accuracy"
     panels = [
-        _panel(
+        panel(
             metric, {label: over_units(frame, ["round"]) for label, frame in frames.items()}, unit,
             setting,
         )
@@ -136,13 +136,14 @@ def draw(
     return grid.of_panels("curves", panels, lines, unit=unit, what=listed([*labels]))
 
 
-def _panel(
+def panel(
     metric: str, estimates: Mapping[str, pd.DataFrame], unit: ExperimentalUnit, setting: str,
-    x: str = "Communication round",
+    x: str = "Communication round", rising: bool = False,
 ) -> Panel:  # fmt: skip
+    """Of :func:`~analysis.stats.over_units` by label; ``rising``: a logarithmic x axis."""
     shown = METRICS[metric]
     factor = shown.unit.factor
     return Panel(
         label=shown.axis, curves=grid.curves(estimates, metric, factor), title=setting, unit=unit,
-        possible=(0, 100 if factor == 100 else math.inf), x=x,
+        possible=(0, 100 if factor == 100 else math.inf), x=x, log=rising, rising=rising,
     )  # fmt: skip

@@ -42,6 +42,7 @@ class Panel:
     reach: tuple[float, ...] = ()  # values that the vertical axis always includes
     x: str = "Communication round"  # the horizontal axis
     log: bool = False  # a logarithmic x axis that decreases to the right, with ticks at the points
+    rising: bool = False  # whether that increases to the right
     unit: ExperimentalUnit = "seed"  # what the means are over
 
 
@@ -80,7 +81,14 @@ def grid(
 def method_rows(
     titles: Sequence[str], labels: Sequence[str], x: str, most: int = 3
 ) -> tuple[Figure, list[Axes]]:
-    """A grid with one panel per title and, in each, one row per method: row i is at height i."""
+    """:func:`named_rows` of methods."""
+    return named_rows(titles, [title_of(label) for label in labels], x, most)
+
+
+def named_rows(
+    titles: Sequence[str], labels: Sequence[str], x: str, most: int = 3
+) -> tuple[Figure, list[Axes]]:
+    """A grid with one panel per title and, in each, one row per label: row i is at height i."""
     height, across = 0.5 + 0.34 * max(3, len(labels)), min(most, len(titles))
     x = style.wrapped(x, 1.2 * WIDTH / across)
     fig, spots = grid({("", name): x for name in titles}, height=height, most=most)
@@ -89,7 +97,7 @@ def method_rows(
         axes.xaxis.set_major_locator(MaxNLocator(nbins=8 // across + 1))
         axes.tick_params(left=False, labelbottom=True)
         axes.grid(visible=False, axis="y")
-    places[0].set_yticks(range(len(labels)), [title_of(label) for label in labels])
+    places[0].set_yticks(range(len(labels)), labels)
     places[0].set_ylim(len(labels) - 0.4, -0.6)
     return fig, places
 
@@ -134,7 +142,8 @@ def _frame(axes: Axes, panel: Panel) -> None:
     if panel.log:
         ticks = sorted({x for curve in panel.curves.values() for x in curve.index})
         axes.set_xscale("log")
-        axes.set_xlim(max(ticks) * 1.2, min(ticks) / 1.2)
+        ends = max(ticks) * 1.2, min(ticks) / 1.2
+        axes.set_xlim(*(reversed(ends) if panel.rising else ends))
         axes.set_xticks(ticks, [f"{x:g}" for x in ticks])
         axes.set_xticks([], minor=True)
     else:
@@ -180,11 +189,11 @@ def name_ticks(axes: Axes, names: Sequence[str], room: int, longest: int = 12) -
 
 def heat_cells(
     axes: Axes, values: Array, texts: Mapping[tuple[int, ...], tuple[str, bool]],
-    size: float = 9.5, **mesh: Any,
+    size: float = 9.5, cmap: str = "Blues", **mesh: Any,
 ) -> QuadMesh:  # fmt: skip
     """Coloured cells (rows, columns); some have a text, white where they are dark."""
     edges = [np.arange(count + 1) - 0.5 for count in values.shape]
-    image = axes.pcolormesh(edges[1], edges[0], values, cmap="Blues", edgecolors="white", **mesh)
+    image = axes.pcolormesh(edges[1], edges[0], values, cmap=cmap, edgecolors="white", **mesh)
     axes.grid(visible=False)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)

@@ -1,6 +1,6 @@
 """Which client has which samples: a heat map, and images below it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from ..files import class_names, read_partition
+from ..files import class_names, read_env, read_partition
 from ..labels import text
 from ..runs import Group
 from ..words import say
@@ -45,9 +45,13 @@ def matrix(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def figure(
-    frame: pd.DataFrame, class_names: Sequence[str] = (), rows: Sequence[ImageRow] = ()
-) -> Figure:
-    """A heat map of the training samples of each class and client, rows of images below it."""
+    frame: pd.DataFrame, class_names: Sequence[str] = (), rows: Sequence[ImageRow] = (),
+    held_out: Collection[int] = (),
+) -> Figure:  # fmt: skip
+    """A heat map of the training samples of each class and client, rows of images below it.
+
+    The clients ``held_out``, which never train, are marked.
+    """
     clients, total = frame["client_id"].nunique(), int(frame["train_samples"].sum())
     title = f"{clients:,} client{'' if clients == 1 else 's'}, {total:,} training samples"
     frame = frame.assign(label=frame["label"].clip(lower=0))  # texts have the label -1
@@ -64,7 +68,7 @@ def figure(
         top.set_title(title, loc="left")
         _totals(top, counts)
         _cells(middle, counts, class_names)
-        _clients(middle, frame, counts)
+        _clients(middle, frame, counts, held_out)
         parts[0].align_ylabels((top, middle))
         for part in parts[1:]:
             _images(part, rows)
@@ -110,31 +114,38 @@ def _fits(counts: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> bool:
     return counts.shape[-1] <= LABELLED and len(f"{counts.max():,}") * counts.shape[-1] <= 70
 
 
-def _clients(axes: Axes, frame: pd.DataFrame, counts: pd.DataFrame) -> None:
+def _clients(
+    axes: Axes, frame: pd.DataFrame, counts: pd.DataFrame, held_out: Collection[int]
+) -> None:
     """Labels the axis with the clients' names, or with numbers if there are many."""
     names = [str(client) for client in counts.columns]
     if len(names) <= LABELLED and "name" in frame and frame["name"].notna().all():
         by_client = frame.drop_duplicates("client_id").set_index("client_id")["name"]
         names = [str(by_client[client]) for client in counts.columns]
+    if len(names) <= LABELLED:
+        clients = zip(names, map(int, counts.columns), strict=True)
+        names = [name + " (held out)" * (client in held_out) for name, client in clients]
     grid.name_ticks(axes, names, 80, LONGEST)
     axes.set_xlabel("Client")
 
 
 def drawings(groups: Sequence[Group]) -> Iterator[Drawing | Absent]:
     """One heat map for each distinct partition.csv, at most :data:`MOST`."""
-    first: dict[bytes, tuple[Path, str]] = {}
+    first: dict[tuple[bytes, tuple[int, ...]], tuple[Path, str]] = {}
     for run in (run for group in groups for run in group.runs.to_dict("records")):
         file = Path(run["path"]) / "partition.csv"
         if file.is_file():
             settings = {c: text(run.get(c)) for c in NAMED}
             words = ", ".join(f"{c} {value}" for c, value in settings.items() if value != "unset")
-            first.setdefault(file.read_bytes(), (file, words))
+            held_out = tuple(read_env(file.parent).get("heldout_clients", ()))
+            first.setdefault((file.read_bytes(), held_out), (file, words))
     if not first:
         yield grid.absent("partition")
-    for index, (file, words) in enumerate(list(first.values())[:MOST], start=1):
+    for index, ((_, held_out), (file, words)) in enumerate(list(first.items())[:MOST], start=1):
         frame = read_partition(file).dropna(axis="columns", how="all")
         yield grid.drawing(
-            "partition", figure(frame, class_names(file.parent) or ()), name=f"partition_{index}",
+            "partition", figure(frame, class_names(file.parent) or (), held_out=held_out),
+            name=f"partition_{index}",
             title=say("partition.one_of", index=index, all=len(first)) if len(first) > 1 else "",
             words=words, all=len(first), shown=MOST,
         )  # fmt: skip

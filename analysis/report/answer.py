@@ -26,7 +26,7 @@ from ..stats import FEWEST, cells, ranked
 from ..tables.captions import comparisons, interval_words, power_words, signs
 from ..tables.clients import last_scores
 from ..tables.layout import Table, detailed
-from ..tables.sites import BY_SITE, COMMON, FIRST, OWN, TUNED, Sites
+from ..tables.sites import COMMON, FIRST, OWN, TUNED, Sites
 from ..units import PARTITION, ExperimentalUnit
 from ..words import listed, say
 
@@ -49,7 +49,7 @@ class Outcome:
     @property
     def shown(self) -> Score:
         """The score of the values."""
-        return ALL[self.score]
+        return next(iter(self.sites.values())).shown if self.by_site else ALL[self.score]
 
     @property
     def unit(self) -> ExperimentalUnit:
@@ -89,6 +89,12 @@ class Outcome:
         alone += [f"{label}{TUNED}" for label in alone]
         return [label for label in self.values[setting] if label not in alone]
 
+    def best(self, setting: str) -> list[str]:
+        """The federated approaches under a setting, the best mean first."""
+        values = self.values[setting]
+        means = {label: units.means(values[label]).mean() for label in self.federated(setting)}
+        return sorted(means, key=lambda label: means[label], reverse=not self.shown.lowest)
+
     def tables(self, baseline: str | None) -> dict[str, Table]:
         """By setting the means over the sites; over partitions against local training too."""
         made, several = {}, self.unit == "partition"
@@ -121,7 +127,7 @@ def outcome(facets: Facets, score: str, sites: Mapping[str, Sites]) -> Outcome:
     if sites.keys() != facets.keys() or not all(map(_comparable, sites.values())):
         return pooled
     by_site = Outcome(
-        facets=facets, wanted=score, score=score if score in BY_SITE else "accuracy", by_site=True,
+        facets=facets, wanted=score, score=next(iter(sites.values())).score, by_site=True,
         values={setting: of.means() for setting, of in sites.items()}, collapsed=collapsed,
         sites=sites,
     )  # fmt: skip
@@ -195,7 +201,8 @@ def summary(of: Outcome) -> list[str]:
     result = [say("answer.best", **standing(setting, of)) for setting in settings[:MOST]]
     more = say(
         "answer.more", without=names([*without]) if of.by_site and without else "",
-        score=of.shown.title, wanted=ALL[of.wanted].title, more=len(settings) - MOST,
+        score=of.shown.title, wanted=ALL[of.wanted].title, key=of.wanted,
+        other=of.by_site and of.score != of.wanted, more=len(settings) - MOST,
     )  # fmt: skip
     return [text.strip() for text in (compared, " ".join([*result, more]), _whom(of)) if text]
 
@@ -219,22 +226,25 @@ def _whom(of: Outcome) -> str:
 
 def _of_sites(setting: str, of: Outcome) -> str:
     """Whom the approaches help and harm under a setting, the best approach first."""
-    sites, values = of.sites[setting], of.values[setting]
-    means = {label: units.means(values[label]).mean() for label in of.federated(setting)}
-    best = sorted(means, key=lambda label: means[label], reverse=not of.shown.lowest)
+    sites = of.sites[setting]
+    best = of.best(setting)
     shown = {
         label: [cell for cell in sites.of(label).values() if cell.comparison] for label in best
     }
-    approaches = []
+    approaches: list[tuple[str, dict[str, list[str]], bool, list[str]]] = []
     for label in best[:MOST]:
         verdicts: dict[str, list[str]] = {}
         for cell in shown[label]:
             verdicts.setdefault(sites.verdict(cell), []).append(cell.column)
-        if verdicts:
-            approaches.append((title_of(label), verdicts, any(map(sites.few, shown[label]))))
+        alike = [others for _, same, _, others in approaches if same == verdicts]
+        if alike:
+            alike[0].append(label)
+        elif verdicts:
+            approaches.append((title_of(label), verdicts, any(map(sites.few, shown[label])), []))
+    told = [(name, verdicts, few, names(others)) for name, verdicts, few, others in approaches]
     every = [cell for label in best for cell in shown[label]]
     return say(
-        "answer.whom", setting=setting, approaches=approaches, more=len(best) - MOST,
+        "answer.whom", setting=setting, approaches=told, more=len(best) - MOST,
         undecided=len(best) > 1 and all(sites.verdict(cell) == "cannot be told" for cell in every),
         names=list(dict.fromkeys(cell.column for cell in every)), few=any(map(sites.few, every)),
     )  # fmt: skip

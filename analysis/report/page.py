@@ -17,10 +17,12 @@ from .. import AnalysisError, series, trials
 from ..facets import Facets, facets, settings_by, unit_of
 from ..figures import classes, curves, losses, partition, phases, scores, style, updates
 from ..figures import clients as client_figures
+from ..figures import sites as site_figures
 from ..figures.grid import Absent, Drawing, facet_lines
 from ..files import client_names
 from ..formats import PERCENT
 from ..labels import HALVES, METHOD, meant, text, title_of
+from ..measures import by_client
 from ..runs import (
     Group,
     default_by,
@@ -90,12 +92,18 @@ def write(
     runs, repeated = without_repeats(summaries(finished))
     runs = completed(runs, {*SCORES} - {"loss"} | {*metrics})
     by = by or default_by(runs, unit)
-    groups = group(runs, by, unit_among(runs, by, unit))
-    settings = settings_by(by, groups)
+    every = group(runs, by, unit_among(runs, by, unit))
+    settings = settings_by(by, every)
+    split, left_out = sites.split(every, settings)
+    groups = every
+    if left_out:  # of these runs the page has what they say of the sites that they leave out
+        groups = [one for inside in split.values() for one in inside]
+        runs = pd.concat([one.runs for one in groups])
+        by, settings = ([c for c in of if c != sites.LEAVES_OUT] for of in (by, settings))
+        groups = group(runs, by, groups[0].unit)
     if baseline is not None:
         baseline = meant(baseline, [one.label for one in groups])
-    split = facets(groups, settings)
-    by_site = _sites(split, metrics[0])
+    by_site = _sites(split, left_out, metrics[0])
     main = outcome(split, metrics[0], by_site)
     compared = {"": score_tables.scored(groups, metrics[0], "final", baseline)}
     if main.by_site:
@@ -108,7 +116,7 @@ def write(
     ]
     without = {captions.UNFINISHED: unfinished, captions.REPEATED: repeated}
     whom, made = (captions.left_out(tables, without) for tables in (whom, made))
-    about = [make(groups, descriptions or {}) for make in (methods_table, settings_table)]
+    about = [make(every, descriptions or {}) for make in (methods_table, settings_table)]
     files: dict[str, bytes] = {}
     figures, absent = list[tuple[str, Drawing]](), list[Absent]()
     for key, drawing in _drawings(groups, settings, main):
@@ -117,8 +125,8 @@ def write(
         else:
             figures.append((key, _picture(drawing, files)))
     _write_page(
-        out, files, [*about, *whom, *made], title=title or heading(groups),
-        lead=lead(groups, baseline), plain=answer.summary(main),
+        out, files, [*about, *whom, *made], title=title or heading(every),
+        lead=lead(every, baseline), plain=answer.summary(main),
         unknown=answer.unknown(main, unfinished), first=[figures.pop(0)[1]],
         findings=answer.findings(main, baseline, compared),
         sections=_sections(about, whom, made, figures, _caveats(absent, unfinished, dirs)),
@@ -200,11 +208,12 @@ def _check(out: Path) -> None:
         )
 
 
-def _sites(split: Facets, score: str) -> dict[str, sites.Sites]:
+def _sites(split: Facets, left_out: Facets, score: str) -> dict[str, sites.Sites]:
     """The scores by site of each setting that has them, where sites can be told apart."""
     if unit_of(split) == "partition" and not client_names(first_run(next(iter(split.values())))):
         return {}
-    return sites.by_setting(split, score=score if score in sites.BY_SITE else "accuracy")
+    groups = [one for inside in split.values() for one in inside]
+    return sites.by_setting(split, left_out, measure=score if score in by_client(groups) else None)
 
 
 def _drawings(
@@ -217,7 +226,10 @@ def _drawings(
         columns = tuple(dict.fromkeys((*columns, of_rounds(score))))
     rounds = {t: series.values(inside, "rounds", columns) for t, inside in split.items()}
     lines = facet_lines(split)
-    yield "answer", scores.draw(main, answer.lacking(main))
+    by_site = 0
+    for by_site, pairs_drawn in enumerate(site_figures.drawings(main), 1):
+        yield "clients" if by_site > 1 else "answer", pairs_drawn
+    yield "clients", scores.draw(main, answer.lacking(main))
     yield "curves", curves.draw(rounds, score, unit, lines)
     for drawing in classes.by_class(split):
         yield "curves", drawing
@@ -227,7 +239,8 @@ def _drawings(
     yield "losses", losses.by_alpha(facets(groups, [c for c in settings if c != "alpha"]))
     yield "losses", updates.agreement(rounds, unit, lines)
     yield "losses", updates.cosines(split)
-    yield "clients", client_figures.by_client(split)
+    if not by_site:  # else the sites' own figures say it by name
+        yield "clients", client_figures.by_client(split)
     yield "clients", updates.participation(split)
     for drawing in partition.drawings(groups):
         yield "runs", drawing
@@ -283,9 +296,9 @@ def _picture(drawing: Drawing, files: dict[str, bytes]) -> Drawing:
 
 
 def _inline(text: str) -> Markup:
-    """Escaped text, with ``**bold**`` and back-quoted ``code``; what ± means is not broken."""
-    ci = "± 95 % CI"
-    unbroken = text.replace(ci, ci.replace(" ", "\N{NO-BREAK SPACE}"))
+    """Escaped text, with ``**bold**`` and back-quoted ``code``; intervals are not broken."""
+    whole = r"± 95 % CI|\[[^][ ]+, [^][ ]+\]"
+    unbroken = re.sub(whole, lambda part: part[0].replace(" ", "\N{NO-BREAK SPACE}"), text)
     bold = re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", str(escape(unbroken)))
     return Markup(re.sub(r"`(.+?)`", r"<code>\1</code>", bold))
 

@@ -13,7 +13,7 @@ import pandas as pd
 
 from .. import AnalysisError, series
 from ..formats import PERCENT
-from ..labels import title_of
+from ..labels import AXIS, title_of
 from ..paired import T, Test
 from ..runs import Group
 from ..stats import Values, cells, ranked, reference
@@ -73,8 +73,9 @@ def spreads(groups: Sequence[Group], baseline: str | None = None, test: Test = T
     """A table for each of :data:`EVALUATED`, :data:`FINAL` and :data:`HELDOUT` that any run has."""
     labels = [one.label for one in groups]
     if baseline is not None and not _compared(labels, baseline):
+        known = "; ".join(labels).replace(AXIS, "")
         raise AnalysisError(
-            f"baseline {baseline}: nothing to compare with it; the runs are {'; '.join(labels)}"
+            f"baseline {baseline}: nothing to compare with it; the runs are {known}"
         )
     last = last_scores(groups)
     values = {f"evaluated_{part}": _over_clients(last[part]) for part in EVALUATED}

@@ -11,18 +11,21 @@ import pandas as pd
 from ..files import csv_text
 from ..formats import NONE, NumberFormat, p_value
 from ..labels import title_of
-from ..runs import order
 from ..stats import NOTHING, Cell, Estimate
 from ..units import ExperimentalUnit
 from ..words import say, sentences
 
 COLLAPSE = "\N{DAGGER}"  # sign of a method with a run whose final model has collapsed
 EMPTY = "\N{EN DASH}"  # shown in a cell that has no value, such as the comparison of the baseline
+WORST = "worst"  # heading of the column with the worst cell of each row
 VARIANCES = (
     "label", "method", "column", "n", "runs", "seeds", "var_between", "var_within", "pairs",
     "pair_seeds", "difference_var_between", "difference_var_within",
 )  # fmt: skip
 """Columns of the data of a table that are also those of its variances."""
+
+PAGE, MOST_COLUMNS = 116, 9
+"""Characters of a row, two between the columns, and columns that fit a page."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +40,15 @@ class Table:
     words: int  # number of leading columns that are text
     data: pd.DataFrame  # all numbers at full precision, in the units of the run directories
     cells: Sequence[Cell] = ()  # the statistics that it shows, if it is made of them
+
+    @property
+    def wide(self) -> bool:
+        """Whether it does not fit a page with a line for each row; its cells are then broken."""
+        columns = zip(*self.rows, strict=True) if self.rows else ()
+        longest = [max(map(len, column)) for column in columns]
+        words = [max(map(len, head.split()), default=0) for head in self.head]
+        widths = (2 + max(pair) for pair in zip(longest, words, strict=False))
+        return len(self.head) > MOST_COLUMNS or sum(widths) > PAGE
 
 
 def spread(cell: Cell, unit: NumberFormat) -> str:
@@ -136,12 +148,34 @@ def crossed(
         caption += seeds
         heads = interval_heads(cells, heads)
     at = {(cell.row, cell.column): text for cell, text in zip(cells, texts, strict=True)}
-    titles = rows or {row: title_of(row) for row in sorted({c.row for c in cells}, key=order)}
+    titles = rows or {row: title_of(row) for row in dict.fromkeys(c.row for c in cells)}
     lines = [[title, *(at.get((row, c), EMPTY) for c in heads)] for row, title in titles.items()]
     return Table(
         name=name, title=title, caption=caption, head=["Method", *heads.values()], rows=lines,
         words=1, data=data(cells), cells=cells,
     )  # fmt: skip
+
+
+def with_worst(table: Table, lowest: bool) -> Table:
+    """A crossed table with the worst cell of each row in a last column."""
+    means, rows = means_of(table), []
+    present = means.dropna(axis="columns", how="all")
+    for texts, (_, values) in zip(table.rows, present.iterrows(), strict=True):
+        text = EMPTY
+        if len(values) and values.notna().all():
+            place = list(means).index(values.idxmax() if lowest else values.idxmin())
+            text = texts[1 + place].replace("**", "")
+        rows.append([*texts, text])
+    caption = f"{table.caption} {say('tables.worst')}"
+    return replace(table, head=[*table.head, WORST], rows=rows, caption=caption)
+
+
+def means_of(table: Table) -> pd.DataFrame:
+    """The means of a crossed table by title and column, NaN where there is no cell."""
+    columns = list(dict.fromkeys(cell.column for cell in table.cells))
+    means = {(title_of(c.row), c.column): c.estimate.mean for c in table.cells}
+    rows = [[means.get((row[0], c), math.nan) for c in columns] for row in table.rows]
+    return pd.DataFrame(rows, index=[row[0] for row in table.rows], columns=columns, dtype=float)
 
 
 def _with_seeds(cells: Sequence[Cell], unit: NumberFormat) -> tuple[list[str], str]:

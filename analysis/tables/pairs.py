@@ -55,7 +55,7 @@ def accuracies(
     if any(cell.comparison for cell in statistics):
         caption += comparisons(statistics, say("pairs.baseline"), test, PERCENT)
     heads = {title: title or PERCENT.head("Accuracy") for title in values}
-    rows = titles({cell.row for cell in statistics})
+    rows = titles(dict.fromkeys(cell.row for cell in statistics))
     return crossed("pairs", say("pairs.title"), caption, statistics, heads, PERCENT, rows=rows)
 
 
@@ -98,7 +98,9 @@ def base(label: str, labels: Collection[str]) -> str | None:
 
 def titles(labels: Collection[str]) -> Mapping[str, str]:
     """The title of each row, in order: ``FedAvg``, then ``+ FedGH`` for its other servers."""
-    ordered = sorted(labels, key=lambda label: (order(_without_server(label)), order(label)))
+    ordered = list(labels)
+    if any(base(label, labels) for label in labels):
+        ordered.sort(key=lambda label: (order(_without_server(label)), order(label)))
     shown = {}
     for label in ordered:
         server = next((p for p in label.split(", ") if p.startswith("server=")), "")
@@ -180,6 +182,6 @@ def reached(
         fewer=list(dict.fromkeys(title_of(cell.row) for cell in shown if cell.missing)),
     )  # fmt: skip
     heads = interval_heads(shown, {cell.column: cell.column for cell in shown})
-    rows = titles({cell.row for cell in shown})
+    rows = titles(dict.fromkeys(cell.row for cell in shown))
     made = crossed("target", say("target.title"), caption, shown, heads, texts=texts, rows=rows)
     return replace(made, data=made.data.assign(seeds=runs))

@@ -11,18 +11,26 @@ from typing import NoReturn
 import pandas as pd
 
 from .. import AnalysisError, paired, scores, series
-from ..facets import facets, settings_by
+from ..facets import settings_by
 from ..formats import NATS, NONE, PERCENT, PLAIN
-from ..labels import LABEL, labels, meant, text
+from ..labels import AXIS, LABEL, labels, meant, text, title_of
 from ..paired import T, Test
-from ..runs import Group, check_columns, expanded, group, order, unit_among
+from ..runs import (
+    Group,
+    check_columns,
+    expanded,
+    group,
+    ordered_labels,
+    unit_among,
+    values_of,
+)
 from ..scores import ALL, SCORES, TAKES, Score, by_run, completed, counts
 from ..stats import Cell, Values, cells, ranked
 from ..units import COLUMNS, ExperimentalUnit, finite
 from ..words import say
 from . import clients, pairs, participation, sites
 from .captions import comparisons, incomplete, signs
-from .layout import Table, crossed, detailed, with_differences, with_variances
+from .layout import Table, crossed, detailed, with_differences, with_variances, with_worst
 
 TERMS: Mapping[str, str] = {
     "local_loss": "Local", "shift_loss": "Shift", "aggregation_loss": "Aggregation",
@@ -44,10 +52,10 @@ FILES: Mapping[str, str] = {"groups": "evaluations", "decomposition": "decomposi
 def make(
     name: str, runs: pd.DataFrame, by: Sequence[str] = (LABEL,), columns: str | None = None,
     baseline: str | None = None, test: Test = T, takes: Sequence[str] = tuple(TAKES),
-    unit: ExperimentalUnit | None = None,
+    unit: ExperimentalUnit | None = None, measure: str | None = None,
 ) -> list[Table]:  # fmt: skip
     """The tables of one of :data:`NAMES`, as ``fedsim table --metric NAME`` shows them."""
-    _check(name, columns, baseline, test)
+    _check(name, columns, baseline, test, measure)
     runs = completed(runs, [name] if name in ALL else SCORES if name == "scores" else ())
     if columns is not None:
         (columns,) = expanded(runs, [columns])
@@ -74,18 +82,16 @@ def make(
     if name in ALL:
         made = [scored(groups, name, take, baseline, test) for take in takes]
         return with_variances(made, ALL[name].unit)
-    return _of_groups(name, groups, by, baseline, test)
+    if name == "sites":
+        whole, left_out = sites.split(groups, settings_by(by, groups))
+        return sites.tables(sites.by_setting(whole, left_out, baseline, test, measure), test)
+    return _of_groups(name, groups, baseline, test)
 
 
-def _of_groups(
-    name: str, groups: Sequence[Group], by: Sequence[str], baseline: str | None, test: Test
-) -> list[Table]:
+def _of_groups(name: str, groups: Sequence[Group], baseline: str | None, test: Test) -> list[Table]:
     """The tables that are made from other files than summary.csv, and that of all scores."""
     if name == "participation":
         return [participation.table(groups)]
-    if name == "sites":
-        by_setting = sites.by_setting(facets(groups, settings_by(by, groups)), baseline, test)
-        return sites.tables(by_setting, test)
     if name == "decomposition":
         return decomposition(groups, baseline, test) or _none(name)
     of = {"clients": clients.spreads, "groups": image_groups, "scores": all_scores}[name]
@@ -98,7 +104,9 @@ def _none(name: str) -> NoReturn:
     raise AnalysisError(f"in no run {FILES[name]}.csv has rows{how}")
 
 
-def _check(name: str, columns: str | None, baseline: str | None, test: Test) -> None:
+def _check(
+    name: str, columns: str | None, baseline: str | None, test: Test, measure: str | None
+) -> None:
     """Refuses options that the table has no use for."""
     crossing = (*ALL, "pairs", "target")
     refused = {
@@ -106,6 +114,7 @@ def _check(name: str, columns: str | None, baseline: str | None, test: Test) -> 
         "their own server rule; leave it out": name == "pairs" and baseline is not None,
         f"--columns {columns}: the table {name} has columns of its own; --columns goes with "
         f"{', '.join(crossing)}": columns is not None and name not in crossing,
+        f"--measure {measure}: goes with --metric sites": measure is not None and name != "sites",
         f"--rope: the table {name} has no verdicts; those that do are {', '.join(VERDICTS)}":
             test.rope is not None and name not in VERDICTS,
         f"--test corrected: takes the size of the whole test part, which the table {name} is not "
@@ -153,18 +162,32 @@ def crossed_score(
     """A score with one column per value of a setting; comparisons are within a column."""
     check_columns(runs, [columns])
     rows, of, shown = [c for c in by if c != columns], runs[columns].map(text), ALL[score]
-    blocks = {
-        value: group(runs[of == value], rows, unit) for value in sorted(of.unique(), key=order)
-    }
+    blocks = {value: group(runs[of == value], rows, unit) for value in values_of(runs, columns)}
     values = {value: by_run(groups, score, take) for value, groups in blocks.items()}
     statistics = _cells(values, blocks, baseline, test, shown)
     everyone = [one for groups in blocks.values() for one in groups]
     caption = _meaning(everyone, score, take) + signs(statistics, test, lowest=shown.lowest)
     caption += comparisons(statistics, baseline, test, shown.unit)
-    name = f"{score}_{take}_by_{columns}"
-    title = f"{shown.unit.head(scores.heading(score, take))} by {columns}"
-    heads = {value: f"{columns}={value}" for value in blocks}
-    return crossed(name, title, caption, statistics, heads, shown.unit)
+    axis = columns.removeprefix(AXIS)
+    name = f"{score}_{take}_by_{axis}"
+    title = f"{shown.unit.head(scores.heading(score, take))} by {axis}"
+    heads = {value: _headed(columns, value) for value in blocks}
+    titles = {label: title_of(label) for label in ordered_labels(runs, rows)}
+    table = crossed(name, title, caption, statistics, heads, shown.unit, rows=titles)
+    return with_worst(table, shown.lowest) if _attacked_by(runs, of) else table
+
+
+def _headed(columns: str, value: str) -> str:
+    """The heading of a column: the name of a grid's row alone, else the setting, too."""
+    if columns.startswith(AXIS):
+        return value
+    return f"{columns}={'none' if (columns, value) == ('attack.name', 'unset') else value}"
+
+
+def _attacked_by(runs: pd.DataFrame, of: pd.Series[str]) -> bool:
+    """Whether the columns of a table are attacks: several, one each."""
+    attacks = runs.get("attack.name", pd.Series(None, runs.index)).map(text)
+    return attacks.nunique() > 1 and bool((attacks.groupby(of).nunique() == 1).all())
 
 
 def all_scores(groups: Sequence[Group], baseline: str | None = None, test: Test = T) -> list[Table]:

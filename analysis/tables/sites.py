@@ -15,12 +15,13 @@ from typing import Literal
 import pandas as pd
 
 from .. import AnalysisError, series
-from ..facets import Facets
+from ..facets import Facets, facets
 from ..files import client_names
-from ..labels import meant, title_of
+from ..labels import meant, text, title_of
+from ..measures import chosen, measure_of
 from ..paired import SIGNIFICANT, T, Test
 from ..runs import Group, first_run
-from ..scores import SCORES, counts
+from ..scores import Score, counts
 from ..stats import EQUAL, FEWEST, NOTHING, Cell, holm, of_runs, paired
 from ..words import say
 from .captions import interval_words
@@ -34,10 +35,10 @@ SAMPLES = {"train_samples": "Training samples", "test_samples": "Test samples"}
 """Columns of partition.csv and their headings."""
 OWN, COMMON = "own_test", "test"
 """The parts that clients are scored on: samples of their own, or the same ones for all."""
-BY_SITE = ("accuracy", "loss")
-"""The scores that runs record by client, keys of :data:`analysis.scores.SCORES`."""
 NARROW = 6  # headings of more approaches are as short as can be, so that the table fits a page
 HELD_OUT = " (held out)"  # end of the name of a site that never trained
+LEAVES_OUT = "data.heldout_clients"  # column: how many sites are held out, or their names
+UNSEEN = ", without the site"  # end of the label of a method's models that never saw the site
 Verdict = Literal["helps", "harms", "cannot be told"]
 
 
@@ -45,7 +46,8 @@ Verdict = Literal["helps", "harms", "cannot be told"]
 class Sites:
     """The scores of the clients under one setting."""
 
-    score: str  # one of `BY_SITE`
+    score: str  # of `analysis.measures.by_client`
+    shown: Score  # what it is called, its unit, and which way is better
     part: str  # that all are scored on, `OWN` or `COMMON`
     names: Mapping[int, str]  # of the clients by id
     samples: pd.DataFrame  # by client id, columns train_samples and, where known, test_samples
@@ -62,10 +64,14 @@ class Sites:
         return list(self.values)
 
     def means(self) -> dict[str, pd.Series[float]]:
-        """By label each run's mean over the clients that trained; each client counts once."""
+        """By label each run's mean over the clients that trained; each client counts once.
+
+        Models that never saw their site have none: no one of them is a way to take part.
+        """
         trained = {
             label: [series for client, series in of.items() if client not in self.held_out]
             for label, of in self.values.items()
+            if UNSEEN not in label
         }
         return {label: pd.concat(of, axis=1).mean(axis=1) for label, of in trained.items() if of}
 
@@ -74,7 +80,7 @@ class Sites:
         other = cell.comparison
         if other is None or self.part != OWN or self.few(cell) or not cell.adjusted < SIGNIFICANT:
             return "cannot be told"
-        better = -other.sign if SCORES[self.score].lowest else other.sign
+        better = -other.sign if self.shown.lowest else other.sign
         return "helps" if better > 0 else "harms" if better < 0 else "cannot be told"
 
     def few(self, cell: Cell) -> bool:
@@ -82,16 +88,32 @@ class Sites:
         other = cell.comparison
         return unit_of(self.cells) == "seed" or (other is not None and other.difference.n < FEWEST)
 
+    @property
+    def unseen(self) -> bool:
+        """Whether any approach is of models that never saw the site."""
+        return any(UNSEEN in label for label in self.values)
+
+    def name(self, client: int) -> str:
+        """The name of a client, marked where it never trained."""
+        return self.names[client] + HELD_OUT * (client in self.held_out)
+
     def of(self, label: str) -> dict[str, Cell]:
         """The cells of an approach by the client's name."""
         return {cell.column: cell for cell in self.cells if cell.row == label}
 
 
 def gather(
-    groups: Sequence[Group], baseline: str | None = None, test: Test = T, score: str = "accuracy"
-) -> Sites | None:
-    """The scores by client, compared with ``baseline`` or :data:`LOCAL`; None if no run has any."""
-    by_label, part, held_out = _scores(groups, score)
+    groups: Sequence[Group], baseline: str | None = None, test: Test = T,
+    measure: str | None = None, left_out: Sequence[Group] = (),
+) -> Sites | None:  # fmt: skip
+    """The scores by client, compared with ``baseline`` or :data:`LOCAL`; None if no run has any.
+
+    ``left_out`` are runs that hold named clients out, whose models are compared on these.
+    """
+    score = chosen([*groups, *left_out], measure)
+    shown = measure_of(groups, score)
+    seen, part, held_out = _scores(groups, score)
+    by_label = _with_unseen(seen, left_out if part == OWN else (), score)
     if not by_label:
         return None
     names, samples = _clients(groups)
@@ -103,12 +125,12 @@ def gather(
     reference = next((label for label in local if label in by_label), None)
     if baseline is not None and (reference := meant(baseline, by_label)) not in by_label:
         raise AnalysisError(
-            f"baseline {reference}: no accuracies by client; those that have them are "
+            f"baseline {reference}: no {shown.title} by client; those that have it are "
             f"{'; '.join(by_label)}"
         )
     return Sites(
-        score=score, part=part, names=names, samples=samples.reindex(ids), values=by_label,
-        reference=reference, held_out=held_out, cells=_cells(
+        score=score, shown=shown, part=part, names=names, samples=samples.reindex(ids),
+        values=by_label, reference=reference, held_out=held_out, cells=_cells(
             by_label, names, reference, counts(groups), held_out, test
         ),
         without=[one.label for one in groups if one.label not in by_label],
@@ -165,6 +187,44 @@ def _scores(
     return ordered | tuned, part, held_out
 
 
+def split(groups: Sequence[Group], settings: Sequence[str]) -> tuple[Facets, Facets]:
+    """The facets of the groups, and those of the groups that hold out clients by name.
+
+    The latter stand apart where others hold out nobody, under the same settings and labels.
+    """
+    held = [one.runs[LEAVES_OUT].iloc[0] if LEAVES_OUT in one.runs else 0 for one in groups]
+    numbers = {text(value) for value in held if not isinstance(value, str)}
+    if LEAVES_OUT not in settings or numbers != {"0"}:
+        return facets(groups, settings), {}
+    others = [column for column in settings if column != LEAVES_OUT]
+    whole: dict[str, list[Group]] = {}
+    left_out: dict[str, list[Group]] = {}
+    for setting, inside in facets(groups, others).items():
+        for one in inside:
+            value = one.runs[LEAVES_OUT].iloc[0]
+            label = one.label.replace(f", {LEAVES_OUT}={text(value)}", "")
+            where = left_out if isinstance(value, str) else whole
+            where.setdefault(setting, []).append(replace(one, label=label))
+    return whole, left_out
+
+
+def _with_unseen(
+    by_label: Mapping[str, Mapping[int, pd.Series[float]]], left_out: Sequence[Group], score: str
+) -> dict[str, Mapping[int, pd.Series[float]]]:
+    """With the scores of each client by the models of the runs that held it out, by approach."""
+    every = dict(by_label)
+    columns = [score, f"finetuned_{score}", "held_out"]
+    for one in (one for one in left_out if set(one.runs["algorithm"]) != {LOCAL}):
+        final = series.by_run([one], "final_clients", columns, "client_id", {"split": OWN})
+        for frame in final.values():
+            never = frame[frame["held_out"] == 1]
+            for column, end in ((score, UNSEEN), (columns[1], UNSEEN + TUNED)):
+                if len(of := _by_client(never[column])):
+                    label = f"{one.label}{end}"
+                    every[label] = {**every.get(label, {}), **of}
+    return every
+
+
 def _by_client(values: pd.Series[float]) -> dict[int, pd.Series[float]]:
     by_client = values.dropna().groupby(level="client_id", sort=False)
     return {int(float(str(client))): of.droplevel("client_id") for client, of in by_client}
@@ -193,17 +253,19 @@ def _clients(groups: Sequence[Group]) -> tuple[Mapping[int, str], pd.DataFrame]:
 
 
 def by_setting(
-    facets: Facets, baseline: str | None = None, test: Test = T, score: str = "accuracy"
-) -> dict[str, Sites]:
-    """:func:`gather` for each setting that has accuracies by client."""
+    whole: Facets, left_out: Facets | None = None, baseline: str | None = None, test: Test = T,
+    measure: str | None = None,
+) -> dict[str, Sites]:  # fmt: skip
+    """:func:`gather` for each setting of :func:`split` that has scores by client."""
     gathered = {
-        setting: gather(groups, baseline, test, score) for setting, groups in facets.items()
+        setting: gather(groups, baseline, test, measure, (left_out or {}).get(setting, ()))
+        for setting, groups in whole.items()
     }
     return {setting: of for setting, of in gathered.items() if of is not None}
 
 
 def tables(found: Mapping[str, Sites], test: Test = T) -> list[Table]:
-    """Accuracy by site and approach, and differences from the local model, for each setting."""
+    """Scores by site and approach, and differences from the local model, for each setting."""
     if not found:
         raise AnalysisError(say("sites.absent"))
     made = []
@@ -218,7 +280,7 @@ def tables(found: Mapping[str, Sites], test: Test = T) -> list[Table]:
 
 def _levels(sites: Sites) -> Table:
     """Accuracies: one row per site, one column per approach."""
-    cells, unit, shown = sites.cells, unit_of(sites.cells), SCORES[sites.score]
+    cells, unit, shown = sites.cells, unit_of(sites.cells), sites.shown
     samples = {
         head: [EMPTY if math.isnan(n) else f"{n:.0f}" for n in sites.samples[column]]
         for column, head in SAMPLES.items()
@@ -235,7 +297,8 @@ def _levels(sites: Sites) -> Table:
     caption = say(
         "sites.caption", score=score, part=sites.part, numbers=numbers, unit=unit,
         means=unit == "partition" and bool(samples), without=[*map(title_of, sites.without)],
-        reference=sites.reference, held_out=sites.held_out, unit_words=say(f"units.{unit}"),
+        reference=sites.reference, held_out=sites.held_out, unseen=sites.unseen,
+        unit_words=say(f"units.{unit}"),
         interval=interval_words(unit) if numbers[-1] > 1 else "", sign=COLLAPSE,
         collapsed=[*dict.fromkeys(title_of(cell.row) for cell in cells if cell.collapsed)],
     )  # fmt: skip
@@ -255,7 +318,7 @@ def _rows(
     """A row per site: its name, its items of ``more``, and its text for each approach."""
     rows = []
     for i, (client, name) in enumerate(sites.names.items()):
-        first = [name + HELD_OUT * (client in sites.held_out), *(column[i] for column in more)]
+        first = [sites.name(client), *(column[i] for column in more)]
         rows.append(first + [texts.get((name, label), EMPTY) for label in labels])
     return rows
 
@@ -263,7 +326,7 @@ def _rows(
 def _differences(sites: Sites, test: Test) -> Table:
     """Differences from the reference: one row per site, one column per other approach."""
     labels = [label for label in sites.labels if label != sites.reference]
-    reference, score = title_of(sites.reference or ""), SCORES[sites.score]
+    reference, score = title_of(sites.reference or ""), sites.shown
     compared = [cell for cell in sites.cells if cell.comparison is not None]
     texts, alike = {}, False
     for cell in compared:

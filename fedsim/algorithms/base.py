@@ -6,9 +6,10 @@ is ``module:function`` or ``FILE.py:function``; it may be a plain rule (:mod:`fe
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from fedsim.algorithms.catalogue import METHODS, chain, check
 from fedsim.client import ClientTransform, LocalRule, MarginControl, MeanLoss, SampleTransform
@@ -27,6 +28,25 @@ def no_slot(slot: Slot) -> bool:
 def every_slot(slot: Slot) -> bool:
     """Every slot is personal."""
     return True
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The slots of some of a model's layers, or those of all others.
+
+    ``names``, between commas: ``head``, or patterns of tensor names such as ``features.3.*``.
+    """
+
+    names: str = "head"
+    others: bool = False
+
+    def __call__(self, slot: Slot) -> bool:
+        """Whether the slot is one of them."""
+        chosen = any(
+            slot.head if name == "head" else fnmatchcase(slot.name, name)
+            for name in map(str.strip, self.names.split(","))
+        )
+        return chosen != self.others
 
 
 def identity(model: nn.Module) -> nn.Module:
@@ -49,6 +69,8 @@ class Work:
             updates may stay on their nodes.
         transforms: of its updates before they are sent, in order.
         poison: changes the samples that it sees.
+        own: it starts from the client's own values, and changes them.
+        beside: trains the client's own model after it.
     """
 
     rule: LocalRule
@@ -58,6 +80,8 @@ class Work:
     aggregated: bool = False
     transforms: tuple[ClientTransform, ...] = ()
     poison: SampleTransform | None = None
+    own: bool = True
+    beside: LocalRule | None = None
 
 
 @dataclass(frozen=True)
@@ -85,6 +109,15 @@ class Algorithm:
         personal: the slots that stay on the client: each client keeps its own values, the global
             vector keeps the initial ones, and the update is zero there.
         one_model: personal slots do not change predictions, so that the global model is evaluated.
+        owns_model: clients train and send the global model, and each keeps a model of its own in
+            its state, (D,) by the name ``personal``, which is evaluated; nothing else is personal.
+        beside: trains that model after ``local``, from what the client kept of it (the received
+            model in its first round), on the same batches.
+        personalise: what a client makes of the received model before it is evaluated, neither sent
+            nor kept: training of its phases, and what ``begin`` and ``finish`` leave in the model.
+        predict: the logits of a client's model, from the network, the state that ``personalise``
+            returned, and model input (B, ...); the network is then the global model. Without it
+            they are those of the network.
         probe: a pass over the clients before training.
         assign: the clients of a round -> whose samples each task sees, by default its client's own.
             The samples of several clients are pooled, and the update is that of each of them.
@@ -104,6 +137,10 @@ class Algorithm:
     criterion: MarginControl = field(default_factory=MarginControl)
     personal: Callable[[Slot], bool] = no_slot
     one_model: bool = False
+    owns_model: bool = False
+    beside: LocalRule | None = None
+    personalise: LocalRule | None = None
+    predict: Callable[[nn.Module, Mapping[str, Tensor], Tensor], Tensor] | None = None
     probe: Probe | None = None
     assign: Callable[[Sequence[int]], Sequence[tuple[int, ...]]] = one_each
     transforms: tuple[ClientTransform, ...] = ()
@@ -117,8 +154,14 @@ class Algorithm:
         """Whether clients train on pooled samples."""
         return self.assign is not one_each
 
+    def owned(self, slot: Slot) -> bool:
+        """Whether clients are evaluated with values of their own in a slot."""
+        made = self.personalise is not None and self.predict is None
+        return self.owns_model or made or self.personal(slot)
+
     def works(self, training: Training, finetune_epochs: int = 0) -> Mapping[Kind, Work]:
         """The kinds of work that its clients do."""
+        own = not (self.owns_model or self.personalise is not None)
         works: dict[Kind, Work] = {
             "train": Work(
                 rule=self.local,
@@ -128,8 +171,10 @@ class Algorithm:
                 aggregated=True,
                 transforms=self.transforms,
                 poison=self.poison,
+                own=own,
+                beside=self.beside,
             ),
-            "loss": Work(rule=MeanLoss(), training=training, poison=self.poison),
+            "loss": Work(rule=MeanLoss(), training=training, poison=self.poison, own=own),
         }
         if self.probe is not None:
             works["probe"] = Work(
@@ -137,11 +182,20 @@ class Algorithm:
                 training=training,
                 criterion=self.criterion,
                 poison=self.poison,
+                own=own,
+            )
+        if self.personalise is not None:
+            works["personalise"] = Work(
+                rule=self.personalise,
+                training=training,
+                criterion=self.criterion,
+                trains=True,
+                poison=self.poison,
             )
         if self.server.root_samples:
             # its samples are no client's
             steps = replace(training, private=None, shuffle="fedsim")
-            works["root"] = Work(rule=LocalRule(), training=steps, trains=True)
+            works["root"] = Work(rule=LocalRule(), training=steps, trains=True, own=own)
         if finetune_epochs:
             longer = replace(training, local_epochs=finetune_epochs, local_steps=None)
             works["finetune"] = Work(rule=LocalRule(), training=longer, trains=True)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.attacks.omniscient import Omniscient
+from fedsim.attacks.omniscient import Omniscient, Rule
 from fedsim.client import Coded
 from fedsim.core.errors import ConfigError
 from fedsim.core.rng import generator
@@ -139,10 +139,12 @@ class AttackedCohort:
     attack: Omniscient
     name: ClassVar[str] = "attack"
 
-    def __call__(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> Received:
-        """Keeps what the attack keeps."""
+    def __call__(
+        self, cohort: Cohort, state: Vectors, ctx: RoundContext, rule: Rule | None = None
+    ) -> Received:
+        """Keeps what the attack keeps; ``rule`` is the server's, for attacks that try it."""
         active = (self.malicious.active(u.client_id, ctx.round) for u in cohort.updates)
         malicious = np.fromiter(active, np.bool_, len(cohort.updates))
         if malicious.any() and not malicious.all():
-            cohort, state = self.attack(cohort, malicious, state, ctx)
+            return self.attack(cohort, malicious, state, ctx, rule)
         return Received(cohort=cohort, state=state)

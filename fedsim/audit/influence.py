@@ -142,7 +142,7 @@ def again(rerun: Rerun, state: ServerState, number: int) -> tuple[ServerState, C
     if not gathered.updates or gathered.cohort is None:
         return after, None
     server, before = setup.algorithm.server, trained.state.server
-    sent, _ = server.sent(before, gathered.cohort, ctx)
+    sent = server.sent(before, gathered.cohort, ctx).cohort
     return after, Coalitions(server, before, sent, ctx)
 
 

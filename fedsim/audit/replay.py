@@ -30,7 +30,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.types import F64, ClientTask, RoundContext, Vector, Vectors
 from fedsim.identity.resume import placement
 from fedsim.schedules.base import Pass, Roster, RoundPlan, Schedule
-from fedsim.server.base import RuleState
+from fedsim.server.base import CohortAttack, CohortTransform, RuleState
 from fedsim.storage.checkpoint import ServerState, layout_hash
 from fedsim.storage.client_states import ClientStates
 from fedsim.storage.run_dir import client_number
@@ -277,7 +277,8 @@ def parts(setup: Setup) -> dict[str, tuple[object, str]]:
     }
     for i, optimizer in enumerate(server.optimizers, 1):
         named["then" if i == 1 else f"then{i}"] = optimizer, f"server optimiser {i}"
-    for transform in server.receive if server.attack is None else (server.attack, *server.receive):
+    transforms: tuple[CohortAttack | CohortTransform, ...] = server.receive
+    for transform in transforms if server.attack is None else (server.attack, *transforms):
         named[f"receive.{transform.name}"] = transform, f"server transform {transform.name}"
     return named
 

@@ -51,7 +51,8 @@ from fedsim.storage.tables import cell
 from fedsim.training.driver import write_split
 from fedsim.training.final_models import export_models
 from fedsim.training.finetune import final_scores
-from fedsim.training.round import model_sha256
+from fedsim.training.personal import with_own_models
+from fedsim.training.round import context, model_sha256
 from fedsim.training.rows import RoundLog
 from fedsim.training.setup import describe
 from fedsim.training.summary import summarise
@@ -363,7 +364,9 @@ def _compare_models(result: Verification, rerun: Rerun, state: ServerState, scra
     shutil.copyfile(result.run / "rounds.csv", scratch / "rounds.csv")
     store = RunWriter(scratch)
     if rerun.setup.config.engine.save_model:
-        export_models(rerun.setup, store, state, rerun.rounds)
+        ctx = context(rerun.setup, rerun.rounds)
+        own = with_own_models(rerun.setup, rerun.executor, state, ctx)
+        export_models(rerun.setup, store, own, rerun.rounds)
     if rows := final_scores(rerun.setup, rerun.executor, state, RoundLog(rerun.rounds)):
         store.write_final_clients(rows)
     for name in (MODEL, CLIENTS, "final_clients.csv"):

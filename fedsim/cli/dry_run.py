@@ -78,6 +78,14 @@ def _row(runs: Sequence[RunConfig], measured: Measured | None) -> dict[str, str]
         "number": str(len(runs)),
         "rounds": " to ".join(map(str, dict.fromkeys([rounds[0], rounds[-1]]))),
     }
+    if first.dp.level is not None or (first.attack.name is not None and measured is None):
+        from fedsim.training.assemble import prepare  # imports torch, which takes seconds
+        from fedsim.training.driver import checked_setup
+
+        setup = checked_setup(first) if measured is None else prepare(first)  # which has warned
+        if setup.budget is not None:
+            row["noise"] = f"{setup.config.dp.noise:.4g}"
+            row |= setup.budget.texts(rounds[-1])
     if measured is not None:
         row["s per round"] = f"{measured.round:.2g}"
         row["s per evaluation"] = f"{measured.evaluation:.2g}"

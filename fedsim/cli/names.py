@@ -65,9 +65,11 @@ def _models() -> Rows:
 
 
 def _partitions() -> Rows:
-    from fedsim.data.partitions import NAMES
+    from fedsim.data.partitions import LEAVE_ONE_OUT, NAMES
 
-    return [{"name": name, "description": text} for name, text in NAMES.items()]
+    of_grids = {LEAVE_ONE_OUT: "in grids and studies: by_site, each site held out in its turn"}
+    rows = {**NAMES, **of_grids}.items()
+    return [{"name": name, "description": text} for name, text in rows]
 
 
 def _parts(package: str, registry: str) -> Rows:

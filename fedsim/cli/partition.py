@@ -73,10 +73,10 @@ def partition(
     lines = (
         patients.grouping_line(dataset, split, group),
         *dataset.remarks,
-        site_line(dataset),
+        site_line(dataset, split),
         excluded
         and f"left out: {excluded} users with fewer than data.min_samples training samples",
-        split.held_out and f"held out from training: {named(split.held_out)}",
+        holdout.held_out_line(split),
         malicious and f"malicious: {named(malicious)}",
     )
     for line in filter(None, lines):
@@ -110,13 +110,14 @@ def class_table(dataset: Dataset, split: Partition) -> list[dict[str, str]]:
     return rows
 
 
-def site_line(dataset: Dataset) -> str:
+def site_line(dataset: Dataset, split: Partition) -> str:
     """The training samples of each site; empty without sites, and where these are users."""
     import numpy as np
 
     if dataset.site is None or dataset.sites_are_users:
         return ""
-    counts = np.bincount(dataset.site[dataset.train], minlength=len(dataset.site_names)).tolist()
+    training = np.union1d(dataset.train, np.concatenate(split.train))  # those held out, too
+    counts = np.bincount(dataset.site[training], minlength=len(dataset.site_names)).tolist()
     sites = [f"{name} {n}" for name, n in zip(dataset.site_names, counts, strict=True)]
     return f"{counted(len(sites), 'site')}: {few(sites, SITES)}"
 
@@ -152,7 +153,7 @@ def write_split(dataset: Dataset, split: Partition, folder: Path, malicious: Seq
     if dataset.per_token or not task.cross_entropy:  # without strata the table's label is -1
         whole = "text" if dataset.per_token else task.title
         classes = [whole] if dataset.strata is None else [*map(str, range(1 + strata.max()))]
-    figure = drawing.figure(frame, classes, rows)
+    figure = drawing.figure(frame, classes, rows, split.held_out)
     with files.replacing_folder(folder) as unfinished, analysis("figures.style").look():
         (unfinished / "partition.csv").write_bytes(csv_text(frame).encode())
         (unfinished / "split.csv").write_bytes(csv_text(samples).encode())

@@ -72,8 +72,7 @@ def predict(
     """Write what the final models of a run predict, sample by sample.
 
     RUN is the directory of a finished run, by default the newest below runs/. FILE gets a row per
-    sample: label, prediction and the probability of each class, or the target and what another task
-    predicts. Without --client the models are
+    sample: label, prediction and the probability of each class. Without --client the models are
     those that the run evaluates: the global one, or, with personalised methods, each client's own.
 
     With --images or --rows the run's own data need not be there.
@@ -99,13 +98,13 @@ def predict(
 
     given: dict[str, Any] = {name: (first, *more) for name, first in new.items()}
     frame = predicted(run, split=split, data_dir=data_dir, **given, **choices)
-    what = counted(len(frame), "prediction" if not new else "row" if rows else "image")
-    said = frame.get("prediction", frame.iloc[:, -1])
-    if "label" in frame:
-        echo(f"{what}: accuracy {(frame['label'] == said).mean():.4f}")
-    elif said.dtype.kind in "fi":  # of another task
-        echo(f"{what}: {', '.join(frame.columns)}")
+    noun = "row" if rows else "image" if images else "prediction"
+    if "label_name" in frame:
+        right = (frame["label"] == frame["prediction"]).mean()
+        echo(f"{counted(len(frame), noun)}: accuracy {right:.4f}")
+    elif "prediction" not in frame or frame["prediction"].dtype.kind in "fiu":
+        echo(counted(len(frame), noun))
     else:
-        shown = [f"{count} {name}" for name, count in said.value_counts().items()]
-        echo(f"{what}: {few(shown, SHOWN, 'classes')}")
+        shown = [f"{count} {name}" for name, count in frame["prediction"].value_counts().items()]
+        echo(f"{counted(len(frame), noun)}: {few(shown, SHOWN, 'classes')}")
     write_table(frame, out, "table")

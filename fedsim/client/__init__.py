@@ -2,7 +2,7 @@
 
 from fedsim.client.context import LocalEnv, Phase, normaliser
 from fedsim.client.criterion import MarginControl, matmul, upcast
-from fedsim.client.rule import Batch, FeaturePenalty, LocalRule, MeanLoss, Uplink
+from fedsim.client.rule import Batch, FeaturePenalty, LocalRule, MeanLoss, Uplink, mean_losses
 from fedsim.client.transform import ClientTransform, Coded, SampleTransform
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "SampleTransform",
     "Uplink",
     "matmul",
+    "mean_losses",
     "normaliser",
     "upcast",
 ]

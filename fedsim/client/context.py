@@ -57,6 +57,7 @@ class LocalEnv:
         stream: key of its random numbers beside the client; None: the round.
         done: its steps in earlier rounds, where batches carry on over rounds.
         sizes: training samples of every client.
+        sent: (D,) the model as the server sent it: ``start`` without the client's own values.
         draws: where the model's dropout layers are in their random numbers.
         params: the parameters that the current phase trains.
         steps: done so far.
@@ -81,6 +82,7 @@ class LocalEnv:
     stream: int | None = None
     done: int = 0
     sizes: Sequence[int] = ()
+    sent: Tensor = field(default_factory=lambda: torch.empty(0))
     draws: Draws = NO_DRAWS
     phase: Phase = field(init=False)
     """The current phase."""
@@ -173,15 +175,19 @@ class LocalEnv:
         """The Euclidean norm of a parameter or gradient; in a block each client's, (A, 1, ...)."""
         return tensor.norm()
 
+    def still(self) -> None:
+        """Evaluation mode, but for recurrent layers, which have gradients in no other."""
+        self.flat.mode(train=False)
+        for module in self.model.modules():
+            module.training = isinstance(module, nn.RNNBase)  # cuDNN differentiates no others
+
     def gradient(self) -> Tensor:
         """(P,) the gradient of the criterion over all of the client's data, with weight decay.
 
         In eval mode, without augmentation, at the model's present values.
         """
         size, n = self.training.batch_size, self.criterion.count(self.y)
-        self.flat.mode(train=False)
-        for module in self.model.modules():
-            module.training = isinstance(module, nn.RNNBase)  # cuDNN differentiates no others
+        self.still()
         for x, y in zip(self.x.split(size), self.y.split(size), strict=True):
             with self.precision():
                 loss = self.criterion(self.model(self.test(x)), y)

@@ -112,6 +112,23 @@ class LocalRule:
         return Uplink()
 
 
+@torch.no_grad()
+def mean_losses(env: LocalEnv) -> tuple[float, float]:
+    """The mean loss of the model on the client's samples, and the mean square of the cross-entropy.
+
+    In evaluation mode, in which the model is left, and without augmentation.
+    """
+    size, total, squares = env.training.batch_size, 0.0, 0.0
+    env.flat.mode(train=False)
+    for x, y in zip(env.x.split(size), env.y.split(size), strict=True):
+        with env.precision():
+            logits = env.model(env.test(x))
+            total += float(env.criterion(logits, y)) * env.criterion.count(y)
+            squares += float(env.criterion.each(logits, y).double().square().sum())
+    n = env.criterion.count(env.y)
+    return total / n, squares / n
+
+
 class MeanLoss(LocalRule):
     """No training: the loss of the received model on the client's training samples."""
 
@@ -119,21 +136,10 @@ class MeanLoss(LocalRule):
         """Nothing is trained."""
         return ()
 
-    @torch.no_grad()
     def finish(self, env: LocalEnv, s: Any) -> Uplink:
-        """``loss`` (1,), the mean, and ``squared_loss`` (1,), the mean square of the cross-entropy.
-
-        In evaluation mode and without augmentation.
-        """
-        size, total, squares = env.training.batch_size, 0.0, 0.0
-        env.flat.mode(train=False)
-        for x, y in zip(env.x.split(size), env.y.split(size), strict=True):
-            with env.precision():
-                logits = env.model(env.test(x))
-                total += float(env.criterion(logits, y)) * env.criterion.count(y)
-                squares += float(env.criterion.each(logits, y).double().square().sum())
-        n = env.criterion.count(env.y)
-        return Uplink({"loss": np.array([total / n]), "squared_loss": np.array([squares / n])})
+        """``loss`` (1,) and ``squared_loss`` (1,), those of :func:`mean_losses`."""
+        total, squares = mean_losses(env)
+        return Uplink({"loss": np.array([total]), "squared_loss": np.array([squares])})
 
 
 class Batch(NamedTuple):

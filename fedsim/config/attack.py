@@ -28,9 +28,11 @@ class AttackConfig(PartSection):
     """The malicious clients, in place of a fraction, as in 0,3,7."""
     start_round: int = Field(default=1, ge=1, le=MOST)
     """First round (from 1) in which malicious clients attack."""
-    scale: float | None = Field(default=None, gt=0, le=1e6)
+    scale: Annotated[float, Field(gt=0, le=1e6)] | Literal["auto"] | None = None
     """Strength: factor of sign_flip (unset: 1), ipm (0.5) and the updates of backdoor (1), standard
-    deviation of gaussian (1), z of alie (that of the paper for the cohort)."""
+    deviation of gaussian (1), z of alie (that of the paper for the cohort); auto, for alie and ipm:
+    what moves the step of the server's rule farthest from the benign mean, searched for in each
+    round."""
     source: int | None = Field(default=None, ge=0)
     """Class whose labels label_flip changes to attack.target (unset: label y becomes C - 1 - y), or
     whose images backdoor poisons (unset: all but those of attack.target)."""

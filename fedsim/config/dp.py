@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from fedsim.config.section import Key, Section
-from fedsim.core.settings import CountOrNone, Positive
+from fedsim.core.settings import CountOrNone, InvalidSetting, Positive
+from fedsim.privacy.accounting import MOST_NOISE
 
 USER, ADAPTIVE = ("dp.level=user",), ("dp.quantile",)
 
@@ -24,9 +27,9 @@ class DpConfig(Section):
     clip: float | None = Field(default=None, gt=0)
     """Norm C to which a client's update (user) or a sample's gradient (example) is clipped; with
     dp.quantile that of the first round, unset: 0.1."""
-    noise_multiplier: float = Field(default=1.0, ge=0, le=1e6)
+    noise_multiplier: float | None = Field(default=1.0, ge=0, le=MOST_NOISE)
     """Standard deviation of the noise in units of the clipping norm, z; 0: no noise, and no
-    privacy."""
+    privacy; with dp.epsilon unset, or null: the least for that."""
     delta: float = Field(default=1e-5, gt=0, lt=1)
     """Delta for which epsilon is computed; well below 1 / number of those protected."""
     accountant: Literal["pld", "rdp"] = "pld"
@@ -57,6 +60,29 @@ class DpConfig(Section):
     would be there, and its epsilon is written beside that of the run."""
     population: Annotated[CountOrNone, Key(only_with=(*USER, "dp.noise_cohort"))] = None
     """Clients of that deployment."""
+    epsilon: Annotated[float | None, Field(gt=0), Key(only_with=USER)] = None
+    """Epsilon that all rounds together may take, user level (with dp.population that of the
+    deployment): dp.noise_multiplier is found for it before the run."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _noise_is_found(cls, values: Any) -> Any:
+        """Without a noise beside epsilon, there is none yet."""
+        given = values if isinstance(values, Mapping) else {}
+        if given.get("level") == "user" and given.get("epsilon") is not None:
+            return {"noise_multiplier": None, **values}
+        return values
+
+    @model_validator(mode="after")
+    def _has_noise(self) -> DpConfig:
+        if self.noise_multiplier is None and self.epsilon is None:
+            raise InvalidSetting("dp.noise_multiplier", "null given; give it, or dp.epsilon")
+        return self
+
+    @property
+    def noise(self) -> float:
+        """z; NaN until it is found."""
+        return math.nan if self.noise_multiplier is None else self.noise_multiplier
 
     @property
     def clip_norm(self) -> float:

@@ -5,7 +5,8 @@ A file holds the keys of :class:`fedsim.config.run.RunConfig`, nested or dotted,
 - ``about``: a description;
 - ``preset``: the name of a preset to start from;
 - ``grid``: axes of a sweep. An axis is a key with a list of values; a value may also be
-  ``label: {key: value, ...}``, several settings that go together;
+  ``label: {key: value, ...}``, several settings that go together; ``data.partition:
+  leave_one_site_out`` stands for a value per site (:mod:`fedsim.studies.left_out`);
 - ``search``: a search space, keys with texts that :mod:`fedsim.config.search` reads;
 - ``trials``, ``by``, ``sampler``, ``sampler_seed``, ``pruner``, ``confirm``: as the flags of tune;
 - ``methods``: of a study, by name the settings of each; what stands under the name of a method in

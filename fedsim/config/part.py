@@ -10,7 +10,7 @@ from pydantic import model_validator
 from fedsim.config.section import Section
 from fedsim.core.errors import nearest
 from fedsim.core.registry import Registry
-from fedsim.core.settings import InvalidSetting
+from fedsim.core.settings import InvalidSetting, checked
 
 T = TypeVar("T")
 
@@ -59,4 +59,6 @@ class PartSection(Section):
                 users = [other for other in names if key in self.registry.parameters(other)]
                 reason = f"{value!r} given; {name} has none; only {', '.join(users)}"
                 raise InvalidSetting(f"{self.prefix}{key}", reason)
+            if key in declared:
+                checked(self.prefix.removesuffix("."), {key: declared[key]}, {key: value})
         return self

@@ -192,6 +192,13 @@ class RunConfig(RunSettings):
             "data.partition": (partitions.NAMES, "partition"),
             "train.schedule": (("synchronous",), "schedule"),
         }
+        if self.data.partition == partitions.LEAVE_ONE_OUT:
+            reason = (
+                f"{partitions.LEAVE_ONE_OUT} stands for several runs, in the grid of a sweep as in "
+                f"'data.partition: [by_site, {partitions.LEAVE_ONE_OUT}]'; for one run hold the "
+                "site out, --partition by_site --set data.heldout_clients=[SITE]"
+            )
+            raise InvalidSetting("data.partition", reason)
         for key, (allowed, kind) in names.items():
             check_name(key, self.value(key), allowed, kind, user_defined=True)
         if self.data.augment is not None:
@@ -249,7 +256,7 @@ class RunConfig(RunSettings):
         """What workers are told of section ``train``, and of ``dp`` where samples are protected."""
         dp, private = self.dp, None
         if dp.level == "example":
-            private = PrivateSteps(dp.clip_norm, dp.noise_multiplier)
+            private = PrivateSteps(dp.clip_norm, dp.noise)
         shared = self.train.model_dump(include=set(Training.__dataclass_fields__))
         return Training(**shared, private=private)
 
@@ -269,9 +276,17 @@ class RunConfig(RunSettings):
         info = data.find(self.data.name)
         return info is not None and not (info.needs_folder or (info.generated and self.data.dir))
 
-    def resolved(self, *, model: str, client_batch: int | None = None, **data: Any) -> RunConfig:
+    def resolved(
+        self,
+        *,
+        model: str,
+        client_batch: int | None = None,
+        noise: float | None = None,
+        **data: Any,
+    ) -> RunConfig:
         """This configuration with what data and model decided filled in, for ``config.yaml``."""
         batch = {} if client_batch is None else {"client_batch": client_batch}
+        dp = {} if noise is None else {"noise_multiplier": noise}
         normalization = self.data.normalization or OF_DATASET
         parts = {"group": "none", "normalization": normalization, **data}
         return self.model_copy(
@@ -279,6 +294,7 @@ class RunConfig(RunSettings):
                 "data": self.data.model_copy(update=parts),
                 "model": self.model.model_copy(update={"name": model}),
                 "engine": self.engine.model_copy(update=batch),
+                "dp": self.dp.model_copy(update=dp),
             }
         )
 

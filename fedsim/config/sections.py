@@ -86,9 +86,9 @@ class DataConfig(Section):
     """Share of each client's samples held out as its own validation part."""
     client_test_fraction: settings.Share = 0.0
     """Share of each client's samples held out as its own test part."""
-    heldout_clients: float = Field(default=0.0, ge=0, le=10**7)
-    """Clients that never train, a number, or a share below 1; data.seed draws them, and the final
-    model is scored on them."""
+    heldout_clients: float | str = 0.0
+    """Clients that never train: a number, or a share below 1, that data.seed draws, or names of
+    sites or clients, as in [va, lund]; the final model is scored on them."""
     feature_shift: Annotated[
         Literal["none", "blur", "noise", "contrast", "colour", "intensity", "rotation"],
         Key("--feature-shift", "KIND"),
@@ -122,12 +122,10 @@ class DataConfig(Section):
     def _mean_and_std(cls, value: str | None) -> str | None:
         return value if value in (None, OF_DATASET) else str(Normalization.parse(value))
 
-    @field_validator("heldout_clients")
+    @field_validator("heldout_clients", mode="plain")
     @classmethod
-    def _number_or_share(cls, value: float) -> float:
-        if value >= 1 and not value.is_integer():
-            raise ValueError("must be a whole number of clients, or a share below 1")
-        return value
+    def _number_or_names(cls, value: object) -> float | str:
+        return settings.clients_or_number(value)
 
 
 class ModelConfig(Section):

@@ -24,6 +24,7 @@ CountOrNone = Annotated[int | None, Field(ge=1, le=MOST)]
 CountOrZero = Annotated[int, Field(ge=0, le=MOST)]
 Clients = Annotated[int, Field(ge=1, le=10**7)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
+Probability = Annotated[float, Field(ge=0, le=1)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Decay = Share
 """What a running mean or sum keeps in each step, such as a momentum."""
@@ -114,6 +115,32 @@ def _line(value: object) -> object:
 
 Names = Annotated[str, BeforeValidator(_line)]
 """Names in a line of CSV; in a YAML file also a list of them."""
+
+
+def clients_or_number(value: object) -> float | str:
+    """A number of clients, a share of them below 1, or a line of their names, see :func:`listed`.
+
+    Names are given as a list, or as a text in brackets or without; one that is a number needs them:
+    ``[3]``. A ValueError where it is none of these.
+    """
+    text = f"[{in_line(map(str, value))}]" if isinstance(value, list | tuple) else str(value)
+    bracketed = re.fullmatch(r"\s*\[(.*)\]\s*", text, re.DOTALL)
+    if bracketed is None and (number := _number(text)) is not None:
+        if not 0 <= number <= 10**7 or (number >= 1 and not number.is_integer()):
+            raise ValueError("must be a whole number of clients, or a share below 1")
+        return number
+    names = listed(bracketed[1] if bracketed else text)
+    if isinstance(value, bool | None) or not names or not all(names):
+        raise ValueError("must be a number of clients, a share below 1, or names, as in [va, lund]")
+    line = in_line(names)
+    return line if _number(line) is None else f"[{line}]"
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 def column_names(value: object) -> dict[str, str]:

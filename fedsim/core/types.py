@@ -80,10 +80,14 @@ class RoundContext:
     num_held_out: int = 0
 
 
-Kind = Literal["train", "probe", "finetune", "loss", "root"]
+Kind = Literal["train", "probe", "finetune", "personalise", "loss", "root"]
 """A kind of client work: local training, the pass before it that some methods need, fine-tuning of
-the final model, the loss of the received model on the training samples, or the server's own
-training on validation samples."""
+the final model, what some methods make of the model before it is scored, the loss of the received
+model on the training samples, or the server's own training on validation samples."""
+
+
+BESIDE_ROUNDS = {"finetune": "fine-tuning", "personalise": "a client's own model"}
+"""The work that belongs to no round, as messages name it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,9 +122,9 @@ class ClientTask:
 
     @property
     def title(self) -> str:
-        """When it is done, in messages: ``round 3``, counted from 1, or ``fine-tuning``."""
-        if self.work == "finetune":
-            return "fine-tuning"
+        """When it is done, in messages: ``round 3``, counted from 1, or what it is for."""
+        if self.work in BESIDE_ROUNDS:
+            return BESIDE_ROUNDS[self.work]
         purpose = ", the server's own training" if self.work == "root" else ""
         return f"round {self.ctx.round + 1}{purpose}"
 

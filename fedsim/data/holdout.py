@@ -8,9 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.core import rng
-from fedsim.core.errors import DataError
+from fedsim.core.errors import DataError, nearest
+from fedsim.core.settings import listed
+from fedsim.core.text import few
 from fedsim.core.types import F64, I64, Dataset, LabelledSamples, Partition
 from fedsim.data import patients
+
+MOST_NAMED = 20  # a message names at most so many clients
 
 
 def of_sites(part: I64, site: I64, sites: I64, *, some: bool = False) -> tuple[I64, ...]:
@@ -76,31 +80,61 @@ def hold_out(
 
 
 def hold_out_clients(
-    dataset: Dataset, partition: Partition, number: float, seed: int
+    dataset: Dataset, partition: Partition, wanted: float | str, seed: int
 ) -> tuple[Dataset, Partition]:
-    """Draws clients that never train; what they own of the common parts leaves these.
+    """Takes clients that never train; what they own of the common parts leaves these.
 
-    ``number`` is how many they are; below 1 their share, rounded, but to 1 client at least.
+    ``wanted`` is how many are drawn; below 1 their share, rounded, but to 1 client at least; or a
+    line of their names, see :func:`~fedsim.core.settings.clients_or_number`. What is fitted to
+    training samples is then fitted to those of the others.
     """
-    if not number:
+    if not wanted:
         return dataset, partition
-    k = partition.num_clients
-    count = num_held_out(k, number) if number < 1 else int(number)
-    if count >= k:
-        raise DataError(
-            f"data.heldout_clients {number:g} given; of {k} clients at least one has to train"
-        )
-    drawn = rng.generator(seed, "heldout.clients").choice(k, count, replace=False)
-    chosen = tuple(sorted(drawn.tolist()))
-    owned = [part[c] for part in (partition.val, partition.test) if part for c in chosen]
+    k, named = partition.num_clients, isinstance(wanted, str)
+    given = f"data.heldout_clients {wanted if isinstance(wanted, str) else format(wanted, 'g')}"
+    if isinstance(wanted, str):
+        names = listed(wanted.removeprefix("[").removesuffix("]"))
+        chosen = tuple(sorted({_number_of(name, partition, given) for name in names}))
+    else:
+        count = num_held_out(k, wanted) if wanted < 1 else int(wanted)
+        drawn = rng.generator(seed, "heldout.clients")
+        chosen = tuple(sorted(drawn.choice(k, min(count, k), replace=False).tolist()))
+    if len(chosen) >= k:
+        raise DataError(f"{given} given; of {k} clients at least one has to train")
+    parts = (partition.val, partition.test)
+    owned = [part[c] for part in parts if part for c in chosen]
     out = np.concatenate([np.empty(0, np.int64), *owned])
     val, test = (part[~np.isin(part, out)] for part in (dataset.val, dataset.test))
     if not len(test):
-        raise DataError(
-            f"data.heldout_clients {number:g} given; the clients drawn own all test samples of "
-            f"{dataset.name}"
-        )
-    return replace(dataset, val=val, test=test), replace(partition, held_out=chosen)
+        whose = "these clients" if named else "the clients drawn"
+        raise DataError(f"{given} given; {whose} own all test samples of {dataset.name}")
+    train = dataset.train
+    if named:
+        out = np.concatenate([out, *(partition.train[c] for c in chosen)])
+        train = train[~np.isin(train, out)]
+    dataset = dataset.with_parts(train=train, val=val, test=test, own_test=dataset.own_test)
+    return dataset, replace(partition, held_out=chosen)
+
+
+def _number_of(name: str, partition: Partition, given: str) -> int:
+    """The number of the client of this name, or with this number where clients have no names."""
+    names = partition.names or tuple(map(str, range(partition.num_clients)))
+    found = [client for client, other in enumerate(names) if other == name]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        several = few(list(map(str, found)), MOST_NAMED)
+        raise DataError(f"{given}: the clients {several} have the name {name!r}")
+    known = few(names, MOST_NAMED) if partition.names else f"0 to {len(names) - 1}, without names"
+    raise DataError(f"{given}: no client is {name!r}{nearest(name, names)}; they are {known}")
+
+
+def held_out_line(partition: Partition) -> str:
+    """Who is held out from training, in a line; empty where nobody is."""
+    names = partition.names
+    clients = [f"{names[c]} (client {c})" if names else str(c) for c in partition.held_out]
+    noun = "" if names else f"client{'s' * (len(clients) > 1)} "
+    return f"held out from training: {noun}{', '.join(clients)}" if clients else ""
 
 
 def num_held_out(samples: int, fraction: float) -> int:

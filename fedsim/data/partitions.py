@@ -21,6 +21,8 @@ NAMES: Mapping[str, str] = {
     "samples; users with fewer than data.min_samples training samples are left out",
     "files": "the client lists of the data set, or a CSV file: a run's split.csv, or client,index",
 }
+LEAVE_ONE_OUT = "leave_one_site_out"
+"""In the grid of a sweep and the partitions of a study: by_site, each site held out in its turn."""
 FIXED = ("by_site", "natural", "files")
 """Partitions in which the data decide the number of clients."""
 IN_DATA = ("alpha", "shards_per_client", "prior", "order")

@@ -19,7 +19,7 @@ from torch import Tensor
 from fedsim import models, tasks
 from fedsim.algorithms.base import Work
 from fedsim.attacks.backdoor import marked
-from fedsim.client import LocalEnv, dropout
+from fedsim.client import LocalEnv, LocalRule, dropout
 from fedsim.client.block import Stack, train_block
 from fedsim.client.criterion import criterion_of
 from fedsim.client.graphs import Steps
@@ -87,8 +87,9 @@ class Worker:
         self.steps = (
             Steps(self.flat) if static or (static is None and self.flat.flat.is_cuda) else None
         )
-        self.stack = None if spec.stacking is None else self._stack()
-        personal = select(self.flat.layout, spec.algorithm.personal)
+        self.stack = self._stack(spec.algorithm.local)
+        self.stack_beside = self._stack(spec.algorithm.beside)
+        personal = select(self.flat.layout, spec.algorithm.owned)
         self.personal = torch.from_numpy(np.flatnonzero(personal)).to(device)
         self.precision, layout = devices.forward_passes(spec.precision, device)
         self.transforms = transforms(spec.dataset.pipeline, device, layout)
@@ -177,12 +178,13 @@ class Worker:
         uncaptured = {} if self.steps is None else self.steps.uncaptured
         return devices.Findings(frozenset(self._nondeterministic), dict(uncaptured))
 
-    def _stack(self) -> Stack:
+    def _stack(self, rule: LocalRule | None) -> Stack | None:
+        """What trains blocks by a rule, where clients train in blocks."""
+        if rule is None or self.spec.stacking is None:
+            return None
         pipeline = self.spec.dataset.pipeline
         augments = pipeline is not None and pipeline.augment != "none"
-        assert self.spec.stacking is not None  # noqa: S101
-        clients = self.spec.stacking.clients
-        return Stack(self.flat.model, self.spec.algorithm.local, clients, augments)
+        return Stack(self.flat.model, rule, self.spec.stacking.clients, augments)
 
     def _samples(self, task: ClientTask) -> I64:
         """The training samples that a task sees."""
@@ -208,22 +210,30 @@ class Worker:
         index = torch.from_numpy(self._samples(task))
         # pooled samples are nobody's: their learner has no state of its own
         kept = {} if task.owners else states.get(task.client, {})
-        start = self._start(params, kept)
-        self.flat.load(start)
+        start = self._start(params, kept) if work.own else params
         x, y = self.samples(index)
         if work.poison is not None:
             x, y = work.poison(x, y, task)
-        env = self._env(task, work, start, x, y, downlink, kept)
-        seed_torch(seed_for(task.ctx.seed, "client", task.key, task.client), self.device)
-        update, losses = trained(work.rule, env, self.steps, read=not stay)
+
+        def train(rule: LocalRule, start: Tensor) -> tuple[ClientUpdate, Losses]:
+            self.flat.load(start)
+            env = self._env(task, work, start, params, x, y, downlink, kept)
+            seed_torch(seed_for(task.ctx.seed, "client", task.key, task.client), self.device)
+            return trained(rule, env, self.steps, read=not stay)
+
+        update, losses = train(work.rule, start)
         if not work.trains:
             update = replace(update, num_steps=0, state={})
             return judged(update, row.numpy(), self.flat.layout), losses
-        if len(self.personal):
+        if len(self.personal) and work.own:
             own = self.flat.flat[self.personal].cpu().numpy()
             update = replace(update, state={**update.state, "personal": own})
             self.flat.flat[self.personal] = start[self.personal]  # so that their delta is zero
         subtract(self.flat.flat, start, row)
+        if work.beside is not None:
+            own_update, _ = train(work.beside, self._start(params, kept))
+            own = self.flat.vector()
+            update = replace(update, state={**update.state, **own_update.state, "personal": own})
         return self._sent(update, task, work, kept, stay, row), losses
 
     def _train_stacked(
@@ -246,17 +256,29 @@ class Worker:
             given = zip(x, y, block, strict=True)
             x, y = zip(*(work.poison(x_k, y_k, task) for x_k, y_k, task in given), strict=True)
         kept = [states.get(task.client, {}) for task in block]
-        envs = [
-            self._env(task, work, self._start(params, state), x_k, y_k, downlink, state)
-            for task, x_k, y_k, state in zip(block, x, y, kept, strict=True)
-        ]
-        updates, rows = train_block(work.rule, envs, stack, self.spec.stacking.width, self.steps)
-        if len(self.personal):
-            own = rows[:, self.personal].cpu().numpy()
-            pairs = zip(updates, own, strict=True)
-            updates = [replace(u, state={**u.state, "personal": k.copy()}) for u, k in pairs]
+
+        def train(
+            rule: LocalRule, stack: Stack, own: bool
+        ) -> tuple[Sequence[ClientUpdate], Tensor]:
+            starts = [self._start(params, state) if own else params for state in kept]
+            given = zip(block, starts, x, y, kept, strict=True)
+            envs = [
+                self._env(task, work, start, params, x_k, y_k, downlink, state)
+                for task, start, x_k, y_k, state in given
+            ]
+            return train_block(rule, envs, stack, width, self.steps)
+
+        width = self.spec.stacking.width
+        updates, rows = train(work.rule, stack, work.own)
+        if len(self.personal) and work.own:
+            updates = with_own(updates, rows[:, self.personal])
             rows[:, self.personal] = params[self.personal]  # so that their deltas are zero
         subtract(rows, params, deltas)
+        if work.beside is not None:
+            assert self.stack_beside is not None  # noqa: S101
+            others, rows = train(work.beside, self.stack_beside, True)
+            pairs = zip(updates, others, strict=True)
+            updates = with_own([replace(u, state={**u.state, **o.state}) for u, o in pairs], rows)
         each = zip(updates, block, kept, deltas, strict=True)
         return [self._sent(u, task, work, state, stay, row) for u, task, state, row in each]
 
@@ -304,6 +326,7 @@ class Worker:
         task: ClientTask,
         work: Work,
         start: Tensor,
+        sent: Tensor,
         x: Tensor,
         y: Tensor,
         downlink: Vectors,
@@ -329,6 +352,7 @@ class Worker:
             stream=task.stream,
             done=steps_before(task, work.training, state),
             sizes=self.sizes,
+            sent=sent,
             draws=self.draws,
         )
 
@@ -376,7 +400,8 @@ class Worker:
 
         Where every token has a label, each batch's scores.
         """
-        start = self._start(self._on_device(params), state)
+        start, predict = self._start(self._on_device(params), state), self.spec.algorithm.predict
+        model, kept = self.flat.model, {} if predict is None else self._kept(state)
 
         def passed(batch: Tensor, seed: int) -> Tensor:
             self.flat.load(start)
@@ -384,7 +409,8 @@ class Worker:
             seed_torch(seed, self.device)
             self.draws.begin([seed_for(seed, "dropout")])
             x = self.samples.inputs(batch)
-            logits: Tensor = self.flat.model(self.transforms.test(x if mark is None else mark(x)))
+            x = self.transforms.test(x if mark is None else mark(x))
+            logits: Tensor = model(x) if predict is None else predict(model, kept, x)
             return logits
 
         with self.precision():
@@ -416,6 +442,10 @@ class Worker:
         finally:
             self.progress = None
 
+    def _kept(self, state: Vectors) -> dict[str, Tensor]:
+        """A client's state on the device."""
+        return {name: as_tensor(array).to(self.device) for name, array in state.items()}
+
     def _start(self, params: Tensor, state: Vectors) -> Tensor:
         """The global vector (D,) with the client's own slots."""
         if "personal" not in state:
@@ -423,6 +453,12 @@ class Worker:
         start = params.clone()
         start[self.personal] = as_tensor(state["personal"]).to(self.device)
         return start
+
+
+def with_own(updates: Sequence[ClientUpdate], rows: Tensor) -> list[ClientUpdate]:
+    """The updates of a block with the clients' own values, the rows (k, ...), in their states."""
+    pairs = zip(updates, rows.cpu().numpy(), strict=True)
+    return [replace(u, state={**u.state, "personal": own.copy()}) for u, own in pairs]
 
 
 def num_batches(spec: WorkerSpec, part: Part) -> int:

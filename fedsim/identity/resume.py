@@ -79,6 +79,7 @@ def _as_the_data_decide(wanted: RunConfig, have: Mapping[str, Any], patients: bo
         model=wanted.model_name,
         group=section.group or ("patient" if patients and done != "files" else "none"),
         client_batch=have["engine.client_batch"] if wanted.engine.client_batch == "auto" else None,
+        noise=have["dp.noise_multiplier"] if wanted.dp.noise_multiplier is None else None,
     )
 
 

@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -33,7 +33,7 @@ from fedsim.identity.provenance import Provenance, check_code, check_data, code_
 from fedsim.identity.resume import data_at
 from fedsim.metrics.splits import clients_with, count, counts, indices
 from fedsim.predictions import new_images, new_rows
-from fedsim.predictions.final_model import columns_of, probabilities
+from fedsim.predictions.final_model import check_alone, columns_of
 from fedsim.predictions.models import finished_run
 from fedsim.storage import final_models
 from fedsim.storage.checkpoint import ServerState
@@ -46,6 +46,8 @@ from fedsim.training.driver import write_split
 from fedsim.training.evaluate import Candidate, own_model
 from fedsim.training.features import with_features
 from fedsim.training.final_models import personal_slots
+from fedsim.training.personal import with_own_models
+from fedsim.training.round import context
 from fedsim.training.setup import Setup
 
 ALL = "all"
@@ -93,12 +95,11 @@ def predict(
         A row per model and sample: ``sample`` (index in the data set), ``client_id`` (of the model,
         or of the samples' owner; missing where the global model meets common samples), ``label``
         and ``prediction`` (class indices), ``probability_0`` to ``probability_<C-1>`` (softmax,
-        float64), the names of both classes, ``label_name`` and ``prediction_name``, and ``file``
-        where samples are files. Other tasks than of classes have ``target``, as text, and columns
-        of their own: ``prediction``, ``risk``, or ``probability_<label>``. Of ``images`` a row per
-        file: ``file``, ``prediction`` (the name of the class) and ``probability_<name>`` of each
-        class; of ``rows`` likewise, for each ``row`` (as an editor counts), with its ``site`` and
-        ``patient`` where these are known.
+        float64), the names of both classes, ``label_name`` and ``prediction_name``, or the target
+        and the columns of another task, and ``file`` where samples are files. Of ``images`` a row
+        per file: ``file``, ``prediction`` (the name of the class) and ``probability_<name>`` of
+        each class; of ``rows`` likewise, for each ``row`` (as an editor counts), with its ``site``
+        and ``patient`` where these are known.
 
     Raises:
         ConfigError: no finished run, no such client or split, data that do not fit the model, or a
@@ -132,6 +133,7 @@ def predict(
         logger.warning("%s: its models were trained with the code before the change", path)
     config = _with_device(config, path)
     if split == ALL and data_dir is not None:
+        check_alone(path, config)
         setup = _new_data(path, config, description)
     else:
         setup = _own_data(path, config)
@@ -142,8 +144,8 @@ def predict(
     _check_samples(setup, client, owned, part, split)
     setup = replace(setup, frozen=final_models.load_tensors(path, setup.frozen))
     state = ServerState(params=final_models.load_vector(path, setup.layout))
-    if setup.personalised:
-        personal = personal_slots(setup.algorithm, setup.layout)
+    personal = personal_slots(setup.algorithm, setup.layout)
+    if setup.personalised and personal:
         state = replace(state, clients=ClientStates(ClientTensors(path, personal)))
     if setup.personalised and setup.config.evaluation.personal != "all_clients":
         logger.warning(
@@ -163,6 +165,8 @@ def _frames(
 ) -> Iterator[pd.DataFrame]:
     """The rows, model by model and client by client; ``owned`` is the clients' own part, if any."""
     with closing(SerialExecutor(with_features(setup.spec), setup.config.engine)) as executor:
+        if setup.algorithm.predict is not None:  # what it needs of the clients is in no file
+            state = with_own_models(setup, executor, state, context(setup, 0))
         for clients, model, samples in _passes(setup, state, client, owned, part):
             (outputs,) = executor.evaluate([(model.load(), samples)], OUTPUTS)
             frame = _frame(setup.dataset, indices(setup.spec, samples), np.asarray(outputs))
@@ -194,17 +198,12 @@ def _passes(
 
 def _frame(dataset: Dataset, index: I64, logits: Array) -> pd.DataFrame:
     """The rows of the samples ``index`` (n,), without the client, from their logits (n, C)."""
-    names, task = np.array(dataset.class_names, dtype=object), tasks.of(dataset)
-    columns: dict[str, Any] = {"sample": index}
-    if task.cross_entropy:
-        label, predicted = dataset.y[index], logits.argmax(axis=1)
-        chances = probabilities(logits, lambda i: f"sample {index[i]}")
-        columns |= {"label": label, "prediction": predicted}
-        columns |= {f"probability_{k}": chances[:, k] for k in range(dataset.num_classes)}
-        columns |= {"label_name": names[label], "prediction_name": names[predicted]}
-    else:
-        columns |= {"target": [*task.prints(dataset.y[index])]}
-        columns |= columns_of(task, logits, dataset.class_names, lambda i: f"sample {index[i]}")
+    task, label = tasks.of(dataset), dataset.y[index]
+    found = columns_of(task, logits, lambda i: f"sample {index[i]}")
+    columns = {"sample": index, "label": label if label.ndim == 1 else task.prints(label), **found}
+    if task.target == "class":
+        names = np.array(dataset.class_names, dtype=object)
+        columns |= {"label_name": names[label], "prediction_name": names[found["prediction"]]}
     if dataset.files:
         columns["file"] = [dataset.files[i] for i in index.tolist()]
     return pd.DataFrame(columns)
@@ -261,7 +260,7 @@ def _new_data(run: Path, config: RunConfig, description: Description) -> Setup:
 def _with_the_classes(dataset: Dataset, classes: tuple[str, ...], origin: str) -> Dataset:
     """The data set with the numbers of the run's classes, which are found by name."""
     names = dataset.class_names
-    if names == classes or not tasks.of(dataset).cross_entropy:
+    if names == classes:
         return dataset
     unknown = [name for name in names if name not in classes]
     if unknown:

@@ -28,7 +28,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Literal
@@ -47,6 +47,8 @@ POINTS, FINEST = 4000, 1e-5
 """Privacy losses are discretised at the largest power of ten with so many intervals up to the
 largest loss of a round, but not below the finest (dp-accounting's own is 1e-4). Rounding is
 upwards; an epsilon above 0.1 changes by less than 0.5 %."""
+MOST_NOISE, CLOSE = 1e6, 1e-6
+"""Largest noise multiplier, and how close, relatively, the one for an epsilon is to the least."""
 LEAST = 1e-8
 """Noise multiplier below which epsilon is said to be infinite (above it, it is 1e15 or more)."""
 TAIL = 10.0
@@ -87,6 +89,26 @@ def epsilons(
     """
     library()
     return [_epsilon(release, int(count), delta, accountant) for count in rounds]
+
+
+def least_noise(spent: Callable[[float], float], epsilon: float) -> float | None:
+    """The least noise multiplier z with ``spent(z) <= epsilon``, from above; None: there is none.
+
+    Bisection of log z, for an epsilon ``spent`` that does not grow with the noise; z may be larger
+    than the least one by the factor 1 + :data:`CLOSE`. ``spent`` may jump: what an epsilon between
+    two values costs is the noise of the lower one.
+    """
+    if spent(MOST_NOISE) > epsilon:
+        return None
+    low = high = 1.0
+    while high < MOST_NOISE and spent(high) > epsilon:
+        low, high = high, min(2 * high, MOST_NOISE)
+    while low > LEAST and spent(low) <= epsilon:
+        low, high = low / 2, low
+    while high > low * (1 + CLOSE):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if spent(middle) <= epsilon else (middle, high)
+    return high
 
 
 def statement(release: Release, delta: float, accountant: Accountant = "pld") -> str:

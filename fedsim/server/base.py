@@ -151,6 +151,18 @@ class CohortTransform(Protocol):
         """The cohort that the next part sees; ``state`` is {} in the first round."""
 
 
+class CohortAttack(Protocol):
+    """What malicious clients send in place of their updates; ``name`` as of transforms."""
+
+    name: ClassVar[str]
+
+    def __call__(
+        self, cohort: Cohort, state: Vectors, ctx: RoundContext, rule: Callable[[Cohort], Array], /
+    ) -> Received:
+        """The cohort as it is sent; ``rule`` gives the step (D,) that the server would make of
+        another one."""
+
+
 @dataclass(frozen=True)
 class Exchanged:
     """The answer of an exchange, see :class:`ServerStep`."""
@@ -265,7 +277,7 @@ class Server:
     needs_same_start: bool = False
     needs_whole_updates: bool = False
     root_samples: int = 0
-    attack: CohortTransform | None = None
+    attack: CohortAttack | None = None
 
     @property
     def needs_own_clients(self) -> bool:
@@ -287,7 +299,8 @@ class Server:
         """The cohort's step; ``state`` is what the round before returned."""
         answer = Exchanged()
         with single_threaded_blas():
-            cohort, attack = self.sent(state, cohort, ctx)
+            attacked = self.sent(state, cohort, ctx)
+            cohort = attacked.cohort
             received, kept = self._receive(cohort, state.receive, ctx)
             reduced = self.reduction(received.cohort, state.reduction, ctx)
             step = _scaled(reduced.step, received)
@@ -302,21 +315,24 @@ class Server:
                 reduction=reduced.state,
                 optimizers=states,
                 exchange=answer.state,
-                receive=attack | kept,
+                receive=kept if self.attack is None else {self.attack.name: attacked.state} | kept,
             ),
             downlink=answer.downlink,
             private=answer.private,
-            metrics=_beside(received.metrics, reduced.metrics),
+            metrics=_beside(_beside(received.metrics, reduced.metrics), attacked.metrics),
         )
 
-    def sent(
-        self, state: RuleState, cohort: Cohort, ctx: RoundContext
-    ) -> tuple[Cohort, dict[str, Vectors]]:
-        """The updates as clients send them, and by name what the attack keeps."""
+    def sent(self, state: RuleState, cohort: Cohort, ctx: RoundContext) -> Received:
+        """The updates as clients send them, and what the attack keeps."""
         if self.attack is None:
-            return cohort, {}
-        changed = self.attack(cohort, state.receive.get(self.attack.name, {}), ctx)
-        return changed.cohort, {self.attack.name: changed.state}
+            return Received(cohort=cohort)
+
+        def rule(other: Cohort) -> Array:
+            received, _ = self._receive(other, state.receive, ctx)
+            reduced = self.reduction(received.cohort, state.reduction, ctx)
+            return _scaled(reduced.step, received)
+
+        return self.attack(cohort, state.receive.get(self.attack.name, {}), ctx, rule)
 
     def _receive(
         self, cohort: Cohort, states: Mapping[str, Vectors], ctx: RoundContext

@@ -174,9 +174,13 @@ def _search(folder: Path, below: Sequence[Found]) -> SearchStatus:
     return replace(search, state=FINISHED if search.best else FAILED)
 
 
-def write_grid(folder: Path, names: Sequence[str]) -> None:
-    """Writes sweep.json: the names of all runs of a sweep."""
-    files.write(folder / GRID, (json.dumps({"runs": list(names)}, indent=1) + "\n").encode())
+def write_grid(folder: Path, runs: Mapping[str, Mapping[str, str]]) -> None:
+    """Writes sweep.json: the names of all runs of a sweep in the order of its file, and ``rows``,
+    by run the names of the grid's rows that it is made of, by axis."""
+    content: dict[str, object] = {"runs": list(runs)}
+    if any(runs.values()):
+        content["rows"] = [dict(rows) for rows in runs.values()]
+    files.write(folder / GRID, (json.dumps(content, indent=1) + "\n").encode())
 
 
 def read_grid(folder: Path) -> list[str] | None:

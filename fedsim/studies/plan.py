@@ -24,7 +24,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.settings import Scalar
 from fedsim.storage.tables import rows_text
 from fedsim.storage.trials import Trial, cell_of
-from fedsim.studies import search, sweep, tune
+from fedsim.studies import left_out, search, sweep, tune
 from fedsim.studies.capacity import Parallel, with_engine
 from fedsim.studies.search import SearchPlan
 from fedsim.studies.tune import Tuning, seeds_after
@@ -135,6 +135,7 @@ def make(
     file: Experiment, overrides: Settings, parallel: Parallel = "auto", source: str = "study"
 ) -> Plan:
     """The plan of a file or preset; all settings are checked, by a ConfigError or DataError."""
+    file = left_out.expanded(file, overrides)
     plan = Plan(file=file, source=source, overrides=overrides, parallel=parallel)
     if file.kind == "study":
         return _study(plan)

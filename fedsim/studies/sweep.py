@@ -10,8 +10,8 @@ import itertools
 import logging
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,6 +58,7 @@ class SweepRun:
     group: str  # the name without the seeds
     config: RunConfig
     title: str = ""  # the group in words: a named row by its name alone
+    rows: Mapping[str, str] = field(default_factory=dict)  # by axis the name of its row
 
 
 def load(name_or_file: str) -> Experiment:
@@ -116,7 +117,8 @@ def _run(grid: Sequence[Axis], values: Sequence[AxisValue], config: RunConfig) -
     of_group = [(axis, value, part) for axis, value, part in pairs if not _repeats(axis)]
     titles = [v.label if v.named else f"{axis.name}={v.label}" for axis, v, _ in of_group]
     name = ",".join(part for *_, part in pairs) or "run"
-    return SweepRun(name, ",".join(part for *_, part in of_group), config, ", ".join(titles))
+    rows = {axis.name: value.label for axis, value, _ in of_group if value.named}
+    return SweepRun(name, ",".join(part for *_, part in of_group), config, ", ".join(titles), rows)
 
 
 def label_of(grid: Sequence[Axis], values: Sequence[AxisValue]) -> str | None:
@@ -222,7 +224,7 @@ def run_all(
     """Does the ``wanted`` runs in their order, then writes OUT/summary.csv and OUT/aggregate.csv;
     returns the latter and the names of runs that failed, which do not stop the others."""
     out.mkdir(parents=True, exist_ok=True)
-    directories.write_grid(out, [run.name for run in runs])
+    directories.write_grid(out, {run.name: run.rows for run in runs})
     jobs = (Job(run.name, run.config, out / run.name, trackers, accept) for run in wanted)
     failed = control(lambda: next(jobs, None), drivers, follower)
     finished = {run.name: run.group for run in runs if run.name not in failed}

@@ -115,7 +115,8 @@ def rounds(
 
         def arrived(tasks: Sequence[ClientTask], *args: Any) -> list[ClientUpdate]:
             updates = run(tasks, *args)
-            return updates if tasks and tasks[0].work == "root" else arrival(updates)
+            own = tasks and tasks[0].work in ("root", "personalise")
+            return updates if own else arrival(updates)
 
         executor.run = arrived  # type: ignore[method-assign, assignment]
     state = ServerState(params=setup.initial) if start is None else start

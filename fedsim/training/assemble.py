@@ -46,7 +46,7 @@ from fedsim.training import combinations, evaluate, stacking
 from fedsim.training.features import with_features
 from fedsim.training.loading import deal, with_shifts
 from fedsim.training.malicious import attack_of, attacked, malicious_clients
-from fedsim.training.privacy import check_samples, private
+from fedsim.training.privacy import check_samples, private, with_noise
 from fedsim.training.setup import Setup, needs_whole_updates
 
 
@@ -87,7 +87,8 @@ def assemble(
     if isinstance(schedule, Fixed):
         size = schedule.sizes[1]
     criterion = criterion_of(algorithm.criterion, dataset)
-    blocks = stacking.stacking_of(config, model, flat, algorithm.local, criterion, partition, size)
+    rules = [algorithm.local, *filter(None, [algorithm.beside])]
+    blocks = stacking.stacking_of(config, model, flat, rules, criterion, partition, size)
     setup = Setup(
         config=config.resolved(
             num_clients=partition.num_clients,
@@ -154,8 +155,9 @@ def _private(setup: Setup, flat: FlatModel) -> Setup:
     if config.dp.level != "user":
         return setup
     sizes = [len(partition.train[client]) for client in partition.participants]
+    config = with_noise(config, len(sizes), setup.cohort_size)
     algorithm, budget = private(config, algorithm, setup.layout, sizes, setup.cohort_size)
-    return replace(setup, algorithm=algorithm, budget=budget)
+    return replace(setup, config=config, algorithm=algorithm, budget=budget)
 
 
 def _check(setup: Setup) -> None:

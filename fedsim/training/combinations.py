@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from fedsim.algorithms.base import no_slot
+from fedsim.algorithms.base import Layers, no_slot
 from fedsim.client import LocalRule
 from fedsim.core.errors import ConfigError
 from fedsim.core.types import Slot
@@ -43,6 +43,12 @@ def _one_part_frozen(setup: Setup) -> bool:
     """Whether features and head are not both there, and trained."""
     heads = {slot.head for slot in setup.layout.slots if slot.role == "param"}
     return not setup.has_features or heads != {False, True}
+
+
+def _unsplit(setup: Setup) -> bool:
+    """Whether all of the parameters, or none, are the clients' own."""
+    owners = {setup.algorithm.personal(s) for s in setup.layout.slots if s.role == "param"}
+    return len(owners) < 2
 
 
 def _couples_samples(setup: Setup) -> bool:
@@ -144,15 +150,19 @@ TRAITS = {
         lambda s: all(map(s.algorithm.personal, s.layout.slots)),
     ),
     "shares a part": Trait(
-        "slots that stay on the clients (fedbn, fedpac, pfedla, local)",
+        "slots that stay on the clients (fedbn, fedpac, fedper, fedrep, pfedla, local)",
         lambda s: _some(s, s.algorithm.personal),
     ),
     "keeps tensors": Trait(
         "tensors that clients keep to themselves (fedbn: BatchNorm)",
         lambda s: s.algorithm.personal is not no_slot,
     ),
+    "splits": Trait(
+        "a method that shares some layers (fedper, lgfedavg, fedrep, fedbabu, fedrod)",
+        lambda s: isinstance(s.algorithm.personal, Layers),
+    ),
     "phases": Trait(
-        "local training in phases (fedpac)",
+        "local training in phases (fedpac, fedrep, fedbabu)",
         lambda s: type(s.algorithm.local).phases is not LocalRule.phases,
     ),
     "needs features": Trait(
@@ -160,16 +170,23 @@ TRAITS = {
         lambda s: s.algorithm.local.needs_features,
     ),
     "needs classes": Trait(
-        "a method with statistics of classes (fedpac, fediir, fedsr)",
-        lambda s: s.algorithm.local.needs_classes,
+        "a method with statistics of classes (fediir, fedpac, fedrod, fedsr, knnper)",
+        lambda s: any(
+            rule is not None and rule.needs_classes
+            for rule in (s.algorithm.local, s.algorithm.personalise)
+        ),
     ),
     "flips labels": Trait(
         "attacks on labels (label_flip, backdoor)", lambda s: s.attack.samples is not None
     ),
     "more than gradients": Trait(
         "clients that see more of their samples than gradients of the plain loss (moon, fedsam, "
-        "fedpac, feddecorr, scaffold with option I)",
-        lambda s: not s.algorithm.local.gradients_only,
+        "fedpac, feddecorr, fedrod, fedala, scaffold with option I)",
+        lambda s: not s.algorithm.local.gradients_only or s.algorithm.beside is not None,
+    ),
+    "reads features": Trait(
+        "predictions by features (knnper)",
+        lambda s: s.algorithm.personalise is not None and s.algorithm.personalise.needs_features,
     ),
     "softmax_frob": Trait(
         "margin=softmax_frob", lambda s: s.algorithm.criterion.form == "softmax_frob"
@@ -177,7 +194,7 @@ TRAITS = {
     # of the server
     "needs same start": Trait(
         "a server that mixes clients' models or answers single clients (fedpac, pfedla, "
-        "matched_mean)",
+        "matched_mean, ifca)",
         lambda s: s.algorithm.server.needs_same_start,
     ),
     "trains itself": Trait(
@@ -222,6 +239,8 @@ TRAITS = {
         "a model without features and head, or with one of them frozen (model.trainable)",
         _one_part_frozen,
     ),
+    "no features": Trait("a model without features(x)", lambda s: not s.has_features),
+    "not split": Trait("a model of which clients would keep all trained layers, or none", _unsplit),
     "no head": Trait(
         "a model of which no head is trained", lambda s: not _some(s, lambda t: t.head, "param")
     ),
@@ -263,6 +282,11 @@ _PAIRS: dict[str, dict[str, str]] = {
     "flips labels": {"no classes": "has none"},
     "target": {"no classes": "has no accuracy"},
     "decomposes": {"loss of a batch": "does not add up over clients"},
+    "splits": {"not split": "makes it local or fedavg by another name"},
+    "reads features": {
+        "no features": "has none to compare",
+        "labels of tokens": "have no features of a sample with one label",
+    },
     "keeps tensors": {"none to keep": "makes it fedavg by another name; fedbn needs BatchNorm"},
     "lr_head": {"phases": "has learning rates of its own", "no head": "leaves it without a place"},
     "asynchronous": dict.fromkeys(

@@ -22,8 +22,8 @@ from fedsim.core.normalization import OF_DATASET
 from fedsim.core.rows import ModelRow, TimingRow
 from fedsim.core.types import Preparation
 from fedsim.data import partitions, patients, splits
+from fedsim.data.holdout import held_out_line
 from fedsim.engine.base import Executor
-from fedsim.engine.blocks import named
 from fedsim.identity.environment import check_begun, other_versions
 from fedsim.identity.resume import configuration, decisive
 from fedsim.storage import status
@@ -35,7 +35,8 @@ from fedsim.training.callbacks import Callback, Callbacks, RunInfo
 from fedsim.training.early_stopping import EarlyStopping
 from fedsim.training.final_models import export_models
 from fedsim.training.finetune import final_scores
-from fedsim.training.malicious import check_effects
+from fedsim.training.malicious import check_effects, warn_of_weak_rounds
+from fedsim.training.personal import with_own_models
 from fedsim.training.privacy import line_of_samples, warn_of_delta
 from fedsim.training.round import context, model_sha256, run_round
 from fedsim.training.rows import RoundLog
@@ -82,7 +83,10 @@ class TrainingLoop:
                 self._score_clients()
                 self._write_environment()  # again, with all that showed
                 if setup.config.engine.save_model:
-                    export_models(setup, store, self.position.state, self.position.rounds)
+                    state, done = self.position.state, self.position.rounds
+                    ctx = context(setup, done)
+                    own = with_own_models(setup, self.executor, state, ctx)
+                    export_models(setup, store, own, done)
                 if "loss_matrix.csv" in store.table_sizes():
                     store.save_loss_matrix()
                 summary = summarise(setup, store, time.perf_counter() - self.begun)
@@ -279,10 +283,7 @@ def run(
     path = Path(out) if out else default_path(config.data.name, config.algorithm)
     check_free(path)
     begun = time.perf_counter()
-    setup = prepare(config)
-    check_effects(setup)
-    warn_of_delta(config, [len(setup.partition.train[c]) for c in setup.partition.participants])
-    setup, start = start_of(setup)
+    setup, start = start_of(checked_setup(config))
     followers = Callbacks(callbacks)
     with closing(followers), closing(make_executor(setup, session)) as executor:
         store = RunWriter.create(path)
@@ -296,6 +297,15 @@ def run(
                 )
                 del start, position
                 return loop.run()
+
+
+def checked_setup(config: RunConfig) -> Setup:
+    """What a run is made of; a ConfigError, or a warning, where an attack or delta has no sense."""
+    setup = prepare(config)
+    check_effects(setup)
+    warn_of_weak_rounds(setup)
+    warn_of_delta(config, [len(setup.partition.train[c]) for c in setup.partition.participants])
+    return setup
 
 
 def resume(
@@ -380,12 +390,11 @@ def _notes(setup: Setup) -> tuple[str, ...]:
         notes += setup.budget.lines(setup.config.train.rounds)
     if setup.config.dp.level == "example":
         notes.append(line_of_samples(setup.config))
-    if setup.partition.held_out:
-        notes.append(f"held out from training: {named(setup.partition.held_out)}")
+    notes.append(held_out_line(setup.partition))
     if setup.frozen:
         frozen, trained = sum(a.size for a in setup.frozen.values()), setup.layout.size
         notes.append(
             f"model.trainable={setup.model.trainable}: {trained:,} of {trained + frozen:,} values "
             "of the model are trained and sent"
         )
-    return tuple(note for note in notes if note is not None)
+    return tuple(filter(None, notes))

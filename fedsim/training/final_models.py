@@ -30,7 +30,7 @@ def network(model: ModelSpec, algorithm: Algorithm, seed: int) -> nn.Module:
 
 def personal_slots(algorithm: Algorithm, layout: Layout) -> list[Slot]:
     """The tensors of which each client has its own."""
-    return [slot for slot in layout.slots if algorithm.personal(slot)]
+    return [slot for slot in layout.slots if algorithm.owned(slot)]
 
 
 def export_models(setup: Setup, store: RunWriter, state: ServerState, rounds: int) -> None:
@@ -45,7 +45,7 @@ def export_models(setup: Setup, store: RunWriter, state: ServerState, rounds: in
     arrays = {name: value.numpy() for name, value in tensors_by_name if isinstance(value, Tensor)}
     metadata = common | {"scored": scored[0]} | _description(setup).metadata()
     personal = personal_slots(setup.algorithm, setup.layout)
-    if len(personal) == len(setup.layout.slots):
+    if all(map(setup.algorithm.personal, setup.layout.slots)):
         metadata[UNTRAINED] = f"since all tensors that train are the clients' own, see {CLIENTS}"
     final_models.save_model(store.path, arrays, metadata)
     if personal:
@@ -57,6 +57,8 @@ def export_models(setup: Setup, store: RunWriter, state: ServerState, rounds: in
 
 def _scored(setup: Setup) -> tuple[str, str]:
     """Whether the models of each of the two files were those that the last round scored."""
+    if setup.algorithm.predict is not None:
+        return ("no: what was scored also depends on the clients' training samples",) * 2
     if not setup.personalised:
         return "yes", f"no: no prediction depends on these tensors, {MODEL} was scored"
     when = setup.config.evaluation.personal

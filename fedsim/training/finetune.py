@@ -20,6 +20,7 @@ from fedsim.metrics.scores import GroupScore, group_score
 from fedsim.metrics.splits import clients_with
 from fedsim.storage.checkpoint import ServerState
 from fedsim.training.evaluate import MEMORY, Candidate, Split, measured, own_model, trained
+from fedsim.training.personal import with_own_models
 from fedsim.training.round import context, without_diverged
 from fedsim.training.rows import RoundLog
 from fedsim.training.setup import Setup
@@ -44,6 +45,7 @@ def final_scores(
     if not parts.keys() & set(partition.held_out):
         parts |= dict.fromkeys(partition.held_out, "train")
     parts = dict(sorted(parts.items()))
+    state = with_own_models(setup, executor, state, context(setup, log.round))
     before = _scores(executor, {c: own_model(state, c) for c in parts}, parts)
     after: dict[int, GroupScore] = {}
     if epochs:
@@ -101,5 +103,6 @@ def _finetuned(
     for start in range(0, len(clients), size):
         some = clients[start : start + size]
         tasks = [ClientTask(client=client, ctx=ctx, work="finetune") for client in some]
-        updates = executor.run(tasks, models, state.clients)
+        states = {client: state.clients[client] for client in some if client in state.clients}
+        updates = executor.run(tasks, models, states)
         yield without_diverged(setup, updates, "fine-tuning", log)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -29,6 +31,8 @@ from fedsim.schedules.selection import Fixed
 
 if TYPE_CHECKING:
     from fedsim.training.setup import Setup
+
+logger = logging.getLogger("fedsim")
 
 
 def malicious_clients(attack: AttackConfig, data: DataConfig, partition: Partition) -> list[int]:
@@ -102,15 +106,39 @@ def check_effects(setup: Setup) -> None:
             )
     if attack.cohort is not None and len(malicious) == len(setup.partition.participants):
         raise ConfigError(f"{title}; it needs a benign client beside it in a round")
-    effect, m = getattr(attack.cohort, "has_effect", None), setup.cohort_size
-    benign = len(setup.partition.participants) - len(malicious)
-    numbers = range(max(1, m - benign), min(len(malicious), m - 1) + 1)
+    factors = _factors(setup)
+    if factors and not any(factors.values()):
+        raise ConfigError(
+            f"{title}; {counted(len(malicious), 'malicious client')}, in cohorts of "
+            f"{setup.cohort_size}, would send what the attack starts from: set attack.scale, "
+            "attack.knowledge=benign, or more malicious clients"
+        )
+
+
+def warn_of_weak_rounds(setup: Setup) -> None:
+    """Warns where the attack is none in some of the rounds in which malicious clients take part."""
+    n, k, m = len(setup.partition.participants), len(setup.malicious), setup.cohort_size
+    factors = _factors(setup)
+    ways = {f: math.comb(k, f) * math.comb(n - k, m - f) for f in factors}  # hypergeometric
+    none = sum(ways[f] for f, factor in factors.items() if factor <= 0)
+    if none:
+        share = none / sum(ways.values())
+        logger.warning(
+            "attack.name=%s is no attack in %s rounds with malicious clients: their factor for the "
+            "cohort is 0 or less, so that they send the benign mean or the other side of it; set "
+            "attack.scale to a number, or to auto",
+            setup.config.attack.name,
+            "all" if share == 1 else f"{100 * share:.2g} % of the",
+        )
+
+
+def _factors(setup: Setup) -> dict[int, float]:
+    """The attack's factor by the number of malicious clients in a cohort; empty where it has none,
+    or cohorts differ in size."""
+    factor, m = getattr(setup.attack.cohort, "factor", None), setup.cohort_size
+    benign = len(setup.partition.participants) - len(setup.malicious)
+    numbers = range(max(1, m - benign), min(len(setup.malicious), m - 1) + 1)
     clock = setup.config.clock
     lost = (clock.availability, clock.trace, clock.deadline) != (None, None, None)
-    all_answer = type(setup.schedule) is Synchronous and not lost  # cohorts are of one size
-    if effect and all_answer and numbers and not any(effect(m, f) for f in numbers):
-        raise ConfigError(
-            f"{title}; {counted(len(malicious), 'malicious client')}, in cohorts of {m}, would "
-            "send what the attack starts from: set attack.scale, attack.knowledge=benign, or more "
-            "malicious clients"
-        )
+    all_answer = type(setup.schedule) is Synchronous and not lost
+    return {f: factor(m, f) for f in numbers} if factor and all_answer else {}

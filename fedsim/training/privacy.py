@@ -16,7 +16,16 @@ from fedsim.config.sections import DpConfig
 from fedsim.core.errors import ConfigError
 from fedsim.core.layout import FlatModel
 from fedsim.core.types import Layout, ModelSpec
-from fedsim.privacy.accounting import Accountant, Release, Sampling, epsilons, library, statement
+from fedsim.privacy.accounting import (
+    MOST_NOISE,
+    Accountant,
+    Release,
+    Sampling,
+    epsilons,
+    least_noise,
+    library,
+    statement,
+)
 from fedsim.server import Average, Exchange
 from fedsim.server.privacy import (
     AdaptiveClip,
@@ -33,6 +42,8 @@ logger = logging.getLogger("fedsim")
 LITTLE_NOISE = 0.3
 """Standard deviation of the noise over the sensitivity below which epsilon is computed by RDP: it
 is in the tens after one round, and privacy loss distributions take seconds."""
+ROUNDING = 0.01
+"""Share by which other versions of the accountant may find another epsilon for the same noise."""
 OF_COHORT = 1 / 20
 """Standard deviation of the noise on the count in adaptive clipping, by the expected cohort."""
 
@@ -59,25 +70,29 @@ class Budget:
             columns["deployment_epsilon"] = _epsilon(self.deployment, rounds, *settings)
         return columns
 
+    def texts(self, rounds: int) -> dict[str, str]:
+        """:meth:`columns` for people."""
+        return {name: _shown(epsilon) for name, epsilon in self.columns(rounds).items()}
+
     def _statement(self, release: Release) -> str:
         return statement(release, self.delta, usable(self.accountant, release.effective_noise))
 
     def lines(self, rounds: int) -> list[str]:
         """What the epsilons after so many rounds are and mean, for people."""
-        columns = self.columns(rounds)
+        columns = self.texts(rounds)
         meaning = self._statement(self.release)
         if self.share < 1:
             taken = math.ceil(rounds * self.share)
             meaning = meaning.replace("full participation", f"a client takes part {taken} times")
         lines = [
-            f"differential privacy of clients: epsilon {_shown(columns['epsilon'])} after "
+            f"differential privacy of clients: epsilon {columns['epsilon']} after "
             f"{rounds} rounds ({meaning})"
         ]
         if self.deployment is not None:
             meaning = self._statement(self.deployment)
             lines.append(
                 f"a deployment of {self.deployment.population} clients would have epsilon "
-                f"{_shown(columns['deployment_epsilon'])} ({meaning})"
+                f"{columns['deployment_epsilon']} ({meaning})"
             )
         return lines
 
@@ -100,22 +115,22 @@ def _shown(epsilon: float | None) -> str:
 def remedy(config: RunConfig) -> str:
     """What to do where models or updates are not finite."""
     dp = config.dp
-    if dp.level is None or dp.noise_multiplier == 0:
+    if dp.level is None or dp.noise == 0:
         return "lower train.lr"
-    return f"lower dp.noise_multiplier={dp.noise_multiplier:g}, dp.clip or train.lr"
+    return f"lower dp.noise_multiplier={dp.noise:g}, dp.clip or train.lr"
 
 
 def epsilon_of_samples(config: RunConfig, samples: int, steps: int) -> float | None:
     """Epsilon of a client with so many samples after so many steps of DP-SGD; None: infinite."""
     dp, batch = config.dp, min(config.train.batch_size, samples)
-    release = Release(dp.noise_multiplier, samples, batch, "poisson")
+    release = Release(dp.noise, samples, batch, "poisson")
     return _epsilon(release, steps, dp.delta, dp.accountant)
 
 
 def line_of_samples(config: RunConfig) -> str:
     """What the epsilons of clients' samples mean, for people."""
     dp = config.dp
-    accountant = usable(dp.accountant, dp.noise_multiplier)
+    accountant = usable(dp.accountant, dp.noise)
     return (
         "differential privacy of samples: the epsilon of each client stands in clients.csv "
         "(neighbours add or remove one sample of it, Poisson batches with "
@@ -154,6 +169,39 @@ def check_samples(criterion: MarginControl, model: ModelSpec, flat: FlatModel) -
             f"dp.level: example given; torch.func.vmap, which computes gradients by sample, cannot "
             f"run model.name={model.name}: {why}"
         )
+
+
+def with_noise(config: RunConfig, clients: int, cohort_size: int) -> RunConfig:
+    """The configuration with the noise for ``dp.epsilon``, where that is given.
+
+    A ConfigError where there is none, or the noise that is given does not do.
+    """
+    dp, rounds = config.dp, config.train.rounds
+    if dp.epsilon is None:
+        return config
+
+    def noised(noise: float) -> RunConfig:
+        return config.model_copy(update={"dp": dp.model_copy(update={"noise_multiplier": noise})})
+
+    def spent(noise: float) -> float:
+        columns = _budget(noised(noise), clients, cohort_size).columns(rounds)
+        epsilon = columns.get("deployment_epsilon", columns["epsilon"])
+        return math.inf if epsilon is None else epsilon
+
+    if dp.noise_multiplier is not None:
+        if (epsilon := spent(dp.noise_multiplier)) > dp.epsilon * (1 + ROUNDING):
+            raise ConfigError(
+                f"dp.epsilon: {dp.epsilon:g} given; with dp.noise_multiplier={dp.noise:g} it is "
+                f"{epsilon:.4g}: leave that out"
+            )
+        return config
+    noise = least_noise(spent, dp.epsilon)
+    if noise is None:
+        raise ConfigError(
+            f"dp.epsilon: {dp.epsilon:g} given; with the {dp.accountant} accountant and any noise "
+            f"it is {spent(MOST_NOISE):.4g} or more: give a larger one"
+        )
+    return noised(noise)
 
 
 def private(
@@ -221,7 +269,7 @@ def _mean(
     dp: DpConfig, algorithm: Algorithm, layout: Layout, sizes: Sequence[int], cohort_size: int
 ) -> PrivateMean:
     """The server's mean, with the noise that is given for the expected cohort."""
-    noise, adaptive = dp.noise_multiplier, None
+    noise, adaptive = dp.noise, None
     if dp.quantile is not None:
         size = dp.noise_cohort or cohort_size
         count = size * OF_COHORT if dp.count_noise is None else dp.count_noise
@@ -252,7 +300,7 @@ def _mean(
 def _budget(config: RunConfig, clients: int, cohort_size: int) -> Budget:
     """The epsilons of rounds with cohorts of the expected size out of so many clients."""
     dp, train = config.dp, config.train
-    z = dp.noise_multiplier * cohort_size / (dp.noise_cohort or cohort_size)
+    z = dp.noise * cohort_size / (dp.noise_cohort or cohort_size)
     taking_turns = train.selection == "round_robin"
     sampling: Sampling = "poisson" if train.cohort == "poisson" else "fixed"
     deployment = None
@@ -262,7 +310,7 @@ def _budget(config: RunConfig, clients: int, cohort_size: int) -> Budget:
                 f"dp.population: {dp.population} given; with train.selection=round_robin clients "
                 "take turns, which a deployment's clients do not"
             )
-        deployment = _release(dp.noise_multiplier, dp.population, dp.noise_cohort, sampling)
+        deployment = _release(dp.noise, dp.population, dp.noise_cohort, sampling)
     release, share = _release(z, clients, cohort_size, sampling), Fraction(1)
     if taking_turns:
         release = _release(z, cohort_size, cohort_size, sampling)

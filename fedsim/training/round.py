@@ -25,6 +25,7 @@ from fedsim.systems.clock import Participation, wire_bytes
 from fedsim.systems.costs import Costs, round_costs
 from fedsim.training import evaluate
 from fedsim.training.decompose import decompose
+from fedsim.training.personal import with_own_models
 from fedsim.training.privacy import remedy
 from fedsim.training.rows import Aggregated, RoundLog, add_rows, round_row
 from fedsim.training.setup import Setup
@@ -68,7 +69,8 @@ def train(
     """The plan of the round, the pass before training, and the clients' training."""
     plan = planned(setup, executor, state, ctx, log)
     with naming_the_round(setup, ctx):
-        scores = evaluate.before_training(setup, executor, state, list(plan.participation), ctx)
+        scored = with_own_models(setup, executor, state, ctx)
+        scores = evaluate.before_training(setup, executor, scored, list(plan.participation), ctx)
     participation = plan.participation
     if setup.algorithm.probe is not None:
         with log.timed("probe"):
@@ -141,6 +143,7 @@ def record(
     models.csv, whose hash no next round waits for."""
     state, after, e = trained.state, aggregated.state, setup.config.evaluation
     due, clients_due = (evaluate.is_due(every, ctx) for every in (e.every, e.clients_every))
+    after = with_own_models(setup, executor, after, replace(ctx, round=ctx.round + 1))
     scores, clients = trained.scores or {}, evaluate.ClientScores()
     success = math.nan
     if due or clients_due:

@@ -58,8 +58,8 @@ class Setup:
     @property
     def personalised(self) -> bool:
         """Whether clients have models of their own, so that there is no one model to evaluate."""
-        personal = any(map(self.algorithm.personal, self.layout.slots))
-        return personal and not self.algorithm.one_model
+        own = any(map(self.algorithm.owned, self.layout.slots)) and not self.algorithm.one_model
+        return own or self.algorithm.predict is not None
 
     @property
     def tests_are_owned(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -42,7 +43,7 @@ def stacking_of(
     config: RunConfig,
     model: ModelSpec,
     flat: FlatModel,
-    rule: LocalRule,
+    rules: Sequence[LocalRule],
     criterion: MarginControl,
     partition: Partition,
     cohort_size: int,
@@ -56,7 +57,9 @@ def stacking_of(
         return None
     largest = max(len(partition.train[client]) for client in partition.participants)
     width = min(config.train.batch_size, largest)
-    why = _of_training(config) or obstacle(flat.model, rule, criterion, examples(model))
+    why = _of_training(config)
+    for rule in rules:
+        why = why or obstacle(flat.model, rule, criterion, examples(model))
     if wanted == "auto":
         fits = why is None and cohort_size >= FEWEST
         limits = GPU if trains_on_gpu(config.engine) else CPU

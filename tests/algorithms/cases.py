@@ -136,8 +136,14 @@ class Quadratic:
     a: torch.Tensor
     b: torch.Tensor
 
+    def each(self, logits, labels):
+        return (0.5 * self.a * (logits - self.b).square()).sum(dim=1)
+
     def __call__(self, logits, labels):
-        return (0.5 * self.a * (logits - self.b).square()).sum(dim=1).mean()
+        return self.each(logits, labels).mean()
+
+    def count(self, labels):
+        return len(labels)
 
     def with_cross_entropy(self, logits, labels):
         loss = self(logits, labels)

@@ -23,8 +23,10 @@ def plain(name):
 
 every_method = pytest.mark.parametrize("name", algorithms.names())
 RESUMED = ("fedavg", "scaffold", "fedbn", "fediir", "fedpac", "fedsr", "pfedla", "fedadam")
+RESUMED += ("ditto", "ifca", "afl")
 """Stateless; client state; personal slots; a probe; phases and private answers; an adapted model;
-a server of its own; a server optimiser."""
+a server of its own; a server optimiser; a second model, models for each evaluation; a transform
+with a state."""
 ONE_OF_EACH = marked_beside(RESUMED, algorithms.names())
 """A method of each structure; the others are slow."""
 ELSEWHERE = ("stopped and resumed", "a model without BatchNorm", "one client", "blocks of clients")
@@ -82,10 +84,15 @@ def kept(state):
     return {c: {k: a.tobytes() for k, a in state.clients[c].items()} for c in state.clients}
 
 
-ALONE = {"feddyn": "subtracts h", "pfedla": "mixes its clients", "matched_mean": "channels"}
+ALONE = {
+    "feddyn": "subtracts h",
+    "ifca": "cluster by cluster",
+    "pfedla": "mixes its clients",
+    "matched_mean": "channels",
+}
 ALONE |= {"local": "every client alone", "centralized": "pooled data"}
 """Methods whose server part and clients belong together, and a word of the reason."""
-OF_OWN_CLIENTS = {"fednova", "fedpac", "fedcm", "scaffold", *ALONE}
+OF_OWN_CLIENTS = {"fednova", "fedpac", "fedcm", "scaffold", "qffl", "afl", *ALONE}
 SERVERS = ("fedgh", "fedld", "simagg")
 UNDER_SERVERS = [
     (name, server) if i == j % len(SERVERS) else pytest.param(name, server, marks=pytest.mark.slow)
@@ -169,19 +176,27 @@ def test_reductions_take_the_cohort_in_any_order(name):
 
 SERVER = {"eta": 0.1, "tau": 1e-3, "v0": "paper", "weights": "samples"}
 DEFAULTS = {
+    "afl": {"rate": 0.1, "ascent": "projected"},
+    "apfl": {"alpha": 0.5, "adaptive": False},
     "bucketing": {"size": 2},
     "bulyan": {"f": 0.1},
     "centered_clipping": {"tau": 10.0, "iterations": 1},
+    "ditto": {"lam": 1.0, "weights": "samples"},
     "fedadagrad": {**SERVER, "beta1": 0.0},
     "fedadam": {**SERVER, "beta1": 0.9, "beta2": 0.99, "bias_correction": False},
     "fedavgm": {
         "beta": 0.9, "eta": 1.0, "nesterov": False, "damping": False, "weights": "samples",
     },
     "fedcm": {"alpha": 0.1, "eta_g": 1.0, "weights": "uniform"},
+    "fedala": {"layers": "head", "eta": 1.0, "share": 0.8},
+    "fedbabu": {"weights": "samples"},
     "feddecorr": {"beta": 0.1, "form": "code"},
     "feddyn": {"alpha": 0.01, "client_alpha": "equal"},
     "fediir": {"gamma": 1e-3, "ema": 0.95, "weights": "uniform"},
     "fednova": {"mu": 0.0, "gmf": 0.0, "gh_on": "normalised"},
+    "fedper": {"layers": "head"},
+    "fedrep": {"head_epochs": 10, "weights": "samples"},
+    "fedrod": {"balanced": True},
     "fedsam": {"rho": 0.05, "variant": "sam", "eta": 0.01, "alpha": 1.0, "weights": "samples"},
     "fedsr": {
         "a_l2r": 0.01, "a_cmi": 5e-4, "l2r_power": 1, "z_dim": None, "share_reference": False,
@@ -189,8 +204,13 @@ DEFAULTS = {
     },
     "fedyogi": {**SERVER, "beta1": 0.9, "beta2": 0.99},
     "fltrust": {"samples": 100},
+    "ifca": {"clusters": 2, "start": "all", "weights": "samples"},
     "geometric_median": {"iterations": 1000, "nu": 1e-5, "weights": "uniform"},
+    "knnper": {
+        "k": 10, "weight": 0.5, "scale": 1.0, "distance": "squared", "weights": "samples",
+    },
     "krum": {"f": 0.2, "neighbours": "paper"},
+    "lgfedavg": {"layers": "head", "weights": "samples"},
     "matched_mean": {"weights": "samples"},
     "mda": {"f": 0.2},
     "moon": {"mu": 1.0, "temperature": 0.5},
@@ -198,7 +218,10 @@ DEFAULTS = {
     "nnm": {"f": 0.2},
     "norm_clipping": {"norm": 10.0},
     "pcgrad": {"order": "random", "include_self": False, "eta_g": 1.0},
+    "perfedavg": {"alpha": 0.01, "variant": "fo", "delta": 1e-3, "weights": "samples"},
     "pfedla": {"hn_lr": 5e-3, "width": 100, "keep_local": 0},
+    "pfedme": {"lam": 15.0, "steps": 5, "personal_lr": 0.09, "beta": 1.0},
+    "qffl": {"q": 1.0},
     "regagg": {"blocks": "tensor", "distance": "l2", "eps": 1e-5},
     "robfedavg": {"test": "iqr", "z": 1.5, "weights": "samples"},
     "scaffold": {"option": "II", "eta_g": 1.0, "weights": "uniform", "control": "uniform"},
@@ -219,6 +242,7 @@ RANGES = {
     "not negative": (0.0, (-0.1,)),
     "decay": (0.0, (-0.1, 1.0)),
     "fraction": (1.0, (0.0, 1.1)),
+    "probability": (0.0, (-0.1, 1.1)),
 }
 """What each range includes at its limit, and what lies outside."""
 HYPERPARAMETERS = {
@@ -227,19 +251,24 @@ HYPERPARAMETERS = {
         "fedadagrad.tau", "fedavgm.eta", "slowmo.alpha", "fedcm.eta_g", "scaffold.eta_g",
         "feddyn.alpha", "moon.temperature", "pcgrad.eta_g", "robfedavg.z", "simagg.eps",
         "regagg.eps", "pfedla.hn_lr", "geometric_median.nu", "centered_clipping.tau",
-        "norm_clipping.norm",
+        "norm_clipping.norm", "perfedavg.delta", "pfedme.personal_lr", "pfedme.beta",
+        "knnper.scale",
     ),
     "not negative": (
         "fedprox.mu", "fednova.mu", "moon.mu", "feddecorr.beta", "fediir.gamma", "fedsam.rho",
         "fedsam.eta", "fedsr.a_l2r", "fedsr.a_cmi", "fedpac.lam", "fedpac.head_lr",
         "fedld.margin_weight", "fedld_released.margin_weight", "krum.f", "multikrum.f",
-        "trimmed_mean.f", "mda.f", "bulyan.f", "nnm.f",
+        "trimmed_mean.f", "mda.f", "bulyan.f", "nnm.f", "ditto.lam", "pfedme.lam",
+        "perfedavg.alpha", "qffl.q", "afl.rate", "fedala.eta",
     ),
     "decay": (
         "fedadam.beta1", "fedadam.beta2", "fedyogi.beta1", "fedyogi.beta2", "fedadagrad.beta1",
         "fedavgm.beta", "slowmo.beta", "fednova.gmf", "fediir.ema",
     ),
-    "fraction": ("fedld.keep", "fedld_released.keep", "fedcm.alpha", "fedsam.alpha"),
+    "fraction": (
+        "fedld.keep", "fedld_released.keep", "fedcm.alpha", "fedsam.alpha", "fedala.share",
+    ),
+    "probability": ("apfl.alpha",),
 }  # fmt: skip
 
 

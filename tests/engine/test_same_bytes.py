@@ -76,6 +76,8 @@ SHAPES = {
     "fedadam": "server of its own",
     "pfedla": "models kept by the server",
     "centralized": "a cohort trained as one client",
+    "ditto": "a second model of each client",
+    "ifca": "models that are made to be scored",
 }
 """A method of each structural shape; the others are slow."""
 

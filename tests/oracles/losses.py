@@ -176,6 +176,99 @@ def sgd(params, gradient, num_steps, lr, momentum, weight_decay):
     return params
 
 
+def split_rounds(start, objectives, counts, rounds, phases, kept, lr, momentum, weight_decay):
+    """The shared tensors and each client's own after rounds of all clients.
+
+    ``phases`` are steps and the positions of the tensors that they train, each with a speed of 0 at
+    first; the tensors at the positions ``kept`` stay on the clients, the others are averaged by
+    ``counts``.
+    """
+    shared = [p.clone() for p in start]
+    own = [[p.clone() for p in start] for _ in objectives]
+    for _ in range(rounds):
+        ends = []
+        for mine, objective in zip(own, objectives, strict=True):
+            params = [mine[k] if k in kept else p for k, p in enumerate(shared)]
+            for steps, trained in phases:
+                part = [params[k] for k in trained]
+
+                def whole(part, params=params, trained=trained, objective=objective):
+                    new = list(params)
+                    for k, p in zip(trained, part, strict=True):
+                        new[k] = p
+                    return objective(new)
+
+                part = sgd(part, gradient_of(whole), steps, lr, momentum, weight_decay)
+                for k, p in zip(trained, part, strict=True):
+                    params[k] = p
+            ends.append(params)
+        total = sum(counts)
+        mean = [
+            sum(n * e[k] for n, e in zip(counts, ends, strict=True)) / total
+            for k in range(len(start))
+        ]
+        shared = [p if k in kept else mean[k] for k, p in enumerate(shared)]
+        own = ends
+    return shared, own
+
+
+def neighbours(h, keys, labels, classes, k, scale, distance):
+    """kNN-Per's shares (B, C), sample by sample, from sorted distances."""
+    shares = np.zeros((len(h), classes))
+    for row, features in zip(shares, h, strict=True):
+        apart = [math.sqrt(float(((features - key) ** 2).sum())) for key in keys]
+        for j in sorted(range(len(keys)), key=apart.__getitem__)[:k]:
+            squared = apart[j] ** 2 / (len(features) * scale)
+            row[labels[j]] += math.exp(-(squared if distance == "squared" else apart[j] / scale))
+        row /= row.sum()
+    return shares
+
+
+def mixture(own, sent, weights):
+    """What lies between two models, tensor by tensor."""
+    return [o + (s - o) * w for o, s, w in zip(own, sent, weights, strict=True)]
+
+
+def fedala_rounds(
+    start, objectives, counts, rounds, steps, chosen, eta, lr, momentum, weight_decay
+):
+    """The shared tensors, each client's own ones at the positions ``chosen``, and their weights.
+
+    All clients take part, and learn weights from all of their samples in one batch.
+    """
+    shared, own, weights = list(start), [None] * len(objectives), [None] * len(objectives)
+    for _ in range(rounds):
+        ends = []
+        for i, objective in enumerate(objectives):
+            params, sent = list(shared), [shared[k] for k in chosen]
+            if own[i] is not None:
+                once = weights[i] is not None
+                w = weights[i] if once else [torch.ones_like(p) for p in sent]
+                seen = []
+                while True:
+                    for k, p in zip(chosen, mixture(own[i], sent, w), strict=True):
+                        params[k] = p
+                    seen.append(float(objective(params)))
+                    slopes = gradient_of(objective)(params)
+                    w = [
+                        torch.clip(v - eta * (s - o) * slopes[k], 0, 1)
+                        for v, s, o, k in zip(w, sent, own[i], chosen, strict=True)
+                    ]
+                    if once or (len(seen) > 10 and np.std(seen[-10:]) < 0.1):
+                        break
+                weights[i] = w
+                for k, p in zip(chosen, mixture(own[i], sent, w), strict=True):
+                    params[k] = p
+            end = sgd(params, gradient_of(objective), steps, lr, momentum, weight_decay)
+            own[i] = [end[k] for k in chosen]
+            ends.append(end)
+        shared = [
+            sum(n * e[k] for n, e in zip(counts, ends, strict=True)) / sum(counts)
+            for k in range(len(start))
+        ]
+    return shared, own, weights
+
+
 def gradient_of(objective):
     """The gradient of an objective as a function of the parameters."""
 

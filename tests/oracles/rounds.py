@@ -156,3 +156,100 @@ def gradient_steps(w, a, b, lr, num_steps, mu=0.0):
     for _ in range(num_steps):
         w = w - lr * (a * (w - b) + mu * (w - start))
     return w
+
+
+def pfedme(a, b, cohorts, steps, samples, lr, lam, k, personal_lr, beta, decay):
+    """Dinh et al. 2020; also gives theta by client after each round."""
+    w, own, path, kept = np.zeros(a.shape[1]), {}, [], []
+    for cohort in cohorts:
+        ends = []
+        for i in cohort:
+            local, theta = w, w
+            for _ in range(steps[i]):
+                for _ in range(k):
+                    slope = a[i] * (theta - b[i]) + decay * theta
+                    theta = theta - personal_lr * (slope + lam * (theta - local))
+                local = local - lr * lam * (local - theta)
+            ends.append(local)
+            own[i] = theta
+        mean = np.average(ends, axis=0, weights=[samples[i] for i in cohort])
+        w = (1 - beta) * w + beta * mean
+        path.append(w)
+        kept.append(dict(own))
+    return np.array(path), kept
+
+
+def apfl(a, b, cohorts, steps, samples, lr, alpha, adaptive, decay):
+    """Deng et al. 2020; also gives v, alpha and the mixture by client after each round."""
+    w, own, path, kept = np.zeros(a.shape[1]), {}, [], []
+    for cohort in cohorts:
+        ends = []
+        for i in cohort:
+            local = w
+            v, share = own[i][:2] if i in own else (w, alpha)
+            for step in range(steps[i]):
+                slope = a[i] * (share * v + (1 - share) * local - b[i])
+                after = share - lr * (v - local) @ slope if adaptive and step == 0 else share
+                v = v - lr * (share * slope + decay * v)
+                local = local - lr * (a[i] * (local - b[i]) + decay * local)
+                share = min(max(after, 0.0), 1.0)
+            ends.append(local)
+            own[i] = v, share, share * v + (1 - share) * local
+        w = np.average(ends, axis=0, weights=[samples[i] for i in cohort])
+        path.append(w)
+        kept.append(dict(own))
+    return np.array(path), kept
+
+
+def qfedavg(a, b, cohorts, steps, lr, q):
+    """Li et al. 2020, Algorithm 2, with 1e-10 added to each loss as in the official code."""
+    w, path = np.zeros(a.shape[1]), []
+    for cohort in cohorts:
+        moves, h = [], []
+        for i in cohort:
+            loss = 0.5 * (a[i] * (w - b[i]) ** 2).sum() + 1e-10
+            away = (w - gradient_steps(w, a[i], b[i], lr, steps[i])) / lr
+            moves.append(loss**q * away)
+            h.append(q * loss ** (q - 1) * (away @ away) + loss**q / lr)
+        w = w - np.sum(moves, axis=0) / np.sum(h)
+        path.append(w)
+    return np.array(path)
+
+
+def afl(a, b, rounds, steps, lr, rate, project):
+    """Mohri et al. 2019 with all clients; also gives lambda after each round.
+
+    ``project`` is the projection on the simplex, None for exponentiated gradients.
+    """
+    n, d = a.shape
+    w, lam, path, kept = np.zeros(d), np.full(n, 1 / n), [], []
+    for _ in range(rounds):
+        losses = np.array([0.5 * (a[i] * (w - b[i]) ** 2).sum() for i in range(n)])
+        ends = [gradient_steps(w, a[i], b[i], lr, steps[i]) for i in range(n)]
+        w = w + sum(lam[i] * (ends[i] - w) for i in range(n))
+        if project is None:
+            lam = lam * np.exp(rate * losses)
+            lam = lam / lam.sum()
+        else:
+            lam = project(lam + rate * losses)
+        path.append(w)
+        kept.append(lam)
+    return np.array(path), np.array(kept)
+
+
+def ifca(a, b, cohorts, steps, samples, lr, models):
+    """Ghosh et al. 2020 with model averaging, from k models (k, d); also gives the clusters."""
+    models, path, clusters = np.array(models), [], []
+    for cohort in cohorts:
+        groups = {}
+        for i in cohort:
+            losses = [0.5 * (a[i] * (w - b[i]) ** 2).sum() for w in models]
+            groups.setdefault(losses.index(min(losses)), []).append(i)
+        fresh = models.copy()
+        for j, members in groups.items():
+            ends = [gradient_steps(models[j], a[i], b[i], lr, steps[i]) for i in members]
+            fresh[j] = np.average(ends, axis=0, weights=[samples[i] for i in members])
+        models = fresh
+        path.append(models)
+        clusters.append(groups)
+    return np.array(path), clusters

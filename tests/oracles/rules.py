@@ -488,6 +488,25 @@ def ipm(x, scale):
     return [-scale * m for m in mean_vector(x)]
 
 
+def strongest(sent, rule, x, f, tries=20):
+    """The factor tau of ``sent(tau)`` for which rule(x, f times that) is farthest from the mean."""
+    mean, tried = mean_vector(x), {}
+
+    def away(tau):
+        return distance2(rule(np.array([*x, *[sent(tau)] * f])), mean)
+
+    best, step, phase = 0.0, 10.0, "expansion"
+    tried[best] = away(best)
+    while len(tried) < tries:
+        tried[best + step] = away(best + step)
+        if max(tried, key=tried.get) == best + step:
+            best += step
+        else:
+            phase = "contraction"
+        step = step * 2 if phase == "expansion" else step * 0.8
+    return best
+
+
 def std(x):
     mu = mean_vector(x)
     columns = zip(*x, strict=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +17,19 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis import series
+from analysis import AnalysisError, series
 from analysis.facets import facets, settings_by
-from analysis.figures import classes, curves, grid, losses, phases, style, updates
+from analysis.figures import (
+    classes,
+    curves,
+    grid,
+    losses,
+    partition,
+    phases,
+    privacy,
+    style,
+    updates,
+)
 from analysis.figures import clients as client_figures
 from analysis.figures import scores as score_figure
 from analysis.figures.grid import Absent, Drawing
@@ -305,6 +317,15 @@ def test_the_first_figure_shows_means_seeds_and_the_guess(tmp_path: Path) -> Non
 # ---- partition and time
 
 
+def test_clients_that_never_train_are_marked_in_the_partition(tmp_path: Path) -> None:
+    run = write_run(tmp_path, clients=3)
+    (run / "env.json").write_text('{"heldout_clients": [1]}', encoding="utf-8")
+    (drawing,) = partition.drawings(groups_of(tmp_path))
+    cells = drawn(drawing).figure.subfigs[0].axes[1]
+    names = [label.get_text() for label in cells.get_xticklabels()]
+    assert names == ["0", "1 (held out)", "2"]
+
+
 def test_phases_add_up_to_the_round(tmp_path: Path) -> None:
     run = write_run(tmp_path)
     rows = [(t, p, s * t, 0) for t in (1, 3) for p, s in (("train", 2), ("odd", 1), ("total", 4))]
@@ -342,3 +363,33 @@ def test_a_legend_of_long_names_is_no_wider_than_the_figure(lengths: tuple[int, 
     (legend,) = figure.legends
     box = legend.get_window_extent()
     assert 0 <= box.x0 < box.x1 <= figure.bbox.x1
+
+
+def test_the_last_rounds_accuracy_against_epsilon(tmp_path: Path) -> None:
+    """By hand: means over two seeds; what is without noise goes from the least to the largest."""
+    noise = {"eps 8": 1.0, "open": 0.0, "eps 2": 3.0}
+    spent = {"eps 8": 8.0, "open": math.nan, "eps 2": 1.9999}
+    finals = {"eps 8": (0.8, 0.9), "open": (0.9, 0.94), "eps 2": (0.5, 0.7)}
+    grid_rows = {}
+    for method, (name, values) in product("AB", finals.items()):
+        for seed, final in enumerate(values):
+            given = {"label": f"{method}, {name}", "dp.noise_multiplier": noise[name]}
+            run = run_of(tmp_path, method, seed, [0.1, final], **given)
+            columns = {"round": [1, 2], "test_accuracy": [0.1, final]}
+            columns["epsilon"] = [spent[name] / 2, spent[name]]
+            pd.DataFrame(columns).to_csv(run / "rounds.csv", index=False)
+            grid_rows[run.name] = {"privacy": name}
+    written = {"runs": [*grid_rows], "rows": [*grid_rows.values()]}
+    (tmp_path / "sweep.json").write_text(json.dumps(written))
+    groups = groups_of(tmp_path, "label")
+    (axes,) = privacy.figure(groups, ["test_accuracy"]).axes
+    points = {line.get_label(): np.asarray(line.get_xydata()) for line in axes.lines}
+    assert list(points) == ["A", "A, no noise", "B", "B, no noise"]
+    np.testing.assert_allclose(points["A"], [[2, 60], [8, 85]])
+    np.testing.assert_allclose(points["B, no noise"], [[2, 92], [8, 92]])
+    assert axes.get_xlim()[0] < axes.get_xlim()[1]
+    (tmp_path / "sweep.json").unlink()
+    unlisted = [one for one in groups_of(tmp_path, "label") if one.label.startswith("A")]
+    assert {*privacy.lines_of(unlisted).values()} == {"A"}
+    with pytest.raises(AnalysisError, match="no run has noise"):
+        privacy.figure([one for one in groups if "open" in one.label], ["test_accuracy"])

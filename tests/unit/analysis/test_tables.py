@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import itertools
+import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,13 +18,15 @@ from click.testing import CliRunner, Result
 from analysis import AnalysisError
 from analysis.cli import main
 from analysis.figures import clients as client_figures
+from analysis.figures import matrix as drawn_matrix
 from analysis.figures.grid import Drawing
+from analysis.formats import PERCENT
 from analysis.runs import Group, find, summaries
 from analysis.scores import OTHERS
 from analysis.stats import cells
 from analysis.tables import layout, pairs, participation
 from analysis.tables import scores as tables
-from analysis.tables.layout import EMPTY
+from analysis.tables.layout import EMPTY, Table
 from tests.unit.analysis.run_files import groups_of, rows, run_of
 
 DECOMPOSITION = "round,split,scope,local_loss,shift_loss,aggregation_loss,global_loss"
@@ -296,6 +299,68 @@ def test_without_noise_epsilon_is_infinite(tmp_path: Path) -> None:
     assert drawn.exit_code == 0, drawn.stderr
 
 
+ATTACKS: dict[str, dict[str, object]] = {
+    "nobody": {}, "z of 2": {"attack.name": "alie", "attack.scale": 2.0},
+    "a flip": {"attack.name": "sign_flip"},
+}  # fmt: skip
+
+
+@pytest.fixture
+def matrix(tmp_path: Path) -> Path:
+    """A sweep of two rules by three attacks, whose names are in no alphabetical order."""
+    points = {"trim": (0.9, 0.8, 0.7), "mean": (0.95, 0.5, 0.6)}
+    names = []
+    for (rule, values), seed in itertools.product(points.items(), (0, 1)):
+        for (attack, given), value in zip(ATTACKS.items(), values, strict=True):
+            given = dict.fromkeys(("attack.name", "attack.scale")) | given
+            run = run_of(tmp_path, rule, seed, [value], label=rule, **given)
+            names.append((run.name, {"rule": rule, "attack": attack}))
+    written = {"runs": [n for n, _ in names], "rows": [rows for _, rows in names]}
+    (tmp_path / "sweep.json").write_text(json.dumps(written))
+    return tmp_path
+
+
+def test_rules_by_attacks_have_the_names_and_the_order_of_the_file(matrix: Path) -> None:
+    shown = invoke("table", matrix, "--columns", "attack", "--at", "final").stdout.splitlines()
+    heads = [cell.strip().removesuffix(CI) for cell in shown[2].split("|")[1:-1]]
+    assert heads == ["Method", "nobody", "z of 2", "a flip", "worst"]
+    cells = [[c.strip() for c in line.split("|")[1:-1]] for line in shown[4:6]]
+    assert cells == [
+        ["trim", "90.00 ± 0.00", "80.00 ± 0.00", "70.00 ± 0.00", "70.00 ± 0.00"],
+        ["mean", "95.00 ± 0.00", "50.00 ± 0.00", "60.00 ± 0.00", "50.00 ± 0.00"],
+    ]
+    grouped = invoke("table", matrix, "--at", "final")
+    assert grouped.stderr == ("the runs differ in attack: grouped as with --by label --by attack\n")
+    first = [line.split(" | ")[0] for line in grouped.stdout.splitlines()[4:10]]
+    assert first == [f"| {rule}, attack={name}" for rule in ("trim", "mean") for name in ATTACKS]
+    unnamed = invoke("table", matrix, "--columns", "attack.name", "--at", "final").stdout
+    assert "attack.name=none" in unnamed
+    turned = invoke("table", matrix, "--by", "attack", "--columns", "rule", "--at", "final").stdout
+    assert [line[2:].split(" | ")[0] for line in turned.splitlines()[4:7]] == [
+        f"attack={name}" for name in ATTACKS
+    ]
+    assert "worst" not in turned
+
+
+def test_a_heat_map_of_rules_by_attacks(matrix: Path, tmp_path: Path) -> None:
+    out = tmp_path / "h.svg"
+    done = invoke("table", matrix, "--columns", "attack", "--out", out)
+    assert done.exit_code == 0, done.stderr
+    (made,) = tables.make("accuracy", table_of(matrix), columns="attack", takes=["final"])
+    figure = drawn_matrix.figure(made, PERCENT)
+    axes = figure.axes[0]
+    (mesh,) = axes.collections
+    wanted = [[90, 80, 70, 70], [95, 50, 60, 50]]
+    np.testing.assert_allclose(np.asarray(mesh.get_array()).reshape(2, 4), wanted)
+    assert [t.get_text() for t in axes.get_xticklabels()][-1] == "worst"
+    assert [t.get_text() for t in axes.get_yticklabels()] == ["trim", "mean"]
+    assert {t.get_text(): t.get_color() for t in axes.texts}["95.00\n± 0.00"] == "white"
+    for refused in (("--metric", "pairs"), ("--at", "final", "--at", "best")):
+        done = invoke("table", matrix, "--columns", "attack", *refused, "--out", out)
+        assert done.exit_code == 2
+        assert "--columns with a figure: takes one --at" in done.stderr
+
+
 CI = " (± 95 % CI)"
 FINAL = {
     ("fedavg", None): (0.60, 0.62, 0.64),
@@ -538,3 +603,16 @@ def test_runs_without_clients_are_an_error(tmp_path: Path) -> None:
     plain = took_part(tmp_path, clients="round,client_id,status\n")
     with pytest.raises(participation.AnalysisError, match=r"in no run clients\.csv has rows"):
         participation.table([plain])
+
+
+def test_a_row_that_does_not_fit_a_page_is_broken() -> None:
+    cell = "-10.36 [-18.53, -2.19] cannot be told"
+    for columns, wide in ((2, False), (3, True)):
+        head, row = ["Site", *["FedAvg"] * columns], ["hungarian", *[cell] * columns]
+        made = Table(
+            name="", title="", caption="", head=head, rows=[row], words=1, data=pd.DataFrame()
+        )
+        assert made.wide == wide
+    assert Table(
+        name="", title="", caption="", head=["x"] * 10, rows=[], words=1, data=pd.DataFrame()
+    ).wide

@@ -10,6 +10,7 @@ import pytest
 import torch
 from scipy.stats import kstest, norm
 
+from fedsim import algorithms
 from fedsim.attacks import omniscient
 from fedsim.attacks.alie import Alie, alie_z
 from fedsim.attacks.backdoor import Backdoor
@@ -29,6 +30,7 @@ from fedsim.attacks.min_sum import MinSum
 from fedsim.attacks.sign_flip import scaled
 from fedsim.core.rng import generator
 from fedsim.core.types import ClientTask, ClientUpdate, Layout, RoundContext, Slot, Triggered
+from fedsim.server.base import RuleState
 from fedsim.server.cohort import Cohort
 from fedsim.server.gram import shares
 from tests.oracles import rules
@@ -367,3 +369,44 @@ def test_mimic_without_its_client_copies_along_z():
     assert received.state is state
     unattacked = by([0], Mimic(1), start=5)(cohort(rows), state, OMNISCIENT_CTX)
     assert unattacked.state is state
+
+
+@pytest.mark.parametrize(
+    ("value", "factor"),
+    [
+        (lambda x: -x, 0.0),
+        # 10, not 30; by steps of 16, 12.8, ... the first from there that is nearer to 13 is 15.24
+        (lambda x: -abs(x - 13), 10 + 20 * 0.8**6),
+        (lambda x: x, 10 * (2**19 - 1)),  # of a rule without bound: 19 doublings
+    ],
+)
+def test_the_line_search_by_hand(value, factor):
+    assert omniscient.line_maximum(value) == pytest.approx(factor, rel=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("kind", "server"), [(Ipm, "nnm,krum"), (Alie, "trimmed_mean")])
+def test_the_factor_against_the_servers_rule(kind, server, seed):
+    """That of the oracle, in each round anew; the rule sees it, and the log has it."""
+    rows, bad = draw(11, 13, seed), [2, 3, 8]
+    honest = [row.tolist() for i, row in enumerate(rows) if i not in bad]
+    if kind is Ipm:
+
+        def rule(x):
+            return rules.krum(rules.nnm(x, 3), 3)
+
+        sent_by = partial(rules.ipm, honest)
+    else:
+        rule = partial(rules.trimmed_mean, f=3)
+        sent_by = partial(rules.alie, honest, 11, 3)
+    tau = rules.strongest(sent_by, rule, honest, 3)
+    options = {name: {"f": 3} for name in server.split(",")}
+    method = algorithms.compose("fedavg", options, server=server)
+    attacked = replace(method.server, attack=by(bad, kind("auto")))
+    step = attacked.step(RuleState(), cohort(rows), OMNISCIENT_CTX)
+    assert step.metrics["attack_scale"] == pytest.approx(tau, rel=1e-9)
+    np.testing.assert_allclose(step.sent.rows[2], sent_by(tau), rtol=1e-9, atol=1e-9)
+    given = replace(method.server, attack=by(bad, kind(tau)))
+    np.testing.assert_array_equal(
+        step.step, given.step(RuleState(), cohort(rows), OMNISCIENT_CTX).step
+    )

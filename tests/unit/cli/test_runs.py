@@ -143,13 +143,13 @@ def test_a_sweep_counts_the_runs_of_its_grid(tmp_path):
     for seed in (0, 1, 7):
         write_run(sweep / f"seed={seed}", end=seed != 1, seed=seed)
     (sweep / "seed=1" / "failure.json").write_text('{"error": "no space"}')
-    directories.write_grid(sweep, [f"seed={seed}" for seed in range(4)])
+    directories.write_grid(sweep, {f"seed={seed}": {} for seed in range(4)})
     found = listed(tmp_path)["s"]
     assert (found["runs_finished"], found["runs_failed"], found["runs_in_grid"]) == (1, 1, 4)
     assert found["state"] == "interrupted"
     text = CliRunner().invoke(main, ["runs", str(tmp_path)]).output
     assert "interrupted (1 of 4 runs, 1 failed)" in text
-    directories.write_grid(sweep, ["seed=0", "seed=1"])
+    directories.write_grid(sweep, {"seed=0": {}, "seed=1": {}})
     assert listed(tmp_path)["s"]["state"] == "failed", "all have ended"
     with files.lock(sweep):
         assert listed(tmp_path)["s"]["state"] == "running", "between two runs"

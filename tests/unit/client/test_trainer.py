@@ -602,6 +602,7 @@ SHAPES = {
     "head.bias": (2,),
 }
 NEEDS_SGD = {"scaffold", "fednova", "feddyn", "fedcm", "fedsam", "pfedla"}
+NEEDS_SGD |= {"apfl", "perfedavg", "pfedme"}
 
 
 def slots():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,11 +17,19 @@ import fedsim
 from fedsim import data
 from fedsim.cli import main
 from fedsim.config.run import RunConfig
+from fedsim.config.sections import DataConfig
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.types import Dataset, Partition, Pipeline
 from fedsim.data import holdout, partitions, patients, splits
 from fedsim.data.draws import KINDS
-from fedsim.data.holdout import fewest_samples, held_out, hold_out, hold_out_clients, stratified
+from fedsim.data.holdout import (
+    fewest_samples,
+    held_out,
+    held_out_line,
+    hold_out,
+    hold_out_clients,
+    stratified,
+)
 from fedsim.metrics.splits import clients_with
 from fedsim.testing.rounds import config
 from fedsim.training import loading
@@ -194,6 +203,67 @@ def test_numbers_shares_and_the_seed():
     seed = next(s for s in range(99) if hold_out_ids(dataset, partition, s) == (0,))
     with pytest.raises(DataError, match="the clients drawn own all test samples of sites"):
         hold_out_clients(dataset, owner, 1, seed)
+
+
+def test_by_name_alone_or_with_others():
+    dataset, partition = sites()
+    for wanted, ids in (("z", (2,)), ("z, x", (0, 2)), ("x,x", (0,))):
+        held, after = hold_out_clients(dataset, partition, wanted, 0)
+        assert after.held_out == ids
+        assert not np.isin(dataset.site[held.train], ids).any(), "nothing is fitted to them"
+        assert [len(own) for own in after.train] == [3, 3, 3]
+    assert held_out_line(after) == "held out from training: x (client 0)"
+    unnamed = replace(partition, names=())
+    assert hold_out_clients(dataset, unnamed, "[2]", 0)[1].held_out == (2,)
+
+
+def test_what_is_fitted_to_training_samples_does_not_see_them():
+    dataset, partition = sites()
+    seen = []
+
+    def prepare(training):
+        seen.append(training.tolist())
+        return dataset.x
+
+    data = replace(dataset, prepare=prepare)
+    hold_out_clients(data, partition, 1, 0)
+    assert seen == [], "as before there were names"
+    hold_out_clients(data, partition, "y", 0)
+    assert seen == [[0, 1, 2, 12, 13, 14]]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "names", "message"),
+    [
+        ("zz", "xyz", "zz: no client is 'zz' (did you mean 'z'?); they are x, y, z"),
+        ("3", "", "3: no client is '3'; they are 0 to 2, without names"),
+        ("x", "xxz", "x: the clients 0, 1 have the name 'x'"),
+        ("x,y,z", "xyz", "x,y,z given; of 3 clients at least one has to train"),
+    ],
+)
+def test_names_that_cannot_be_held_out(wanted, names, message):
+    dataset, partition = sites()
+    with pytest.raises(DataError, match=re.escape(f"data.heldout_clients {message}")):
+        hold_out_clients(dataset, replace(partition, names=tuple(names)), wanted, 0)
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        (2, 2.0), ("0.25", 0.25), (["va", "long beach"], "va,long beach"), ("[va, b]", "va,b"),
+        ("va", "va"), ([3], "[3]"), ("[3]", "[3]"), (["ward, 2"], '"ward, 2"'), ([1, 2], "1,2"),
+    ],
+)  # fmt: skip
+def test_numbers_are_counts_but_in_brackets_names(given, kept):
+    value = DataConfig(heldout_clients=given).heldout_clients
+    assert value == kept
+    assert DataConfig(heldout_clients=value).heldout_clients == kept, "as config.yaml has it"
+
+
+@pytest.mark.parametrize("given", [-1, 1.5, "nan", "inf", True, None, [], "", "a,,b", '"a'])
+def test_values_of_no_clients(given):
+    with pytest.raises(ConfigError, match="must be"):
+        DataConfig(heldout_clients=given)
 
 
 def hold_out_ids(dataset, partition, seed):

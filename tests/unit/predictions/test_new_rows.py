@@ -99,6 +99,7 @@ def test_the_tables_own_test_rows_get_the_same_through_a_file(given, table, tmp_
 def test_labelled_rows_elsewhere_are_prepared_as_those_of_the_run(runs, table, tmp_path):
     """No row of the new table is for training, and one class is enough."""
     labelled = pd.read_csv(table, dtype=str, keep_default_na=False)
+    labelled.loc[::3, "hospital"] = ""
     labelled[labelled["outcome"] == "ill"].to_csv(tmp_path / "new.csv", index=False)
     frame = fedsim.predict(runs["site"], data_dir=tmp_path / "new.csv")
     assert set(frame["label_name"]) == {"ill"}
@@ -165,6 +166,29 @@ def test_a_file_of_a_known_name_is_that_hospital(table, tmp_path):
     assert found["patient"].tolist() == [
         p for _, own in rows.groupby("hospital") for p in own["patient"]
     ]
+
+
+def test_rows_of_a_regression_have_its_numbers(table, tmp_path):
+    settings = {"name": "csv", "dir": str(table), "columns": {"target": "age", "site": "hospital"}}
+    out = fedsim.run(
+        RunConfig(
+            algorithm="fedavg", task="regression", data=settings,
+            csv=READ | {"features": "pressure,pain", "scaling": "all"},
+            train={"rounds": 1, "sample_rate": 1.0}, engine={"kind": "serial"},
+        ),
+        tmp_path / "run",
+    ).path  # fmt: skip
+    own = fedsim.predict(out, split="test")
+    ages = pd.read_csv(table)["age"]
+    assert own["label"].tolist() == ages[own["sample"]].tolist()
+    new = unlabelled(table, tmp_path / "new.csv", own["sample"])
+    done = command("predict", out, "--rows", new, "--out", tmp_path / "o.csv")
+    assert done.stdout.splitlines()[0] == f"{len(own)} rows"
+    found = pd.read_csv(tmp_path / "o.csv")
+    assert found.columns.tolist() == ["row", "site", "patient", "prediction"]
+    np.testing.assert_allclose(found["prediction"], own["prediction"], rtol=1e-5, atol=1e-5)
+    labelled = fedsim.predict(out, data_dir=table)
+    assert labelled["label"].tolist() == ages.tolist()
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.rng import generator
 from fedsim.core.types import RoundContext
 from fedsim.privacy import accounting, banded
-from fedsim.privacy.accounting import Release, epsilons, statement
+from fedsim.privacy.accounting import CLOSE, Release, epsilons, least_noise, statement
 from fedsim.privacy.banded import BandedNoise, _objective, coefficients, error
 
 RELATION = dp.NeighboringRelation
@@ -127,6 +127,49 @@ def test_full_participation_is_one_gaussian_mechanism(z, delta, expected):
     assert poisson == ours
     (replaced,) = epsilons(Release(2 * z, 10, 10, "fixed"), [100], delta)
     assert replaced == ours  # replacing one changes the sum by 2 C
+
+
+@pytest.mark.parametrize(
+    ("population", "cohort", "rounds", "z", "delta"), [row[:5] for row in REFERENCE]
+)
+def test_the_noise_for_an_epsilon(population, cohort, rounds, z, delta):
+    """What the accountant spends for a known z gives it back, from above."""
+
+    def spent(noise):
+        return epsilons(Release(noise, population, cohort), [rounds], delta, "rdp")[0]
+
+    found = least_noise(spent, spent(z))
+    assert z * (1 - 1e-12) <= found <= z * (1 + 2 * CLOSE)
+    assert spent(found) <= spent(z) < spent(found / (1 + 3 * CLOSE))
+
+
+def test_the_noise_of_tight_epsilons_is_the_least_and_falls_with_them():
+    def spent(noise):
+        return epsilons(Release(noise, 50, 5), [20], 1e-4)[0]
+
+    found = [least_noise(spent, target) for target in (1.0, 8.0)]
+    assert found[0] > found[1]
+    for noise, target in zip(found, (1.0, 8.0), strict=True):
+        assert spent(noise) <= target < spent(noise / (1 + 3 * CLOSE))
+
+
+@pytest.mark.parametrize(
+    ("spent", "least"),
+    [
+        (lambda z: 1 / z, 0.125),
+        (lambda z: 3e5 / z, 37500.0),
+        (lambda z: 1 / (8e5 * z), 1 / 64e5),
+        (lambda z: 20.0 if z < 3 else 2.0, 3.0),  # a jump, here below 0.3 to rdp
+        (lambda z: 8.1, None),
+        (lambda z: math.inf if z < 1e5 else 1.0, 1e5),
+    ],
+)
+def test_bisection_by_hand(spent, least):
+    found = least_noise(spent, 8.0)
+    if least is None:
+        assert found is None
+    else:
+        assert least * (1 - 1e-12) <= found <= least * (1 + 2 * CLOSE)
 
 
 def test_one_round_without_replacement_has_the_closed_form():

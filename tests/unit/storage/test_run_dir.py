@@ -261,7 +261,7 @@ def test_it_reads_and_does_not_write(tmp_path):
     public = {name for name in dir(store) if not name.startswith("_")}
     assert public == {
         "path", "finished", "summary", "rounds", "clients", "read", "read_environment",
-        "read_words",
+        "read_words", "read_preprocessing",
     }  # fmt: skip
     assert issubclass(RunWriter, fedsim.RunStore)
     before = {file: file.read_bytes() for file in store.path.iterdir()}

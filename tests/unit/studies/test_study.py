@@ -391,3 +391,58 @@ def test_methods_tuned_for_each_seed_of_the_partition_are_compared_over_them(
     assert done.exit_code == 0, done.output
     table = fedsim.StudyStore(out).table(baseline="Mean")
     assert list(table["n"]) == [2, 2]
+
+
+# ---- sites left out
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """24 patients of three hospitals; the name of one has a comma."""
+    sites = ('"ward, 2"', "lund", "va")
+    lines = [f"{row / 7},{row % 2},{sites[row % 3]}" for row in range(24)]
+    file = tmp_path / "patients.csv"
+    file.write_text("\n".join(["age,target,site", *lines, ""]))
+    return file
+
+
+GRID = "grid:\n  algorithm: [local, fedavg]\n  data.partition: [by_site, leave_one_site_out]\n"
+
+
+def test_a_grid_has_a_run_for_each_site_without_it(table: Path) -> None:
+    runs = plan_of(GRID, f"data.name=csv:{table}").grid
+    ours = [run for run in runs if run.config.algorithm == "fedavg"]
+    assert [run.config.data.heldout_clients for run in ours] == [0, "lund", "va", '"ward, 2"']
+    assert {run.config.data.partition for run in runs} == {"by_site"}
+    assert {run.config.label for run in runs} == {None}, "in tables they have their method's name"
+    assert ours[2].name == "algorithm=fedavg,data.partition=without_va"
+    assert ours[2].title == "algorithm=fedavg, data.partition=without va"
+    assert len(plan_of(GRID, f"data.name=csv:{table}", "data.partition=by_site").grid) == 2
+
+
+def test_the_partitions_of_a_study_can_leave_sites_out(table: Path) -> None:
+    text = (
+        "methods:\n  Mean: {algorithm: fedavg}\npartitions:\n  all: {data.partition: by_site}\n"
+        "  sites: {data.partition: leave_one_site_out}\nseeds: 1\n"
+    )
+    cells = plan_of(text, f"data.name=csv:{table}").cells
+    assert [cell.partition for cell in cells] == [
+        "all", "sites without lund", "sites without va", "sites without ward, 2",
+    ]  # fmt: skip
+    assert cells[2].examples[0].data.heldout_clients == "va"
+
+
+@pytest.mark.parametrize(
+    ("sets", "message"),
+    [
+        (
+            [],
+            "study.yaml:3 (grid.data.partition): the sites to leave out cannot be read: data.part",
+        ),
+        (["data.heldout_clients=va"], "--set data.heldout_clients: leave_one_site_out holds each"),
+        (["data.partition=leave_one_site_out"], "stands for several runs, in the grid of a sweep"),
+    ],
+)
+def test_what_cannot_be_left_out(sets: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        plan_of(GRID, *sets)

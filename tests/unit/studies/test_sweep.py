@@ -16,6 +16,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
+from analysis.files import read_grid
 from fedsim.cli import main
 from fedsim.cli.sweep import show_aggregate
 from fedsim.config import experiments
@@ -25,6 +26,7 @@ from fedsim.core import files
 from fedsim.core.errors import ConfigError, DivergedError
 from fedsim.display.board import OneByOne
 from fedsim.identity import resume
+from fedsim.storage import directories
 from fedsim.storage.run_dir import check_free
 from fedsim.studies import capacity, sweep
 from fedsim.studies.parallel import Drivers, Here
@@ -483,6 +485,40 @@ def test_the_file_says_what_is_done_whatever_the_name_of_the_command() -> None:
         done = fedsim(command, file, *look)
         assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
         assert wanted in done.stderr
+
+
+def test_the_names_of_rows_are_written_beside_the_runs(tmp_path: Path) -> None:
+    grid = "grid:\n  attack:\n    - z / 2: {attack.name: alie}\n    - nobody: {attack.name: null}\n"
+    runs = runs_of(GRID.replace("grid:\n", grid))
+    directories.write_grid(tmp_path, {run.name: run.rows for run in runs})
+    assert directories.read_grid(tmp_path) == [run.name for run in runs]
+    read = read_grid(tmp_path)
+    assert [rows["attack"] for _, rows in read.values()] == ["z / 2"] * 6 + ["nobody"] * 6
+    assert [place for place, _ in read.values()] == list(range(12))
+    (tmp_path / "sweep.json").write_text('{"runs": ["a"], "rows": 3}')
+    assert read_grid(tmp_path) == {}
+
+
+@pytest.mark.usefixtures("here")
+def test_a_look_says_epsilon_and_which_attack_is_none() -> None:
+    text = (
+        SMALL
+        + "dp: {level: user, clip: 1, delta: 0.01, accountant: rdp}\nfedavg: {weights: uniform}\n"
+    )
+    text = text.replace("algorithm: fedld", "algorithm: fedavg")
+    text += (
+        "grid:\n  privacy:\n    - tight: {dp.epsilon: 2}\n    - none: {dp.noise_multiplier: 0}\n"
+    )
+    Path("private.yaml").write_text(text)
+    shown = fedsim("sweep", "private.yaml", "--dry-run", "--no-measure").stdout
+    assert [line.split()[-1] for line in shown.splitlines() if "digits" in line] == [
+        "2",
+        "infinity",
+    ]
+    alie = ["attack.name=alie", "attack.clients=0", "train.sample_rate=1"]
+    sets = [part for pair in alie for part in ("--set", pair)]
+    done = fedsim("run", *sets, "-a", "fedavg", "--dry-run", "--no-measure")
+    assert done.stderr.startswith("attack.name=alie is no attack in all rounds")
 
 
 @pytest.mark.usefixtures("here")

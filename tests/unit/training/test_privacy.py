@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from itertools import product
+from itertools import combinations, product
 
 import dp_accounting
 import numpy as np
@@ -16,16 +16,20 @@ from torch import nn
 
 import fedsim
 from fedsim.attacks import ATTACKS
+from fedsim.attacks.alie import alie_z
+from fedsim.config import experiments
 from fedsim.config.attack import AttackConfig
+from fedsim.config.resolve import resolve
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError
 from fedsim.core.settings import InvalidSetting
 from fedsim.core.types import RoundContext
 from fedsim.engine.worker import Worker
+from fedsim.identity.resume import is_complete
 from fedsim.schedules.selection import Poisson
 from fedsim.testing.rounds import config, difference, results, rounds, small
 from fedsim.training.assemble import prepare
-from fedsim.training.malicious import check_effects
+from fedsim.training.malicious import check_effects, warn_of_weak_rounds
 from fedsim.training.privacy import warn_of_delta
 from fedsim.training.setup import needs_whole_updates
 from fedsim.training.summary import UNDER_ATTACK
@@ -123,6 +127,46 @@ def test_a_deployment_has_an_epsilon_of_its_own():
     assert "neighbours add or remove one, Poisson sampling with q=0.5, delta=1e-05" in of_run
     assert "a deployment of 10000 clients would have epsilon" in of_deployment
     assert "q=0.01, delta=1e-05" in of_deployment
+
+
+@pytest.mark.integration
+def test_the_noise_for_an_epsilon_is_written_and_the_run_repeats_without_looking_for_it(tmp_path):
+    settings = user(dp={"epsilon": 6.0, "accountant": "rdp"}, train=POISSON)
+    done = fedsim.run(settings, tmp_path / "run", progress=False)
+    written = experiments.read(done.path / "config.yaml").settings
+    noise = written["dp.noise_multiplier"].value
+    epsilon = done.rounds["epsilon"].iloc[-1]
+    assert 6 / (1 + 1e-5) < epsilon <= 6  # a relative step in z is one of at most a few in epsilon
+    given = user(dp={"noise_multiplier": noise, "accountant": "rdp"}, train=POISSON)
+    assert results(fedsim.run(given, tmp_path / "given", progress=False)) == results(done)
+    again = resolve(written)
+    assert (again.dp.noise_multiplier, again.dp.epsilon) == (noise, 6.0)
+    assert prepare(again).config.dp == again.dp
+    assert is_complete(settings, done.path)
+    with pytest.raises(ConfigError, match=r"finished with another dp\.epsilon"):
+        is_complete(user(dp={"epsilon": 5.0, "accountant": "rdp"}, train=POISSON), done.path)
+
+
+@pytest.mark.parametrize(
+    ("dp", "train", "reason"),
+    [
+        ({"noise_multiplier": 0.5}, {}, "it is 17.78: leave that out"),
+        ({"epsilon": 1e-6, "delta": 1e-12}, {"sample_rate": 1}, "any noise it is .* or more"),
+        ({"noise_multiplier": None, "epsilon": None}, {}, "null given; give it, or dp.epsilon"),
+        ({"level": "example"}, {}, "6.0 given; it has no effect without dp.level=user"),
+        ({"epsilon": 0}, {}, "greater than 0"),
+    ],
+)
+def test_an_epsilon_that_cannot_be(dp, train, reason):
+    with pytest.raises(ConfigError, match=reason):
+        prepare(user(dp={"epsilon": 6.0, "accountant": "rdp", **dp}, train=POISSON | train))
+
+
+@pytest.mark.integration
+def test_the_epsilon_of_a_deployment_is_what_is_asked_for():
+    dp = {"epsilon": 2.0, "noise_cohort": 100, "population": 10_000, "accountant": "rdp"}
+    columns = prepare(user(dp=dp, train=POISSON)).budget.columns(3)
+    assert 2 / (1 + 1e-5) < columns["deployment_epsilon"] <= 2 < columns["epsilon"]
 
 
 @pytest.mark.integration
@@ -383,6 +427,8 @@ def ran(tmp_path, method="fedavg", **sections):
         ({"name": "min_max", "bound": "max"}, "bound", "min_max has none; only min_sum"),
         ({"name": "ipm", "perturbation": "std"}, "perturbation", "only min_max, min_sum"),
         ({"name": "ipm", "start_round": 0}, "start_round", "greater than or equal to 1"),
+        ({"name": "sign_flip", "scale": "auto"}, "scale", "'auto' given; must be a valid number"),
+        ({"name": "alie", "scale": "atuo"}, "scale", "'atuo' given; must be"),
     ],
 )
 def test_settings_that_cannot_be_used(given, key, reason):
@@ -404,6 +450,7 @@ def test_settings_that_cannot_be_used(given, key, reason):
         ({"name": "label_flip", "target": 0}, r"^attack\.target: give attack\.source too"),
         ({"name": "label_flip", "source": 1, "target": 1}, r"^attack\.source: 1 is attack\.target"),
         ({"name": "backdoor", "source": 0}, r"^attack\.source: 0 is attack\.target"),
+        ({"scale": "auto", "knowledge": "own"}, r"^attack\.knowledge: own given beside attack\.sc"),
     ],
 )
 def test_attackers_and_classes_that_do_not_exist(attack, reason):
@@ -659,3 +706,31 @@ def test_an_attack_without_effect_is_refused_before_the_run(tmp_path, attack, se
     with pytest.raises(ConfigError, match=reason):
         ran(tmp_path / "run", model="mlp", attack=attack, **sections)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("clients", "rate", "given"),
+    [
+        ("0", 1.0, {}),  # one of eight: below 0 in all rounds
+        ("0,1,2", 0.5, {}),
+        ("0,1,2", 1.0, {}),
+        ("0,1,2", 0.5, {"scale": 0.1}),
+        ("0,1,2", 0.5, {"scale": "auto"}),
+        ("0,1,2", 0.5, {"knowledge": "own"}),  # one malicious client knows no deviation
+    ],
+)
+def test_rounds_without_an_attack_are_counted(clients, rate, given, caplog):
+    """Against all cohorts that may be drawn."""
+    malicious, m = set(map(int, clients.split(","))), int(8 * rate)
+    drawn = [len(malicious & {*cohort}) for cohort in combinations(range(8), m)]
+    attacked = [f for f in drawn if 0 < f < m]
+    own = given.get("knowledge") == "own"
+    weak = [(own and f == 1) or ("scale" not in given and alie_z(m, f) <= 0) for f in attacked]
+    share = 100 * sum(weak) / len(attacked)
+    attack = {"name": "alie", "clients": clients, **given}
+    warn_of_weak_rounds(
+        prepare(config("fedavg", "mlp", attack=attack, train={"sample_rate": rate}))
+    )
+    shown = "in all rounds" if share == 100 else f"in {share:.2g} % of the rounds"
+    assert (shown in caplog.text) == bool(share)
+    assert caplog.text.count("\n") == bool(share)
