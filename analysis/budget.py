@@ -24,7 +24,7 @@ from .files import read_table
 from .labels import title_of
 from .paired import Floats
 from .runs import find, summaries
-from .scores import SCORES, VALIDATION, Score, column, completed
+from .scores import Score, column, completed, shown
 from .stats import EQUAL, half_width
 from .tables.layout import EMPTY, Table
 from .trials import FILE, Search, is_search, read_search
@@ -47,7 +47,7 @@ class Candidates:
 
     def curve(self, score: Score) -> Floats:
         """The expected test score (n,) of the best of k = 1 .. n candidates."""
-        return expected_best(self.validation, self.test, lowest=score.lowest)
+        return expected_best(self.validation, self.test, lowest=score.unbounded)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,11 +89,15 @@ def expected_best(validation: Floats, test: Floats, *, lowest: bool = False) -> 
 def gather(places: Sequence[str], metric: str | None = None) -> Budgets:
     """The searches at or below the places, each a folder, or ``NAME=DIR`` for one search."""
     found: dict[str, dict[str, Candidates]] = {}
-    wanted = metric
+    wanted, scores = metric, dict[str, Score]()
     for method, setting, folder in _named(places):
         search = read_search(folder)
-        wanted = wanted or VALIDATION[search.by]
-        if metric is None and VALIDATION[search.by] != wanted:
+        wanted, scores = wanted or search.measure, shown(search.measures)
+        if wanted not in scores:
+            raise AnalysisError(
+                f"--metric {wanted}: no measure of {folder}; there are {', '.join(scores)}"
+            )
+        if metric is None and search.measure != wanted:
             raise AnalysisError(
                 f"{folder}: was chosen by {search.by}, other searches by val_{wanted}; say which "
                 "test score to compare with --metric"
@@ -103,7 +107,7 @@ def gather(places: Sequence[str], metric: str | None = None) -> Budgets:
                 f"{folder}: is called {method}, as another search is; name them with NAME=DIR"
             )
         found[setting][method] = _candidates(folder, search, wanted)
-    return Budgets(searches=found, score=SCORES[wanted or "accuracy"])
+    return Budgets(searches=found, score=scores[wanted or "accuracy"])
 
 
 def _named(places: Sequence[str]) -> Iterator[tuple[str, str, Path]]:
@@ -240,7 +244,7 @@ def table(budgets: Budgets, unit: ExperimentalUnit = "seed") -> Table:
     samplers = {one.sampler for group in groups.values() for one in group} - {"random", ""}
     over = max(map(len, groups.values()))
     words = {
-        "unbounded" if score.lowest else "zero": "; ".join(spoken["failed"]),
+        "unbounded" if score.unbounded else "zero": "; ".join(spoken["failed"]),
         "pruned": "; ".join(spoken["pruned"]), "unequal": "different" * (len(lengths) > 1),
         "proposed": ", ".join(sorted(samplers)),
     }  # fmt: skip
@@ -268,7 +272,7 @@ def figure(budgets: Budgets, unit: ExperimentalUnit = "seed") -> Figure:
                 )
                 for method, curve in of.items()
             },
-            possible=(0.0, math.inf if budgets.score.lowest else factor), x="Candidates", unit=unit,
+            possible=budgets.score.possible, x="Candidates", unit=unit,
         )
         for setting, of in curves(budgets, unit).items()
     ]  # fmt: skip

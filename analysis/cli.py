@@ -19,7 +19,17 @@ from .paired import TESTS, Kind, Test
 from .report import page as report
 from .report.page import Descriptions
 from .runs import default_by, find, group, summaries, unit_among, without_repeats
-from .scores import ALL, METRICS, SCORES, TAKES
+from .scores import (
+    ALL,
+    METRICS,
+    SCORES,
+    TAKES,
+    Score,
+    curves_of,
+    measure_of,
+    measures_of,
+    scores_of,
+)
 from .tables import captions, layout
 from .tables import scores as tables
 from .tables.captions import REPEATED, UNFINISHED
@@ -65,10 +75,10 @@ def main() -> None:
 )  # fmt: skip
 @by_option
 @click.option(
-    "--metric", "metrics", multiple=True, type=click.Choice([*SCORES, *METRICS]),
-    metavar="NAME", default=("accuracy", "loss"), show_default=True,
-    help=f"A score of the test part ({', '.join(SCORES)}) or a "
-    f"column of rounds.csv ({', '.join(METRICS)}). Repeatable.",
+    "--metric", "metrics", multiple=True, metavar="NAME",
+    help=f"A score of the test part ({', '.join(SCORES)}, or another measure of the task, as rmse) "
+    f"or a column of rounds.csv ({', '.join(METRICS)}, val_rmse). Repeatable.  [default: accuracy, "
+    "or the primary measure of the task, and loss]",
 )  # fmt: skip
 @unit_option
 @click.option(
@@ -97,7 +107,12 @@ def curves_command(
     runs, _ = _summaries(dirs)
     by = _grouping(runs, by, unit)
     groups = group(runs, by, unit_among(runs, by, unit))
-    columns = [f"test_{name}" if name in SCORES else name for name in metrics]
+    scores, primary = scores_of(runs), measures_of(runs).primary
+    shown = [name if name in curves_of(scores) else f"test_{name}" for name in metrics]
+    for name, column in zip(metrics, shown, strict=True):
+        if column not in curves_of(scores):
+            measure_of(runs, name)  # which says what there is
+    columns = shown or [f"test_{name}" for name in dict.fromkeys((primary, "loss"))]
     if x == "epsilon":
         style.save(privacy.figure(groups, columns, smooth), out)
         echo(f"wrote {out}")
@@ -126,13 +141,14 @@ def curves_command(
 )  # fmt: skip
 @click.option(
     "--metric", "metrics", multiple=True, metavar="NAME",
-    type=click.Choice(tables.NAMES),
-    help=f"What the table shows. Repeatable. A score of the test part: {', '.join(SCORES)}; "
-    "scores: all of them; attack_success_rate, benign_test_accuracy, epsilon, deployment_epsilon; "
+    help=f"What the table shows. Repeatable. A score of the test part: {', '.join(SCORES)}, or "
+    "another measure of the task, as rmse; scores: all of them; attack_success_rate, "
+    "benign_test_accuracy, epsilon, deployment_epsilon; "
     "pairs: methods with and without another server rule; target: rounds and time to the target "
     "accuracy; groups: by group of test images; clients: spread over the clients; sites: every "
     "site by name, and whether a method helps it; decomposition: terms of the loss; "
-    "participation: how often clients took part.  [default: accuracy]",
+    "participation: how often clients took part.  [default: accuracy, or the primary measure of "
+    "the task]",
 )  # fmt: skip
 @click.option(
     "--at", "takes", multiple=True, type=click.Choice(list(TAKES)), metavar="|".join(TAKES),
@@ -171,8 +187,9 @@ def table_command(
     A number after ± is the half-width of the 95 % confidence interval of the mean over seeds, or
     over partitions of the data where the runs have several. Bold is the best mean, where it differs
     significantly from each of the others. A dagger marks methods with a collapsed run, whose final
-    model predicts one class only or has at most the balanced accuracy of chance. They are never
-    bold, nor are methods that lack runs which others have; a note below the table names these.
+    model predicts one class only or has at most the balanced accuracy of chance, or in another task
+    is no better than the same prediction for every sample. They are never bold, nor are methods
+    that lack runs which others have; a note below the table names these.
 
     \b
       fedsim table runs/sweep-table3_small
@@ -200,7 +217,7 @@ def table_command(
             raise AnalysisError(
                 f"{flag}: goes without --columns, --baseline, --measure and --rope{more}"
             )
-        if len(metrics) > 1 or len(takes) > 1 or not {*metrics} <= {*allowed}:
+        if len(metrics) > 1 or len(takes) > 1 or {*metrics} & {*tables.TABLES}:
             raise AnalysisError(f"{flag}: takes one --at, and one --metric of {', '.join(allowed)}")
     if tuned:
         candidates = budget.gather([*map(str, dirs)], *metrics)
@@ -208,22 +225,19 @@ def table_command(
         draw = partial(budget.figure, candidates, unit or "seed")
     elif ranked:
         runs, unfinished = _summaries(dirs)
-        metric, take = [*metrics, "accuracy"][0], [*takes, "final"][0]
+        metric, take = [*metrics, None][0], [*takes, "final"][0]
         blocks = ranks.gather(runs, _grouping(runs, by, unit), metric, take, unit)
         made = captions.left_out(ranks.tables(blocks), unfinished)
         draw = partial(rank_figure.figure, blocks)
     else:
         if drawn := any(out.suffix in style.FORMATS for out in outs):
-            if len(metrics) > 1 or len(takes) > 1 or not {*metrics} <= {*ALL}:
+            if len(metrics) > 1 or len(takes) > 1 or {*metrics} & {*tables.TABLES}:
                 raise AnalysisError(
                     f"{CROSSED}: takes one --at, and one --metric of {', '.join(ALL)}"
                 )
             takes = takes or ["final"]
-        made = _scores(
-            dirs, by, metrics or ("accuracy",), columns, baseline, paired, takes, unit, measure
-        )
-        if drawn:
-            score = ALL[[*metrics, "accuracy"][0]]
+        made, score = _scores(dirs, by, metrics, columns, baseline, paired, takes, unit, measure)
+        if drawn and score is not None:
             draw = partial(matrix.figure, made[0], score.unit, score.lowest)
     if draw or not outs:
         echo(layout.markdown(made), nl=False)
@@ -241,10 +255,12 @@ def _scores(
     dirs: Sequence[Path], by: Sequence[str], metrics: Sequence[str], columns: str | None,
     baseline: str | None, paired: Test, takes: Sequence[str], unit: ExperimentalUnit | None,
     measure: str | None,
-) -> list[layout.Table]:  # fmt: skip
-    """The tables of metrics; runs that are left out are named on standard error."""
+) -> tuple[list[layout.Table], Score | None]:  # fmt: skip
+    """The tables of metrics, and the score that the first is of, if any; runs that are left out are
+    named on standard error."""
     runs, unfinished = _summaries(dirs)
     by, made = _grouping(runs, by, unit, *([columns] if columns else ())), []
+    metrics = metrics or (measures_of(runs).primary,)
     for metric in metrics:
         shown = tables.make(
             metric, runs, by, columns, baseline, paired, takes or [*TAKES], unit, measure
@@ -254,7 +270,7 @@ def _scores(
             without = tables.without_rows(metric, group(runs, by, unit_among(runs, by, unit)))
         _tell(without)
         made += captions.left_out(shown, unfinished | without)
-    return made
+    return made, scores_of(runs).get(metrics[0])
 
 
 @main.command("report")
@@ -267,10 +283,10 @@ def _scores(
 @baseline_option
 @unit_option
 @click.option(
-    "--metric", "metrics", multiple=True, type=click.Choice(list(ALL)), default=("accuracy",),
-    show_default=True, metavar="NAME",
-    help=f"Score that the page is about: {', '.join(ALL)}. Repeatable: the "
-    "first one leads, the others have tables too. One table has all but the loss in any case.",
+    "--metric", "metrics", multiple=True, metavar="NAME",
+    help=f"Score that the page is about: {', '.join(ALL)}, or another measure of the task. "
+    "Repeatable: the first one leads, the others have tables too. One table has all but the loss "
+    "in any case.  [default: accuracy, or the primary measure of the task]",
 )  # fmt: skip
 @click.option("--title", metavar="TEXT", help="Heading of the page.")
 @click.pass_obj
@@ -289,7 +305,7 @@ def report_command(
     """
     if len(dirs) == 1 and trials.is_search(dirs[0]):
         options = (baseline, unit, tuple(by), tuple(metrics))
-        if options != (None, None, (), ("accuracy",)):
+        if options != (None, None, (), ()):
             raise AnalysisError(
                 f"{dirs[0]}: a search by fedsim tune; --by, --baseline, --unit and --metric are "
                 "for runs"

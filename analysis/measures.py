@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from fedsim.core.errors import nearest
 
 from . import AnalysisError
-from .files import header, read_env, read_table
-from .formats import PERCENT, PLAIN, UNITS
+from .files import header, read_table
+from .formats import PERCENT, PLAIN
 from .runs import Group
-from .scores import SCORES, Score
+from .scores import Score, measures_of, scores_of
 
 TABLES = ("final_clients", "evaluations")
 ACCURACY, LOSS = "accuracy", "loss"
@@ -24,25 +22,12 @@ SHARES = ("sensitivity", "specificity")
 
 
 def measure_of(groups: Sequence[Group], name: str) -> Score:
-    """Title, unit and direction of a measure: of classes, or as env.json says of a run's task."""
-    task = _task(groups)
-    if name == LOSS and task.get("primary", ACCURACY) != ACCURACY:
-        return replace(SCORES[LOSS], unit=PLAIN)
-    if name in SCORES:
-        return SCORES[name]
-    if known := task.get("measures", {}).get(name):
-        unit = UNITS.get(known.get("unit"), PLAIN)
-        return Score(str(known.get("title", name)), unit, lowest=known.get("better") == "down")
+    """Title, unit and direction of a measure, also of one that env.json does not name."""
+    if found := scores_of(groups).get(name):
+        return found
     share, at, level = name.partition("@")
     title = f"{share} at specificity {level}" if at else share.replace("_", " ")
     return Score(title, PERCENT if share in SHARES else PLAIN)
-
-
-def _task(groups: Sequence[Group]) -> Mapping[str, Any]:
-    """What env.json of the first run says of its task; nothing of plain classes."""
-    paths = [path for group in groups for path in group.runs["path"]]
-    task = read_env(Path(paths[0])).get("task") if paths else None
-    return task if isinstance(task, dict) else {}
 
 
 def by_client(groups: Sequence[Group]) -> list[str]:
@@ -56,7 +41,7 @@ def by_client(groups: Sequence[Group]) -> list[str]:
             frame = read_table(file, ("client_id",), optional=columns)
             values = frame[frame["client_id"].notna()][columns]
             found |= dict.fromkeys(c for c in columns if values[c].notna().any())
-    primary = _task(groups).get("primary", ACCURACY)
+    primary = measures_of(groups).primary
     return sorted(found, key=lambda name: (name != primary) + (name == LOSS))
 
 

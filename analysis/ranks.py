@@ -20,7 +20,7 @@ from .formats import p_value
 from .labels import LABEL, title_of
 from .paired import SIGNIFICANT, Floats
 from .runs import group, unit_among
-from .scores import ALL, Score, by_run, completed, counts, heading
+from .scores import Score, by_run, completed, counts, heading, measure_of, measures_of
 from .stats import EQUAL, missing
 from .tables.layout import EMPTY, Table
 from .units import PARTITION, ExperimentalUnit
@@ -39,6 +39,7 @@ class Ranks:
     title: str  # of the score and the rounds that it is from
     unit: ExperimentalUnit = "seed"  # partitions are blocks of their own, seeds are averaged
     collapsed: Mapping[str, int] = field(default_factory=dict)  # number of runs, where there are
+    classes: bool = True  # whether the task is of classes
 
     @property
     def labels(self) -> list[str]:
@@ -75,10 +76,14 @@ class Ranks:
 
 
 def gather(
-    runs: pd.DataFrame, by: Sequence[str] = (LABEL,), metric: str = "accuracy", take: str = "final",
-    unit: ExperimentalUnit | None = None,
+    runs: pd.DataFrame, by: Sequence[str] = (LABEL,), metric: str | None = None,
+    take: str = "final", unit: ExperimentalUnit | None = None,
 ) -> Ranks:  # fmt: skip
-    """The ranks of methods over the settings in ``by`` and, as the unit, partitions."""
+    """The ranks of methods over the settings in ``by`` and, as the unit, partitions; by default by
+    the primary measure."""
+    measures = measures_of(runs)
+    metric = metric or measures.primary
+    score = measure_of(runs, metric)
     runs = completed(runs, [metric])
     unit = unit_among(runs, by, unit)
     groups = group(runs, by, unit)
@@ -91,9 +96,9 @@ def gather(
         )
     labels, rows = labels_in(split), dict[str, dict[str, float]]()
     for setting, inside in split.items():
-        scores = by_run(inside, metric, take)
-        empty = next(iter(scores.values())).iloc[:0]
-        every = {label: scores.get(label, empty) for label in labels}
+        found = by_run(inside, metric, take)
+        empty = next(iter(found.values())).iloc[:0]
+        every = {label: found.get(label, empty) for label in labels}
         for title, values in _blocks(setting, every, unit).items():
             lost = missing(values)
             rows[title] = {
@@ -110,14 +115,14 @@ def gather(
             "differ with --by, such as --by label --by alpha, or take partitions of the data as "
             "blocks with --unit partition"
         )
-    array = ranked(table.to_numpy(float), lowest=ALL[metric].lowest)
+    array = ranked(table.to_numpy(float), lowest=score.lowest)
     ranks = pd.DataFrame(array, table.index, table.columns)
     best = sorted(labels, key=lambda label: ranks[label].mean())
-    title = heading(metric, take)
+    title = heading(metric, take, score)
     fallen = sum((Counter(counts(inside)) for inside in split.values()), Counter[str]())
     return Ranks(
-        values=table[best], ranks=ranks[best], score=ALL[metric], unit=unit,
-        title=title[0].lower() + title[1:], collapsed=fallen,
+        values=table[best], ranks=ranks[best], score=score, unit=unit,
+        title=title[0].lower() + title[1:], collapsed=fallen, classes=measures.of_classes,
     )  # fmt: skip
 
 
@@ -253,7 +258,9 @@ def tables(ranks: Ranks) -> list[Table]:
             difference=f"{ranks.difference:.2f}", level=SIGNIFICANT,
         ),
         lacking_words(ranks),
-        say("ranks.collapsed", names="; ".join(collapsed)) if collapsed else "",
+        say("ranks.collapsed", names="; ".join(collapsed), classes=ranks.classes)
+        if collapsed
+        else "",
     )  # fmt: skip
     means = Table(
         name="ranks", title=say("ranks.title", score=ranks.title), caption=caption,

@@ -11,9 +11,11 @@ from typing import Any
 import pandas as pd
 
 from fedsim.config.keys import COLUMNS, is_setting
+from fedsim.core.measures import Measures
+from fedsim.core.rows import WHEN
 
 from . import AnalysisError, units
-from .files import read_grid, read_table
+from .files import read_env, read_grid, read_table
 from .labels import AXIS, LABEL, METHOD, NAMES, TITLES, labels, text, with_labels
 from .units import PARTITION, ExperimentalUnit
 
@@ -28,6 +30,7 @@ _EXPERIMENT = (
 """Columns and sections in which compared runs without names must agree, if not grouped by them."""
 ALIASES = {**COLUMNS, **{title: column for column, title in NAMES.items()}}
 """Columns by their key in config.yaml, and by their name in figures."""
+MEASURES = "measures"  # the column with what env.json says of the measures of a run's task
 NAMED = "named"  # the column that says whether the user has named a run
 PLACE = "place"  # the column with a run's place in the file of its sweep
 SHOWN = 8  # an error message names at most this many settings, or values of one
@@ -76,11 +79,18 @@ def summaries(runs: Iterable[Path]) -> pd.DataFrame:
         frame = read_table(file, ("seed", *RESULTS), ("algorithm",), optional_texts=(LABEL,))
         if len(frame) != 1:
             raise AnalysisError(f"{file}: {len(frame)} rows, a run has exactly one")
+        measures = Measures.of(read_env(run))
+        if rows and rows[0][MEASURES].task != measures.task:
+            raise AnalysisError(
+                f"{rows[0]['path']} and {run}: their tasks, {rows[0][MEASURES].task} and "
+                f"{measures.task}, have different measures; give runs of one task"
+            )
         if run.parent not in grids:
             grids[run.parent] = read_grid(run.parent)
         place, names = grids[run.parent].get(run.name, (math.nan, {}))
         names = {f"{AXIS}{axis}": name for axis, name in names.items()}
-        row = names | frame.to_dict("records")[0] | {"path": str(run), PLACE: place}
+        row = names | frame.to_dict("records")[0]
+        row |= {"path": str(run), PLACE: place, MEASURES: measures}
         if pd.notna(row.get("dp.epsilon")):
             row["dp.noise_multiplier"] = None  # is an outcome
         # the rounds of a run that stops without progress are an outcome
@@ -94,7 +104,9 @@ def summaries(runs: Iterable[Path]) -> pd.DataFrame:
 
 def without_repeats(table: pd.DataFrame) -> tuple[pd.DataFrame, list[Path]]:
     """The runs without those that a later one repeats in settings and results, and these."""
-    same = [*settings(table), units.SEED, LABEL, *RESULTS, *(c for c in [DATA] if c in table)]
+    scores = {m.column("test", when) for m in table[MEASURES] for when in WHEN}
+    results = [*RESULTS, *sorted(scores - {*RESULTS}), DATA]
+    same = [*settings(table), units.SEED, LABEL, *(c for c in results if c in table)]
     repeated = table[same].map(text).duplicated(keep="last")
     return table[~repeated], [Path(path) for path in table["path"][repeated]]
 

@@ -10,11 +10,13 @@ from pathlib import Path
 import pandas as pd
 
 import fedsim.core.rows as tables
+from fedsim.core.errors import nearest
+from fedsim.core.measures import Measures
 
-from . import units
+from . import AnalysisError, units
 from .files import has_rows, read_table
-from .formats import BUDGET, NATS, PERCENT, PLAIN, NumberFormat
-from .runs import Group
+from .formats import BUDGET, PERCENT, PLAIN, UNITS, NumberFormat
+from .runs import MEASURES, Group
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,17 @@ class Score:
     title: str  # in a heading, such as ``balanced accuracy``
     unit: NumberFormat = PERCENT  # how it is shown
     lowest: bool = False  # whether small values are better
+    least: float = 0.0  # the smallest possible value
+
+    @property
+    def possible(self) -> tuple[float, float]:
+        """The least and the largest possible value, as they are shown."""
+        return self.least, self.unit.factor if self.unit.name == "%" else math.inf
+
+    @property
+    def unbounded(self) -> bool:
+        """Whether the worst value is not 0."""
+        return self.lowest or self.least < 0
 
     @property
     def axis(self) -> str:
@@ -31,13 +44,18 @@ class Score:
         return self.unit.head(self.title[0].upper() + self.title[1:])
 
 
-def _score(metric: tables.Metric) -> Score:
-    """A score as its column declares it."""
-    units = {"%": PERCENT, "nats": NATS, "": BUDGET}
-    return Score(metric.title, units[metric.unit], metric.lowest)
+def _score(metric: tables.Metric, plain: NumberFormat = BUDGET, least: float = 0.0) -> Score:
+    """A score as its column, or its task, declares it; ``plain`` and ``least`` without a unit."""
+    unit = UNITS[metric.unit] if metric.unit else plain
+    return Score(metric.title, unit, metric.lowest, 0.0 if metric.unit else least)
 
 
-SCORES: Mapping[str, Score] = {name: _score(metric) for name, metric in tables.SCORES.items()}
+def shown(measures: Measures) -> dict[str, Score]:
+    """The scores of a task by name, the loss last."""
+    return {name: _score(one, PLAIN, -math.inf) for name, one in measures.scores.items()}
+
+
+SCORES: Mapping[str, Score] = shown(Measures())
 """Of the test part, by name; the columns of rounds.csv are ``test_<name>`` and ``val_<name>``."""
 OTHERS: Mapping[str, Score] = {
     column: _score(metric)
@@ -46,20 +64,26 @@ OTHERS: Mapping[str, Score] = {
 }
 """Of runs with an attack or with privacy, by their column of rounds.csv."""
 EPSILONS = tables.EPSILONS  # those that are infinite without noise
-VALIDATION: Mapping[str, str] = {f"val_{name}": name for name in SCORES}
-"""Columns of rounds.csv that searches choose by, and the score that each is on the test part."""
 ALL = {**SCORES, **OTHERS}
-METRICS: Mapping[str, Score] = {
-    f"{column}_{name}": replace(score, title=f"{part} {score.title}")
-    for column, part in {"test": "test", "val": "validation"}.items()
-    for name, score in SCORES.items()
-} | {
-    "train_loss": Score("training loss", NATS, lowest=True),
-    "conflict_ratio": Score("conflicting client pairs", lowest=True),
-    "update_norm": Score("norm of the server step", PLAIN),
-    **OTHERS,
-}
-"""What curves show, by column of rounds.csv."""
+"""Those of runs on classes."""
+
+
+def curves_of(scores: Mapping[str, Score]) -> dict[str, Score]:
+    """What curves show of runs with these scores, by column of rounds.csv."""
+    return {
+        f"{column}_{name}": replace(score, title=f"{part} {score.title}")
+        for column, part in {"test": "test", "val": "validation"}.items()
+        for name, score in scores.items()
+    } | {
+        "train_loss": replace(scores["loss"], title="training loss"),
+        "conflict_ratio": Score("conflicting client pairs", lowest=True),
+        "update_norm": Score("norm of the server step", PLAIN),
+        **OTHERS,
+    }
+
+
+METRICS: Mapping[str, Score] = curves_of(SCORES)
+"""What curves show of runs on classes."""
 TAKES: Mapping[str, str] = {
     "final": "final {}", "best": "best {}", "last10": "{} of the last 10 rounds",
 }  # fmt: skip
@@ -69,9 +93,40 @@ COLLAPSED = "collapsed"
 TOLERANCE = 1e-9  # a balanced accuracy above chance by less than this differs by rounding alone
 
 
+Runs = pd.DataFrame | Sequence[Group]
+"""Rows of :func:`analysis.runs.summaries`, or groups of them."""
+
+
+def measures_of(runs: Runs) -> Measures:
+    """The measures of the task of runs, those that any of them has."""
+    every = [runs] if isinstance(runs, pd.DataFrame) else [one.runs for one in runs]
+    found = [one for table in every if MEASURES in table for one in table[MEASURES]]
+    if not found:
+        return Measures()
+    scores = {name: score for one in found for name, score in one.scores.items()}
+    return replace(found[0], scores=scores | {"loss": scores.pop("loss")})
+
+
+def scores_of(runs: Runs) -> dict[str, Score]:
+    """The scores that tables of runs can show, by name: :data:`ALL`, or their task's own."""
+    return {**shown(measures_of(runs)), **OTHERS}
+
+
+def measure_of(runs: Runs, name: str) -> Score:
+    """Title, unit and direction of a score of runs; an AnalysisError where they have none such."""
+    known = scores_of(runs)
+    if name not in known:
+        task = measures_of(runs).task
+        raise AnalysisError(
+            f"metric {name!r}: no measure of the task {task}{nearest(name, known)}; there are "
+            f"{', '.join(known)}"
+        )
+    return known[name]
+
+
 def of_rounds(score: str) -> str:
     """The column of rounds.csv: ``test_auc``, ``epsilon``."""
-    return f"test_{score}" if score in SCORES else score
+    return score if score in OTHERS else f"test_{score}"
 
 
 def column(score: str, take: str) -> str:
@@ -79,10 +134,10 @@ def column(score: str, take: str) -> str:
     return f"{take}_{of_rounds(score)}"
 
 
-def heading(score: str, take: str) -> str:
+def heading(score: str, take: str, shown: Score) -> str:
     """``Final test accuracy``, ``Epsilon at the best round``."""
     at = "{} at the best round" if take == "best" and score in OTHERS else TAKES[take]
-    words = at.format(f"test {ALL[score].title}" if score in SCORES else ALL[score].title)
+    words = at.format(shown.title if score in OTHERS else f"test {shown.title}")
     return words[0].upper() + words[1:]
 
 
@@ -105,12 +160,14 @@ def completed(runs: pd.DataFrame, names: Collection[str]) -> pd.DataFrame:
 
 def takes(run: Path, name: str, best: float | None) -> dict[str, float]:
     """A score of a run by take, from its rounds.csv; NaN if not available."""
-    columns = (of_rounds("accuracy"), of_rounds(name))
+    evaluated = [of_rounds("accuracy"), of_rounds("loss")]
+    columns = (*evaluated, of_rounds(name))
     rounds = read_table(run / "rounds.csv", ("round",), optional=columns).set_index("round")
     if name not in EPSILONS and of_rounds(name) not in rounds:
         return dict.fromkeys(TAKES, math.nan)
     values = epsilons(run, name) if name in EPSILONS else rounds[of_rounds(name)].astype(float)
-    final = values[rounds.get("test_accuracy", values).notna()]
+    there = rounds.columns.intersection(evaluated)
+    final = values[rounds[there].notna().any(axis=1) if len(there) else values.notna()]
     return {
         "final": float(final.iloc[-1]) if len(final) else math.nan,
         "best": math.nan if best is None else float(values.get(best, math.nan)),

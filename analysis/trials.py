@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from fedsim.core.measures import Measures
 from fedsim.core.reading import parse_json
 
 from . import AnalysisError
@@ -19,7 +20,7 @@ from .figures import grid, style
 from .figures.grid import Drawing
 from .files import read_table
 from .labels import text
-from .scores import SCORES, VALIDATION, Score
+from .scores import Score, shown
 from .stats import Estimate
 from .tables.layout import EMPTY, Table
 from .words import say, sentences
@@ -41,11 +42,17 @@ class Search:
     sampler: str = ""  # how candidates were proposed; empty where it is not known
     planned: int | None = None  # number of trials of the whole search, where known
     seeds: Sequence[int] = ()  # training seeds of every trial; none where they are not known
+    measures: Measures = field(default_factory=Measures)  # of its task
+
+    @property
+    def measure(self) -> str:
+        """The name of what the metric is on any part."""
+        return self.by.removeprefix("val_")
 
     @property
     def score(self) -> Score:
         """How the metric is called and shown."""
-        return SCORES[VALIDATION[self.by]]
+        return shown(self.measures)[self.measure]
 
     @property
     def listed(self) -> pd.DataFrame:
@@ -87,11 +94,12 @@ def read_search(folder: Path) -> Search:
             table.sort_values("trial", kind="stable", ignore_index=True), keys, str(study["by"]),
             [key for key in keys if str(study["search"][key]).startswith("loguniform")],
             study.get("sampler", ""), study.get("trials"), study.get("seeds", ()),
+            Measures.of(study),
         )  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise AnalysisError(f"{file}: does not say what was searched ({error!r})") from error
-    if search.by not in VALIDATION:
-        known = ", ".join(VALIDATION)
+    if search.by not in (names := [f"val_{name}" for name in search.measures.scores]):
+        known = ", ".join(names)
         raise AnalysisError(f"{file}: unknown metric {search.by!r}; known: {known}")
     return search
 
@@ -136,9 +144,10 @@ def confirmed(folder: Path, search: Search) -> Table | None:
     if not (folder / CONFIRMED).is_file():
         return None
     scores = {search.axis: (search.by, search.score.unit)}
-    for name in ("accuracy", *({VALIDATION[search.by]} - {"accuracy", "loss"})):
-        head = SCORES[name].unit.head(f"Final test {SCORES[name].title}")
-        scores[head] = (f"final_test_{name}", SCORES[name].unit)
+    primary = search.measures.primary
+    for name in (primary, *({search.measure} - {primary, "loss"})):
+        one = shown(search.measures)[name]
+        scores[one.unit.head(f"Final test {one.title}")] = (f"final_test_{name}", one.unit)
     parts = [f"{c}_{part}" for c, _ in scores.values() for part in ("mean", "std", "ci95")]
     data = read_table(folder / CONFIRMED, numbers=("trial", "value", "n", *parts))
     rows = []

@@ -13,8 +13,9 @@ INTRO = """# Tables
 The CSV tables of a run directory and their columns, made from `fedsim/core/rows.py` by
 `python docs/tables.py`. An empty cell means "not available". Accuracies lie in 0..1; losses are
 mean cross-entropies without regularisers; where every token has a label, losses and accuracies are
-means over the tokens that count. All tables but `timings.csv` and `errors.csv` are the same, byte
-for byte, whenever one configuration runs on one kind of device.
+means over the tokens that count. In other tasks than of classes losses are the task's, accuracies
+are empty, and the task's measures have columns at the end. All tables but `timings.csv` and
+`errors.csv` are the same, byte for byte, whenever one configuration runs on one kind of device.
 
 Texts stand as they are, a carriage return as a blank. A spreadsheet runs a name that begins with
 `=` as a formula: open tables with names from data of others as text.
@@ -33,6 +34,9 @@ Texts stand as they are, a carriage return as a blank. A spreadsheet runs a name
   clients that trained, before and after fine-tuning, `heldout_accuracy_S` and
   `heldout_finetuned_accuracy_S` over those held out, for S in `mean`, `std`, `p10` and `worst`
 - `final_test_ece`, `best_test_ece`, `last10_test_ece`: the expected calibration error
+- `final_test_M`, `best_test_M`, `last10_test_M` for the measures M of another task, such as `rmse`,
+  and those of `evaluation.measures`; `best_round` is then that of the task's primary measure, and
+  `collapsed` what the task says
 - `client_accuracy_gini`: Gini coefficient of the same accuracies as of `client_accuracy_std`
 - with an attack: `final_M` and `last10_M` for M in `benign_test_accuracy`, and
   `attack_success_rate` where it has a target class

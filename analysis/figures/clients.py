@@ -14,6 +14,7 @@ from .. import series
 from ..facets import Facets, labels_in, labels_of, unit_of
 from ..labels import title_of
 from ..runs import Group
+from ..scores import Score, measure_of, measures_of
 from ..stats import over_units
 from ..tables.clients import PARTS, last_scores
 from . import grid, style
@@ -25,37 +26,50 @@ DARK = "#444444"
 
 def by_client(facets: Facets) -> Drawing | Absent:
     """A dot per client (and partition), a mean over seeds, and a box per method."""
-    by_part = {setting: _accuracies(groups) for setting, groups in facets.items()}
+    name, score = _primary(facets)
+    title, factor = score.title[0].upper() + score.title[1:], score.unit.factor
+    by_part = {setting: _by_part(groups, name, factor) for setting, groups in facets.items()}
     part = next((name for name in PARTS if any(parts[name] for parts in by_part.values())), None)
     if part is None:
-        return grid.absent("clients")
+        return grid.absent("clients", score=title)
     chosen = {setting: parts[part] for setting, parts in by_part.items()}
     labels, lines = labels_of(chosen), grid.facet_lines(facets)
     with style.look():
-        fig, places = grid.method_rows(list(chosen), labels, "Client accuracy (%)")
+        fig, places = grid.method_rows(
+            list(chosen), labels, score.unit.head(f"Client {score.title}")
+        )
         for axes, frames in zip(places, chosen.values(), strict=True):
             for label, frame in frames.items():
                 _strip(axes, frame["mean"].to_numpy(), labels.index(label), lines[label].colour)
     counts = [n for frames in chosen.values() for frame in frames.values() for n in frame["n"]]
     return grid.drawing(
-        "clients", fig, part=PARTS[part], unit=unit_of(facets),
+        "clients", fig, part=PARTS[part], unit=unit_of(facets), score=title, lowest=score.lowest,
         means=grid.means_note(counts, "seed"),
         without="; ".join(title_of(one) for one in labels_in(facets) if one not in labels),
     )  # fmt: skip
 
 
-def _accuracies(groups: Sequence[Group]) -> dict[str, dict[str, pd.DataFrame]]:
-    """By part and label, mean (per cent) and n by client_id, or by client and partition."""
+def _primary(facets: Facets) -> tuple[str, Score]:
+    """The primary measure of the runs."""
+    groups = [group for inside in facets.values() for group in inside]
+    name = measures_of(groups).primary
+    return name, measure_of(groups, name)
+
+
+def _by_part(
+    groups: Sequence[Group], name: str, factor: float
+) -> dict[str, dict[str, pd.DataFrame]]:
+    """By part and label, mean (as shown) and n by client_id, or by client and partition."""
 
     def summary(frame: pd.DataFrame) -> pd.DataFrame:
-        values = 100 * series.per_unit(frame)
+        values = factor * series.per_unit(frame)
         if groups[0].unit == "seed":
-            return pd.DataFrame(over_units(values, ["client_id"])["accuracy"])
+            return pd.DataFrame(over_units(values, ["client_id"])[name])
         return values.set_axis(["mean"], axis=1).assign(n=1)
 
     return {
         part: {label: summary(frame) for label, frame in frames.items()}
-        for part, frames in last_scores(groups).items()
+        for part, frames in last_scores(groups, name).items()
     }
 
 
@@ -77,21 +91,22 @@ def _strip(
 
 def by_group(facets: Facets) -> Drawing | Absent:
     """Mean accuracy and 95 % interval by group of test samples, one row per method."""
-    condition = {"split": "test"}
-    accuracies = {
+    condition, (measure, score) = {"split": "test"}, _primary(facets)
+    title, factor = score.title[0].upper() + score.title[1:], score.unit.factor
+    scores = {
         setting: {
-            label: frame["accuracy"]
+            label: frame[measure]
             for label, frame in series.aggregated(
-                groups, "evaluations", ["accuracy"], "group", condition, take="last"
+                groups, "evaluations", [measure], "group", condition, take="last"
             ).items()
         }
         for setting, groups in facets.items()
     }
-    frames = [frame for by_label in accuracies.values() for frame in by_label.values()]
+    frames = [frame for by_label in scores.values() for frame in by_label.values()]
     if not frames:
-        return grid.absent("groups")
+        return grid.absent("groups", score=title)
     names = list(dict.fromkeys(name for frame in frames for name in frame.index))
-    labels, lines = labels_of(accuracies), grid.facet_lines(facets)
+    labels, lines = labels_of(scores), grid.facet_lines(facets)
     looks: dict[str, dict[str, Any]] = {
         name: {"marker": MARKERS[i % len(MARKERS)], "markersize": 7, "linestyle": ""}
         | ({"markerfacecolor": "white"} if i else {})
@@ -99,10 +114,16 @@ def by_group(facets: Facets) -> Drawing | Absent:
     }
     note = grid.unit_note((n for frame in frames for n in frame["n"]), unit_of(facets), "bar")
     with style.look():
-        fig, places = grid.method_rows(list(accuracies), labels, "Test accuracy (%)", most=2)
-        for axes, by_label in zip(places, accuracies.values(), strict=True):
+        fig, places = grid.method_rows(
+            list(scores), labels, score.unit.head(f"Test {score.title}"), most=2
+        )
+        for axes, by_label in zip(places, scores.values(), strict=True):
             for label, frame in by_label.items():
-                row, means, halves = labels.index(label), 100 * frame["mean"], 100 * frame["half"]
+                row, means, halves = (
+                    labels.index(label),
+                    factor * frame["mean"],
+                    factor * frame["half"],
+                )
                 axes.plot([means.min(), means.max()], [row, row], color="#BBBBBB", linewidth=1.2)
                 for name in means.index:
                     axes.errorbar(
@@ -111,4 +132,4 @@ def by_group(facets: Facets) -> Drawing | Absent:
                     )  # fmt: skip
         handles = [Line2D([], [], color=DARK, **look) for look in looks.values()]
         grid.legend(fig, handles, names, note)
-    return grid.drawing("groups", fig, names=", ".join(names), note=note)
+    return grid.drawing("groups", fig, names=", ".join(names), note=note, score=title)

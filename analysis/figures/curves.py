@@ -17,7 +17,17 @@ from ..facets import facets
 from ..files import has_rows, read_table
 from ..labels import title_of
 from ..runs import Group
-from ..scores import EPSILONS, METRICS, OTHERS, epsilons, of_rounds
+from ..scores import (
+    EPSILONS,
+    OTHERS,
+    Runs,
+    Score,
+    curves_of,
+    epsilons,
+    measures_of,
+    of_rounds,
+    scores_of,
+)
 from ..series import per_unit
 from ..stats import over_units
 from ..units import ExperimentalUnit
@@ -96,7 +106,7 @@ def figure(
     groups: Sequence[Group], metrics: Sequence[str] = ("test_accuracy", "test_loss"),
     smooth: int = 1, settings: Sequence[str] = (), x: X = "round",
 ) -> Figure:  # fmt: skip
-    """A row of panels per metric, a key of :data:`analysis.scores.METRICS`; a line per method."""
+    """A row of panels per metric, a key of :func:`analysis.scores.curves_of`; a line per method."""
     split = facets(groups, settings)
     values_of = by_round if x == "round" else by_seconds
     axis = "Communication round" if x == "round" else "Simulated seconds"
@@ -113,37 +123,42 @@ def figure(
             stacked = pd.DataFrame({metric: values_of(one, metric, smooth).T.stack()})
             curves[one.label] = over_units(per_unit(stacked), ["round"])
         if curves:
-            shown.append(panel(metric, curves, groups[0].unit, setting, axis))
+            score = curves_of(scores_of(groups))[metric]
+            shown.append(panel(metric, score, curves, groups[0].unit, setting, axis))
     note = say("curves.note", note=grid.panel_note(shown), lacking=lacking, smooth=smooth)
     return grid.curves_figure(shown, note, grid.facet_lines(split))
 
 
 def draw(
-    rounds: Rounds, score: str, unit: ExperimentalUnit, lines: Mapping[str, style.Line]
-) -> Drawing | Absent:
+    rounds: Rounds, score: str, unit: ExperimentalUnit, lines: Mapping[str, style.Line],
+    runs: Runs = (),
+) -> Drawing | Absent:  # fmt: skip
     """A score of the test part and the loss by round, a column per setting; ``lines`` by label."""
     present = {column for frames in rounds.values() for f in frames.values() for column in f}
-    first = of_rounds(score) if of_rounds(score) in present else "test_accuracy"
+    primary, shown = measures_of(runs).column("test"), curves_of(scores_of(runs))
+    first = of_rounds(score) if of_rounds(score) in present else primary
     panels = [
         panel(
-            metric, {label: over_units(frame, ["round"]) for label, frame in frames.items()}, unit,
-            setting,
+            metric, shown[metric],
+            {label: over_units(frame, ["round"]) for label, frame in frames.items()}, unit, setting,
         )
         for metric in dict.fromkeys((first, "test_loss"))
         for setting, frames in rounds.items()
     ]  # fmt: skip
     labels = dict.fromkeys(panel.label for panel in panels if panel.curves)
-    return grid.of_panels("curves", panels, lines, unit=unit, what=listed([*labels]))
+    low = shown[first].title.removeprefix("test ") if shown[first].lowest else ""
+    return grid.of_panels(
+        "curves", panels, lines, unit=unit, what=listed([*labels]), low=low,
+        score=measures_of(runs).title,
+    )  # fmt: skip
 
 
 def panel(
-    metric: str, estimates: Mapping[str, pd.DataFrame], unit: ExperimentalUnit, setting: str,
-    x: str = "Communication round", rising: bool = False,
+    metric: str, shown: Score, estimates: Mapping[str, pd.DataFrame], unit: ExperimentalUnit,
+    setting: str, x: str = "Communication round", rising: bool = False,
 ) -> Panel:  # fmt: skip
     """Of :func:`~analysis.stats.over_units` by label; ``rising``: a logarithmic x axis."""
-    shown = METRICS[metric]
-    factor = shown.unit.factor
     return Panel(
-        label=shown.axis, curves=grid.curves(estimates, metric, factor), title=setting, unit=unit,
-        possible=(0, 100 if factor == 100 else math.inf), x=x, log=rising, rising=rising,
+        label=shown.axis, curves=grid.curves(estimates, metric, shown.unit.factor), title=setting,
+        unit=unit, possible=shown.possible, x=x, log=rising, rising=rising,
     )  # fmt: skip

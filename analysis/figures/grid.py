@@ -262,7 +262,7 @@ def drawing(
     key: str, figure: Figure, *, name: str = "", title: str = "", **values: object
 ) -> Drawing:
     """A figure with its texts in figures.j2, by default named as their section."""
-    values = {"title": title or say(f"{key}.title"), **values}
+    values = {"title": title or say(f"{key}.title", **values), **values}
     return Drawing(
         name=name or key, title=str(values["title"]), figure=figure,
         caption=say(f"{key}.caption", **values), reading=say(f"{key}.reading", **values),
@@ -275,14 +275,14 @@ def of_panels(
     """The figure of a section that has the panels with curves; absent where there are none."""
     shown = [panel for panel in panels if panel.curves]
     if not shown:
-        return absent(key)
+        return absent(key, **values)
     note = panel_note(shown)
     return drawing(key, curves_figure(shown, note, lines), note=note, **values)
 
 
-def absent(key: str) -> Absent:
+def absent(key: str, **values: Any) -> Absent:
     """The figure of a section of figures.j2 is absent, for the reason that stands there."""
-    return Absent(say(f"{key}.title"), say(f"{key}.absent"))
+    return Absent(say(f"{key}.title", **values), say(f"{key}.absent", **values))
 
 
 def facet_lines(facets: Facets) -> dict[str, style.Line]:

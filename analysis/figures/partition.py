@@ -54,7 +54,9 @@ def figure(
     """
     clients, total = frame["client_id"].nunique(), int(frame["train_samples"].sum())
     title = f"{clients:,} client{'' if clients == 1 else 's'}, {total:,} training samples"
-    frame = frame.assign(label=frame["label"].clip(lower=0))  # texts have the label -1
+    if not (classes := frame["label"].max() >= 0):  # -1, without classes to count
+        class_names = class_names if len(class_names) == 1 else ("samples",)
+    frame = frame.assign(label=frame["label"].clip(lower=0))
     counts = matrix(frame)
     cells = 0.34 * max(len(counts), 3)
     heights = [2.5 + min(cells, 8), *([0.55 + 0.94 * len(rows)] if rows else [])]
@@ -67,7 +69,7 @@ def figure(
         )
         top.set_title(title, loc="left")
         _totals(top, counts)
-        _cells(middle, counts, class_names)
+        _cells(middle, counts, class_names, "Class" if classes else "")
         _clients(middle, frame, counts, held_out)
         parts[0].align_ylabels((top, middle))
         for part in parts[1:]:
@@ -89,7 +91,7 @@ def _totals(axes: Axes, counts: pd.DataFrame) -> None:
     axes.tick_params(bottom=False, labelbottom=False)
 
 
-def _cells(axes: Axes, counts: pd.DataFrame, class_names: Sequence[str]) -> None:
+def _cells(axes: Axes, counts: pd.DataFrame, class_names: Sequence[str], axis: str) -> None:
     values = counts.to_numpy()
     num_classes, num_clients = values.shape
     norm = PowerNorm(0.5, vmin=0, vmax=max(1, values.max()))
@@ -100,7 +102,7 @@ def _cells(axes: Axes, counts: pd.DataFrame, class_names: Sequence[str]) -> None
     }
     edge = 0.8 if num_clients <= 100 else 0
     image = grid.heat_cells(axes, values, texts, norm=norm, linewidth=edge)
-    axes.set_ylabel("Class")
+    axes.set_ylabel(axis)
     names = style.of_labels(counts.index.astype(int).tolist(), class_names)
     axes.set_yticks(*grid.thinned(names, 16))
     axes.invert_yaxis()

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from .. import AnalysisError
 from ..labels import AXIS, METHOD, computed, text
 from ..runs import Group
-from ..scores import epsilons
+from ..scores import curves_of, epsilons, scores_of
 from ..series import per_unit
 from ..stats import over_units
 from . import grid
@@ -46,7 +46,8 @@ def figure(groups: Sequence[Group], metrics: Sequence[str], smooth: int = 1) -> 
                 curves[f"{line}, no noise"] = ends
         made = {line: pd.concat(points).sort_index() for line, points in curves.items()}
         axis = "Epsilon after the last round"
-        panels.append(panel(metric, made, groups[0].unit, "", axis, rising=True))
+        shown = curves_of(scores_of(groups))[metric]
+        panels.append(panel(metric, shown, made, groups[0].unit, "", axis, rising=True))
     return grid.curves_figure(panels, grid.panel_note(panels))
 
 

@@ -69,10 +69,10 @@ def _row(
     axes: Axes, values: pd.Series[float], row: int, colour: str, fallen: bool, of: Outcome
 ) -> None:
     """Mean with its interval within the possible values, a tick for each unit, and the mean."""
-    most = math.inf if of.shown.lowest else of.shown.unit.factor
+    least, most = of.shown.possible
     summary = estimate(values.tolist())
     axes.plot(values, [row + 0.27] * len(values), "|", color=colour, markersize=6, alpha=0.8)
-    ends = [[min(summary.half, summary.mean)], [min(summary.half, most - summary.mean)]]
+    ends = [[min(summary.half, summary.mean - least)], [min(summary.half, most - summary.mean)]]
     axes.errorbar(
         summary.mean, row, xerr=None if math.isnan(summary.half) else ends, fmt="o",
         color=colour, capsize=3, markersize=7, elinewidth=1.4,

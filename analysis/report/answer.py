@@ -21,7 +21,7 @@ from ..formats import NumberFormat
 from ..labels import title_of
 from ..paired import SIGNIFICANT, T
 from ..runs import Group, first_run
-from ..scores import ALL, COLLAPSED, Score, by_run, counts, heading
+from ..scores import COLLAPSED, Score, by_run, counts, heading, measure_of, measures_of
 from ..stats import FEWEST, cells, ranked
 from ..tables.captions import comparisons, interval_words, power_words, signs
 from ..tables.clients import last_scores
@@ -49,7 +49,9 @@ class Outcome:
     @property
     def shown(self) -> Score:
         """The score of the values."""
-        return next(iter(self.sites.values())).shown if self.by_site else ALL[self.score]
+        if self.by_site:
+            return next(iter(self.sites.values())).shown
+        return measure_of(_groups(self), self.score)
 
     @property
     def unit(self) -> ExperimentalUnit:
@@ -66,7 +68,7 @@ class Outcome:
         """``Final test accuracy``."""
         return say(
             "answer.title", by_site=self.by_site, score=self.shown.title,
-            heading=heading(self.score, "final"),
+            heading=heading(self.score, "final", self.shown),
         )  # fmt: skip
 
     @property
@@ -106,7 +108,8 @@ class Outcome:
             if several:
                 collapsed = {("", label): n for label, n in self.collapsed[setting].items()}
                 shown = ranked(shown, {"": values}, lowest=lowest, collapsed=collapsed)
-                texts = [signs(shown, T, lowest=lowest)]
+                classes = measures_of(_groups(self)).of_classes
+                texts = [signs(shown, T, lowest=lowest, classes=classes)]
             caption = say("answer.caption", score=self.shown.title, signs=" ".join(texts))
             made[setting] = detailed(
                 "sites_mean" if len(self.values) == 1 else f"sites_mean_{number}",
@@ -201,7 +204,7 @@ def summary(of: Outcome) -> list[str]:
     result = [say("answer.best", **standing(setting, of)) for setting in settings[:MOST]]
     more = say(
         "answer.more", without=names([*without]) if of.by_site and without else "",
-        score=of.shown.title, wanted=ALL[of.wanted].title, key=of.wanted,
+        score=of.shown.title, wanted=measure_of(groups, of.wanted).title, key=of.wanted,
         other=of.by_site and of.score != of.wanted, more=len(settings) - MOST,
     )  # fmt: skip
     return [text.strip() for text in (compared, " ".join([*result, more]), _whom(of)) if text]
@@ -287,7 +290,8 @@ def findings(of: Outcome, baseline: str | None, compared: Mapping[str, Table]) -
         if (number := of.collapsed[setting].get(group.label, 0))
     ]
     complete = all(COLLAPSED in g.runs and g.runs[COLLAPSED].notna().all() for g in _groups(of))
-    texts.append(say("finding.collapsed", names=fallen, known=complete))
+    classes = measures_of(_groups(of)).of_classes
+    texts.append(say("finding.collapsed", names=fallen, known=complete, classes=classes))
     return [text for text in texts if text]
 
 

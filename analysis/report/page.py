@@ -15,12 +15,11 @@ from fedsim.core.terminal import printable
 
 from .. import AnalysisError, series, trials
 from ..facets import Facets, facets, settings_by, unit_of
-from ..figures import classes, curves, losses, partition, phases, scores, style, updates
+from ..figures import classes, curves, losses, masks, partition, phases, scores, style, updates
 from ..figures import clients as client_figures
 from ..figures import sites as site_figures
 from ..figures.grid import Absent, Drawing, facet_lines
 from ..files import client_names
-from ..formats import PERCENT
 from ..labels import HALVES, METHOD, meant, text, title_of
 from ..measures import by_client
 from ..runs import (
@@ -35,7 +34,7 @@ from ..runs import (
     unit_among,
     without_repeats,
 )
-from ..scores import ALL, SCORES, TAKES, completed, of_rounds
+from ..scores import TAKES, completed, measure_of, measures_of, of_rounds
 from ..tables import captions, layout, pairs, sites
 from ..tables import scores as score_tables
 from ..units import PARTITION, ExperimentalUnit
@@ -50,9 +49,9 @@ SECTIONS = {
     "caveats": "Left out, and how to make it again",
 }  # fmt: skip
 """The sections after the answer, by their anchor."""
-ALWAYS = ("test_accuracy", "test_loss", "conflict_ratio")
+ALWAYS = ("test_loss", "conflict_ratio")
 IF_PRESENT = ("gradient_diversity", "top_axis_share")
-"""Columns of rounds.csv in figures; the latter only if all runs have them."""
+"""Columns of rounds.csv in figures, beside the primary; the latter only if all runs have them."""
 LISTED = 60  # a page lists at most this many sites by name; `fedsim table --metric sites` lists all
 
 
@@ -81,16 +80,21 @@ class Written:
 def write(
     dirs: Sequence[Path], out: Path, by: Sequence[str] = (), baseline: str | None = None,
     title: str | None = None, descriptions: Descriptions | None = None,
-    metrics: Sequence[str] = ("accuracy",), unit: ExperimentalUnit | None = None,
+    metrics: Sequence[str] = (), unit: ExperimentalUnit | None = None,
 ) -> Written:  # fmt: skip
     """Writes ``report.html``, ``figures/`` and ``tables/`` to a new, empty or earlier folder.
 
-    Settings in ``by`` become panels; the first of the ``metrics`` leads. Raises AnalysisError.
+    Settings in ``by`` become panels; the first of the ``metrics`` leads, by default the primary
+    measure. Raises AnalysisError.
     """
     _check(out)
     finished, unfinished = find(dirs)
     runs, repeated = without_repeats(summaries(finished))
-    runs = completed(runs, {*SCORES} - {"loss"} | {*metrics})
+    measures = measures_of(runs)
+    metrics = metrics or (measures.primary,)
+    for metric in metrics:
+        measure_of(runs, metric)
+    runs = completed(runs, {*measures.scores} - {"loss"} | {*metrics})
     by = by or default_by(runs, unit)
     every = group(runs, by, unit_among(runs, by, unit))
     settings = settings_by(by, every)
@@ -130,7 +134,7 @@ def write(
         unknown=answer.unknown(main, unfinished), first=[figures.pop(0)[1]],
         findings=answer.findings(main, baseline, compared),
         sections=_sections(about, whom, made, figures, _caveats(absent, unfinished, dirs)),
-        opened="clients" if main.by_site else "",
+        opened="clients" if main.by_site else "", measures=measures,
     )  # fmt: skip
     return Written(out / PAGE, unfinished, absent)
 
@@ -176,7 +180,7 @@ def write_search(folder: Path, out: Path, title: str | None = None) -> Written:
     _write_page(
         out, files, [*confirmed, table], title=title or f"Search over {', '.join(search.keys)}",
         lead=trials.lead(search), plain=[], unknown=[], findings=trials.findings(search),
-        first=[first], sections=sections, opened="",
+        first=[first], sections=sections, opened="", measures=search.measures,
     )  # fmt: skip
     return Written(out / PAGE, (), ())
 
@@ -221,7 +225,8 @@ def _drawings(
 ) -> Iterator[tuple[str, Drawing | Absent]]:
     """Yields the figures, each with the key of its section; one is in memory at a time."""
     split, score, unit = main.facets, main.wanted, groups[0].unit
-    columns = ALWAYS if series.absent(groups, "rounds", IF_PRESENT) else (*ALWAYS, *IF_PRESENT)
+    always = (measures_of(groups).column("test"), *ALWAYS)
+    columns = always if series.absent(groups, "rounds", IF_PRESENT) else (*always, *IF_PRESENT)
     if not series.absent(groups, "rounds", [of_rounds(score)]):
         columns = tuple(dict.fromkeys((*columns, of_rounds(score))))
     rounds = {t: series.values(inside, "rounds", columns) for t, inside in split.items()}
@@ -230,10 +235,13 @@ def _drawings(
     for by_site, pairs_drawn in enumerate(site_figures.drawings(main), 1):
         yield "clients" if by_site > 1 else "answer", pairs_drawn
     yield "clients", scores.draw(main, answer.lacking(main))
-    yield "curves", curves.draw(rounds, score, unit, lines)
-    for drawing in classes.by_class(split):
+    yield "curves", curves.draw(rounds, score, unit, lines, groups)
+    if measures_of(groups).of_classes:
+        for drawing in classes.by_class(split):
+            yield "curves", drawing
+        yield "curves", classes.confusion(split)
+    for drawing in masks.drawings(split):
         yield "curves", drawing
-    yield "curves", classes.confusion(split)
     yield "curves", client_figures.by_group(split)
     yield "losses", losses.by_round(split)
     yield "losses", losses.by_alpha(facets(groups, [c for c in settings if c != "alpha"]))
@@ -259,12 +267,12 @@ def _tables(
             cross = score_tables.crossed_score(
                 runs, by, settings[0], metric, take, baseline, unit=unit
             )
-            yield from layout.with_differences([cross], ALL[metric].unit)
+            yield from layout.with_differences([cross], measure_of(runs, metric).unit)
         made = score_tables.scored(groups, metric, take, baseline)
-        yield from layout.with_variances([made], ALL[metric].unit)
+        yield from layout.with_variances([made], measure_of(runs, metric).unit)
     if pairs.has_pairs(runs, by):
-        paired = [pairs.accuracies(runs, by, unit=unit)]
-        yield from layout.with_differences(layout.with_variances(paired, PERCENT), PERCENT)
+        paired, shown = [pairs.accuracies(runs, by, unit=unit)], pairs.measure(runs).unit
+        yield from layout.with_differences(layout.with_variances(paired, shown), shown)
     if pairs.any_target(runs):
         yield pairs.reached(runs, by, unit=unit)
     for name, rest in (

@@ -29,8 +29,9 @@ def interval_words(unit: ExperimentalUnit, test: Test = T) -> str:
     return say("units.interval", unit=unit, ratio=test.ratio if test.kind == "corrected" else None)
 
 
-def signs(shown: Sequence[Cell], test: Test, *, lowest: bool = False) -> str:
-    """The caption's sentences on ±, on what is bold, and on the collapsed runs."""
+def signs(shown: Sequence[Cell], test: Test, *, lowest: bool = False, classes: bool = True) -> str:
+    """The caption's sentences on ±, on what is bold, and on the collapsed runs, of ``classes`` or
+    of another task."""
     unit = unit_of(shown)
     rivals = Counter((cell.column, conditions(cell.row)) for cell in shown)
     several = any(cell.estimate.n > 1 for cell in shown)
@@ -42,7 +43,8 @@ def signs(shown: Sequence[Cell], test: Test, *, lowest: bool = False) -> str:
         settings=len({settings for _, settings in rivals}) > 1,
         missing=any(cell.missing for cell in shown), leads=any(cell.leads for cell in shown),
         enough=any(cell.estimate.n >= FEWEST for cell in shown), incomplete=incomplete(shown),
-        sign=COLLAPSE, collapsed=_by_method(shown, {c: (c.collapsed, 0) for c in shown}), **LEVELS,
+        sign=COLLAPSE, collapsed=_by_method(shown, {c: (c.collapsed, 0) for c in shown}),
+        classes=classes, **LEVELS,
     )  # fmt: skip
 
 

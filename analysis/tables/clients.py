@@ -12,10 +12,10 @@ from itertools import product
 import pandas as pd
 
 from .. import AnalysisError, series
-from ..formats import PERCENT
 from ..labels import AXIS, title_of
 from ..paired import T, Test
 from ..runs import Group
+from ..scores import Score, measure_of, measures_of
 from ..stats import Values, cells, ranked, reference
 from ..units import COLUMNS
 from ..words import say
@@ -77,26 +77,28 @@ def spreads(groups: Sequence[Group], baseline: str | None = None, test: Test = T
         raise AnalysisError(
             f"baseline {baseline}: nothing to compare with it; the runs are {known}"
         )
-    last = last_scores(groups)
-    values = {f"evaluated_{part}": _over_clients(last[part]) for part in EVALUATED}
+    primary = measures_of(groups).primary
+    last, score = last_scores(groups, primary), measure_of(groups, primary)
+    values = {f"evaluated_{part}": _over_clients(last[part], score.lowest) for part in EVALUATED}
     values |= {prefix: _of_summaries(groups, prefix) for prefix in FINAL}
     scored = series.by_run(groups, "final_clients", ["split"], (), {"held_out": 1}, reduced="first")
     splits = {label: frame["split"].droplevel(series.WHOLE) for label, frame in scored.items()}
     for part in HELDOUT:
         runs = {label: split.index[split == part] for label, split in splits.items()}
         values[f"heldout_{part}"] = _of_summaries(groups, "heldout_accuracy", runs)
-    made = [_table(key, of, labels, baseline, test) for key, of in values.items() if of]
+    made = [_table(key, of, labels, baseline, test, score) for key, of in values.items() if of]
     if not made:
         raise AnalysisError(say("spreads.absent"))
     return made
 
 
-def _over_clients(accuracies: Mapping[str, pd.DataFrame]) -> Values:
-    """Each run's spread over its clients, from the accuracies of :func:`last_scores`."""
+def _over_clients(scores: Mapping[str, pd.DataFrame], lowest: bool) -> Values:
+    """Each run's spread over its clients, from the scores of :func:`last_scores`."""
     values: dict[str, dict[str, pd.Series[float]]] = {}
-    for label, frame in accuracies.items():
-        runs = frame["accuracy"].groupby(level=list(frame.index.names[:-1]))
-        spread = (runs.mean(), runs.quantile(0.1), runs.min(), runs.std(ddof=0))
+    for label, frame in scores.items():
+        runs = frame[frame.columns[0]].groupby(level=list(frame.index.names[:-1]))
+        worst = (runs.quantile(0.9), runs.max()) if lowest else (runs.quantile(0.1), runs.min())
+        spread = (runs.mean(), *worst, runs.std(ddof=0))
         for name, of in zip(SPREADS, spread, strict=True):
             values.setdefault(name, {})[label] = of
     return values
@@ -118,21 +120,24 @@ def _of_summaries(
 
 
 def _table(
-    key: str, values: Values, every: Sequence[str], baseline: str | None, test: Test
+    key: str, values: Values, every: Sequence[str], baseline: str | None, test: Test, score: Score
 ) -> Table:
     labels = [label for label in every if any(label in of for of in values.values())]
     compared = baseline is not None and _compared(labels, baseline)
     ranks = {name: of for name, of in values.items() if name != "std"}
-    shown = ranked(cells(values, baseline if compared else None, test), ranks, test)
+    made = cells(values, baseline if compared else None, test)
+    shown = ranked(made, ranks, test, lowest=score.lowest)
     caption = say(
-        "spreads.caption", signs=signs(shown, test),
-        comparisons=comparisons(shown, baseline, test, PERCENT) if compared else "",
+        "spreads.caption", signs=signs(shown, test, lowest=score.lowest), lowest=score.lowest,
+        percent=score.unit.name == "%",
+        comparisons=comparisons(shown, baseline, test, score.unit) if compared else "",
         not_compared=title_of(baseline) if baseline is not None and not compared else "",
         there=any(reference(label, labels, baseline) for label in labels),
         without="; ".join(title_of(label) for label in every if label not in labels),
     )  # fmt: skip
-    heads = {name: PERCENT.head(SPREADS[name]) for name in values}
-    return crossed(f"clients_{key}", say(f"spreads.{key}"), caption, shown, heads, PERCENT)
+    heads = {name: score.unit.head(SPREADS[name]) for name in values}
+    title = say(f"spreads.{key}", score=score.title[0].upper() + score.title[1:])
+    return crossed(f"clients_{key}", title, caption, shown, heads, score.unit)
 
 
 def _compared(labels: Sequence[str], baseline: str) -> bool:

@@ -9,11 +9,11 @@ from itertools import product
 import pandas as pd
 
 from .. import AnalysisError
-from ..formats import PERCENT, NumberFormat
+from ..formats import NumberFormat
 from ..labels import LABEL, computed, labels, text, title_of
 from ..paired import SIGNIFICANT, T, Test
 from ..runs import Group, check_columns, expanded, group, order
-from ..scores import completed, counts
+from ..scores import Score, completed, counts, measure_of, measures_of
 from ..stats import Cell, cells, compared, missing, ranked
 from ..units import ExperimentalUnit
 from ..words import say
@@ -24,8 +24,8 @@ EXPERIMENT = ("dataset", "alpha", "num_clients", "sample_rate", "train.local_epo
 """Columns of summary.csv that define an experiment, the outermost first."""
 TARGET = "target_accuracy"
 """Column of summary.csv: the accuracy (0..1) whose first round is recorded."""
-GLOBAL, LOCAL = "final_test_accuracy", "client_test_accuracy"
-"""Accuracy on the pooled test data, and its mean over the clients' own test parts."""
+LOCAL = "client_test_accuracy"
+"""The mean accuracy over the clients' own test parts."""
 MEASURES: Mapping[str, str] = {
     "rounds_to_target": "rounds", "seconds_to_target": "seconds",
     "simulated_seconds_to_target": "simulated seconds",
@@ -38,25 +38,36 @@ def accuracies(
     table: pd.DataFrame, by: Sequence[str] = (LABEL,), columns: str | None = None,
     test: Test = T, unit: ExperimentalUnit = "seed",
 ) -> Table:  # fmt: skip
-    """FedGH's Tables II, IV and V: final accuracies on pooled (Acc_g) and own data (Acc_l)."""
+    """FedGH's Tables II, IV and V: final accuracies on pooled (Acc_g) and own data (Acc_l); of
+    other tasks the primary measure on pooled data."""
     values: dict[str, dict[str, pd.Series[float]]] = {}
     collapsed: dict[tuple[str, str], int] = {}
+    measures, score = measures_of(table), measure(table)
     table = completed(table, ())
     for title, groups in experiments(table, by, differing(table, columns), unit).items():
-        local, pooled = _by_run(groups, LOCAL), _by_run(groups, GLOBAL)
+        local, pooled = (_by_run(groups, c) for c in (LOCAL, measures.column("test", "final")))
         parts = {f"{title} Acc_l": local, f"{title} Acc_g": pooled} if local else {title: pooled}
         for head, series in parts.items():
             values[head.strip()] = series
             collapsed |= {(head.strip(), row): count for row, count in counts(groups).items()}
-    statistics = ranked(compared(values, base, test), values, test, collapsed=collapsed)
-    caption = say("pairs.caption", signs=signs(statistics, test))
+    lowest, named = score.lowest, score.title[0].upper() + score.title[1:]
+    made = compared(values, base, test)
+    statistics = ranked(made, values, test, lowest=lowest, collapsed=collapsed)
+    meant = signs(statistics, test, lowest=lowest, classes=measures.of_classes)
+    caption = say("pairs.caption", signs=meant, score=named, percent=score.unit.name == "%")
     if any(title.endswith("Acc_l") for title in values):
         caption += " " + say("pairs.own")
     if any(cell.comparison for cell in statistics):
-        caption += comparisons(statistics, say("pairs.baseline"), test, PERCENT)
-    heads = {title: title or PERCENT.head("Accuracy") for title in values}
+        caption += comparisons(statistics, say("pairs.baseline"), test, score.unit)
+    heads = {title: title or score.axis for title in values}
     rows = titles(dict.fromkeys(cell.row for cell in statistics))
-    return crossed("pairs", say("pairs.title"), caption, statistics, heads, PERCENT, rows=rows)
+    title = say("pairs.title", score=score.unit.head(f"Final test {score.title}"))
+    return crossed("pairs", title, caption, statistics, heads, score.unit, rows=rows)
+
+
+def measure(table: pd.DataFrame) -> Score:
+    """The score of :func:`accuracies`."""
+    return measure_of(table, measures_of(table).primary)
 
 
 def experiments(

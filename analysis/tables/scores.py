@@ -12,7 +12,7 @@ import pandas as pd
 
 from .. import AnalysisError, paired, scores, series
 from ..facets import settings_by
-from ..formats import NATS, NONE, PERCENT, PLAIN
+from ..formats import NONE, PLAIN, NumberFormat
 from ..labels import AXIS, LABEL, labels, meant, text, title_of
 from ..paired import T, Test
 from ..runs import (
@@ -24,7 +24,19 @@ from ..runs import (
     unit_among,
     values_of,
 )
-from ..scores import ALL, SCORES, TAKES, Score, by_run, completed, counts
+from ..scores import (
+    EPSILONS,
+    SCORES,
+    TAKES,
+    Score,
+    by_run,
+    completed,
+    counts,
+    measure_of,
+    measures_of,
+    scores_of,
+    shown,
+)
 from ..stats import Cell, Values, cells, ranked
 from ..units import COLUMNS, ExperimentalUnit, finite
 from ..words import say
@@ -37,14 +49,14 @@ TERMS: Mapping[str, str] = {
     "global_loss": "Global",
 }  # fmt: skip
 """Columns of decomposition.csv; the first three add up to the last."""
-NAMES = (
-    *ALL,
+TABLES = (
     *("scores", "clients", "sites", "pairs", "target", "groups", "decomposition", "participation"),
 )
-"""The tables by name, which the help of ``fedsim table --metric`` explains."""
-VERDICTS = (*ALL, "pairs", "groups")  # the tables that show verdicts
-RESPLIT = (*SCORES, "scores", "pairs")
-"""The tables of scores of the whole test part, whose size the corrected test takes."""
+"""The tables by name, beside those of a score, which ``fedsim table --help`` explains."""
+VERDICTS = ("pairs", "groups")  # those that show verdicts, beside those of a score
+RESPLIT = ("scores", "pairs")
+"""Those of scores of the whole test part, whose size the corrected test takes."""
+UNITS = {"%": " in per cent", "nats": " in nats", "": ""}  # in sentences
 FILES: Mapping[str, str] = {"groups": "evaluations", "decomposition": "decomposition"}
 """The file behind each table that is not made from summary.csv."""
 
@@ -54,9 +66,13 @@ def make(
     baseline: str | None = None, test: Test = T, takes: Sequence[str] = tuple(TAKES),
     unit: ExperimentalUnit | None = None, measure: str | None = None,
 ) -> list[Table]:  # fmt: skip
-    """The tables of one of :data:`NAMES`, as ``fedsim table --metric NAME`` shows them."""
-    _check(name, columns, baseline, test, measure)
-    runs = completed(runs, [name] if name in ALL else SCORES if name == "scores" else ())
+    """The tables of a score of the runs, or one of :data:`TABLES`, as ``fedsim table --metric``
+    shows them."""
+    shown = None if name in TABLES else measure_of(runs, name)
+    known = scores_of(runs)
+    _check(name, known, columns, baseline, test, measure)
+    measured = [one for one in known if one not in scores.OTHERS]
+    runs = completed(runs, [name] if shown else measured if name == "scores" else ())
     if columns is not None:
         (columns,) = expanded(runs, [columns])
     if baseline is not None:
@@ -69,19 +85,19 @@ def make(
     if name == "target":
         return [pairs.reached(runs, by, columns, unit)]
     if name == "pairs":
-        made = [pairs.accuracies(runs, by, columns, test, unit)]
-        return with_differences(with_variances(made, PERCENT), PERCENT)
-    if name in ALL:
+        made, of = [pairs.accuracies(runs, by, columns, test, unit)], pairs.measure(runs).unit
+        return with_differences(with_variances(made, of), of)
+    if shown:
         _check_there(runs, name)
-    if columns:
+    if columns and shown:
         made = [
             crossed_score(runs, by, columns, name, take, baseline, test, unit) for take in takes
         ]
-        return with_differences(with_variances(made, ALL[name].unit), ALL[name].unit)
+        return with_differences(with_variances(made, shown.unit), shown.unit)
     groups = group(runs, by, unit)
-    if name in ALL:
+    if shown:
         made = [scored(groups, name, take, baseline, test) for take in takes]
-        return with_variances(made, ALL[name].unit)
+        return with_variances(made, shown.unit)
     if name == "sites":
         whole, left_out = sites.split(groups, settings_by(by, groups))
         return sites.tables(sites.by_setting(whole, left_out, baseline, test, measure), test)
@@ -95,7 +111,8 @@ def _of_groups(name: str, groups: Sequence[Group], baseline: str | None, test: T
     if name == "decomposition":
         return decomposition(groups, baseline, test) or _none(name)
     of = {"clients": clients.spreads, "groups": image_groups, "scores": all_scores}[name]
-    return with_variances(of(groups, baseline, test) or _none(name), PERCENT)
+    unit = measure_of(groups, measures_of(groups).primary).unit
+    return with_variances(of(groups, baseline, test) or _none(name), unit)
 
 
 def _none(name: str) -> NoReturn:
@@ -105,21 +122,23 @@ def _none(name: str) -> NoReturn:
 
 
 def _check(
-    name: str, columns: str | None, baseline: str | None, test: Test, measure: str | None
-) -> None:
-    """Refuses options that the table has no use for."""
-    crossing = (*ALL, "pairs", "target")
+    name: str, known: Mapping[str, Score], columns: str | None, baseline: str | None, test: Test,
+    measure: str | None,
+) -> None:  # fmt: skip
+    """Refuses options that the table has no use for; ``known`` are the scores of the runs."""
+    crossing, verdicts = (*known, "pairs", "target"), (*known, *VERDICTS)
+    resplit = (*(one for one in known if one not in scores.OTHERS), *RESPLIT)
     refused = {
         f"--baseline {baseline}: the table {name} compares each method with its own clients under "
         "their own server rule; leave it out": name == "pairs" and baseline is not None,
         f"--columns {columns}: the table {name} has columns of its own; --columns goes with "
         f"{', '.join(crossing)}": columns is not None and name not in crossing,
         f"--measure {measure}: goes with --metric sites": measure is not None and name != "sites",
-        f"--rope: the table {name} has no verdicts; those that do are {', '.join(VERDICTS)}":
-            test.rope is not None and name not in VERDICTS,
+        f"--rope: the table {name} has no verdicts; those that do are {', '.join(verdicts)}":
+            test.rope is not None and name not in verdicts,
         f"--test corrected: takes the size of the whole test part, which the table {name} is not "
-        f"about; those that are: {', '.join(RESPLIT)}":
-            test.kind == "corrected" and name not in RESPLIT,
+        f"about; those that are: {', '.join(resplit)}":
+            test.kind == "corrected" and name not in resplit,
         "--rope: verdicts are of comparisons; name what to compare with: --baseline METHOD":
             test.rope is not None and not test.bayes and baseline is None and name != "pairs",
     }  # fmt: skip
@@ -129,12 +148,13 @@ def _check(
 
 
 def _check_there(runs: pd.DataFrame, score: str) -> None:
-    """Raises an AnalysisError if no run has the score, but for accuracy, which may be n/a."""
+    """Raises an AnalysisError if no run has the score, but for the primary, which may be n/a."""
     columns = [scores.column(score, take) for take in TAKES]
     private = score == "epsilon" and "dp.level" in runs and runs["dp.level"].notna().any()
-    if score in scores.EPSILONS and not private:
+    primary = measures_of(runs).primary
+    if score in EPSILONS and not private:
         runs = runs.replace(math.inf, math.nan)
-    if score != "accuracy" and runs[columns].isna().all(axis=None):
+    if score != primary and runs[columns].isna().all(axis=None):
         raise AnalysisError(f"in no run rounds.csv has {scores.of_rounds(score)}")
 
 
@@ -147,11 +167,12 @@ def scored(
     groups: Sequence[Group], score: str, take: str, baseline: str | None = None, test: Test = T
 ) -> Table:
     """A score of :func:`analysis.scores.completed` runs, with one row per method."""
-    shown = ALL[score]
+    shown, classes = measure_of(groups, score), measures_of(groups).of_classes
     statistics = _cells({"": by_run(groups, score, take)}, {"": groups}, baseline, test, shown)
-    caption = _meaning(groups, score, take) + signs(statistics, test, lowest=shown.lowest)
+    caption = _meaning(groups, score, take)
+    caption += signs(statistics, test, lowest=shown.lowest, classes=classes)
     caption += comparisons(statistics, baseline, test, shown.unit, details=True)
-    name, title = f"{score}_{take}", scores.heading(score, take)
+    name, title = f"{score}_{take}", scores.heading(score, take, shown)
     return detailed(name, title, caption, statistics, shown.unit, _capital(shown.title))
 
 
@@ -161,16 +182,18 @@ def crossed_score(
 ) -> Table:  # fmt: skip
     """A score with one column per value of a setting; comparisons are within a column."""
     check_columns(runs, [columns])
-    rows, of, shown = [c for c in by if c != columns], runs[columns].map(text), ALL[score]
+    rows, of = [c for c in by if c != columns], runs[columns].map(text)
+    shown, classes = measure_of(runs, score), measures_of(runs).of_classes
     blocks = {value: group(runs[of == value], rows, unit) for value in values_of(runs, columns)}
     values = {value: by_run(groups, score, take) for value, groups in blocks.items()}
     statistics = _cells(values, blocks, baseline, test, shown)
     everyone = [one for groups in blocks.values() for one in groups]
-    caption = _meaning(everyone, score, take) + signs(statistics, test, lowest=shown.lowest)
+    caption = _meaning(everyone, score, take)
+    caption += signs(statistics, test, lowest=shown.lowest, classes=classes)
     caption += comparisons(statistics, baseline, test, shown.unit)
     axis = columns.removeprefix(AXIS)
     name = f"{score}_{take}_by_{axis}"
-    title = f"{shown.unit.head(scores.heading(score, take))} by {axis}"
+    title = f"{shown.unit.head(scores.heading(score, take, shown))} by {axis}"
     heads = {value: _headed(columns, value) for value in blocks}
     titles = {label: title_of(label) for label in ordered_labels(runs, rows)}
     table = crossed(name, title, caption, statistics, heads, shown.unit, rows=titles)
@@ -191,17 +214,31 @@ def _attacked_by(runs: pd.DataFrame, of: pd.Series[str]) -> bool:
 
 
 def all_scores(groups: Sequence[Group], baseline: str | None = None, test: Test = T) -> list[Table]:
-    """All scores of the final models but the loss, one column each; empty columns are left out."""
-    every = {name: by_run(groups, name, "final") for name, s in SCORES.items() if not s.lowest}
-    values = {
-        name: of for name, of in every.items() if any(one.notna().any() for one in of.values())
-    }
-    statistics = _cells(values, dict.fromkeys(values, groups), baseline, test)
-    caption = say("tables.scores", signs=signs(statistics, test))
-    caption += comparisons(statistics, baseline, test, PERCENT)
-    heads = {name: SCORES[name].axis for name in values}
-    title = "Scores of the final models"
-    return [crossed("scores", title, caption, statistics, heads, PERCENT)]
+    """All scores of the final models but the losses, one column each; empty columns are left out.
+
+    A table for each unit and direction; of tasks of classes the scores that are best high.
+    """
+    measures = measures_of(groups)
+    kinds: dict[tuple[NumberFormat, bool], dict[str, Score]] = {}
+    for name, score in shown(measures).items():
+        if name != "loss" and not (measures.of_classes and score.lowest):
+            kinds.setdefault((score.unit, score.lowest), {})[name] = score
+    made: list[Table] = []
+    for (unit, lowest), named in kinds.items():
+        every = {name: by_run(groups, name, "final") for name in named}
+        values = {n: of for n, of in every.items() if any(one.notna().any() for one in of.values())}
+        if not values and made:
+            continue
+        score = next(iter(named.values()))
+        statistics = _cells(values, dict.fromkeys(values, groups), baseline, test, score)
+        meant = signs(statistics, test, lowest=lowest, classes=measures.of_classes)
+        caption = say("tables.scores", signs=meant, unit=UNITS[unit.name], lowest=lowest)
+        caption += comparisons(statistics, baseline, test, unit)
+        heads = {name: named[name].axis for name in values}
+        title = "Scores of the final models"
+        name = f"scores_{len(made) + 1}" if made else "scores"
+        made.append(crossed(name, title, caption, statistics, heads, unit))
+    return made
 
 
 def _cells(
@@ -226,16 +263,19 @@ def image_groups(
     groups: Sequence[Group], baseline: str | None = None, test: Test = T
 ) -> list[Table]:
     """Accuracy by group of test images in the last evaluation of it; [] if no run has groups."""
-    condition = {"split": "test"}
-    by_group = series.by_run(groups, "evaluations", ["accuracy"], "group", condition, take="last")
-    values = {name: of["accuracy"] for (name,), of in _by_key(by_group, ["group"]).items()}
+    condition, name = {"split": "test"}, measures_of(groups).primary
+    score = measure_of(groups, name)
+    by_group = series.by_run(groups, "evaluations", [name], "group", condition, take="last")
+    values = {group: of[name] for (group,), of in _by_key(by_group, ["group"]).items()}
     if not values:
         return []
-    statistics = _cells(values, dict.fromkeys(values, groups), baseline, test)
-    caption = say("tables.groups", signs=signs(statistics, test))
-    caption += comparisons(statistics, baseline, test, PERCENT, details=True)
-    title = "Accuracy by group of test images"
-    return [detailed("groups", title, caption, statistics, PERCENT, "Accuracy")]
+    statistics = _cells(values, dict.fromkeys(values, groups), baseline, test, score)
+    title = _capital(score.title)
+    meant = signs(statistics, test, lowest=score.lowest, classes=measures_of(groups).of_classes)
+    caption = say("tables.groups", signs=meant, score=title, unit=UNITS[score.unit.name])
+    caption += comparisons(statistics, baseline, test, score.unit, details=True)
+    whole = f"{title} by group of test images"
+    return [detailed("groups", whole, caption, statistics, score.unit, title)]
 
 
 def decomposition(
@@ -243,6 +283,7 @@ def decomposition(
 ) -> list[Table]:
     """The terms of the loss by split and scope: mean over the decomposed rounds, and last."""
     keys, unit = ["split", "scope"], groups[0].unit if groups else "seed"
+    loss, classes = measure_of(groups, "loss"), measures_of(groups).of_classes
     rounds = series.by_run(groups, "decomposition", [*TERMS], ["round", *keys])
     by = {k: f.sort_index().groupby(level=[*COLUMNS[unit], *keys]) for k, f in rounds.items()}
     spans = {
@@ -255,10 +296,10 @@ def decomposition(
             statistics = cells(values, baseline, test)
             caption = say(
                 "tables.decomposition", split=split, scope=scope, span=words, unit=unit,
-                unit_words=say(f"units.{unit}"),
+                classes=classes, unit_words=say(f"units.{unit}"),
             )  # fmt: skip
             caption += incomplete(statistics, ranked=False)
-            caption += comparisons(statistics, baseline, test, NATS)
+            caption += comparisons(statistics, baseline, test, loss.unit)
             name = f"decomposition_{span}_{split}_{scope}"
             title = f"Terms of the loss ({split}, {scope}), {words}"
             texts = []
@@ -286,7 +327,8 @@ def _meaning(groups: Sequence[Group], score: str, take: str) -> str:
     """What a caption begins with: the score, its unit, and from which rounds it is."""
     names = {"val": "validation part", "test": "test part itself"}
     parts = sorted({str(part) for one in groups for part in one.runs.get("best_by", ())})
-    meaning = say(f"tables.{take}", parts=" or ".join(names.get(part, part) for part in parts))
-    shown = ALL[score]
-    unit = {"%": " in per cent", "nats": " in nats", "": ""}[shown.unit.name]
+    shown, by = measure_of(groups, score), measures_of(groups).title
+    of = " or ".join(names.get(part, part) for part in parts)
+    meaning = say(f"tables.{take}", parts=of, by=by)
+    unit = UNITS[shown.unit.name]
     return f"{_capital(shown.title)}{unit}{', lower is better' * shown.lowest}, {meaning}. "

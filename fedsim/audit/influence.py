@@ -30,7 +30,7 @@ from fedsim.audit.rerun import Rerun, opened
 from fedsim.core.errors import ConfigError, FedsimError, nearest
 from fedsim.core.imports import users_code
 from fedsim.core.rng import generator
-from fedsim.core.rows import SCORES
+from fedsim.core.rows import metric_column
 from fedsim.metrics.shapley import everybody, exact, members, prefixes, sampled
 from fedsim.server.coalitions import Coalitions
 from fedsim.storage.checkpoint import ServerState
@@ -40,8 +40,6 @@ from fedsim.training.rows import RoundLog
 from fedsim.training.setup import Setup
 
 STEP = "step"
-METRICS = (STEP, *(f"{part}_{name}" for part in ("val", "test") for name in SCORES))
-"""What the value of a coalition is measured by."""
 EXACT = 10
 """Cohorts of at most so many clients have exact Shapley values, from all of their coalitions."""
 COLUMNS = (
@@ -66,7 +64,8 @@ def influence(
     Args:
         run: its directory; the run may be unfinished.
         rounds: which, from 1; None: all that are complete.
-        metric: one of :data:`METRICS`.
+        metric: what the value of a coalition is: ``step``, or a score of the model after the round,
+            such as ``val_loss`` or ``test_rmse``.
         shapley: whether Shapley values are computed beside leave-one-out.
         permutations: orders drawn for the Shapley values of a cohort of more than ten clients.
         seed: of these orders.
@@ -86,9 +85,6 @@ def influence(
             no such influence.
         FedsimError: a round failed.
     """
-    if metric not in METRICS:
-        hint = nearest(metric, METRICS)
-        raise ConfigError(f"metric: {metric!r} given; known are {', '.join(METRICS)}{hint}")
     if permutations < 2:
         raise ConfigError(f"permutations: {permutations} given; a standard error needs at least 2")
     rows: list[dict[str, Any]] = []
@@ -117,6 +113,12 @@ def influence(
 def check(setup: Setup, metric: str) -> None:
     """Refuses a run of whose clients nothing can be said."""
     config, reason = setup.config, ""
+    scores = (
+        metric_column(part, name) for part in ("val", "test") for name in setup.measures.scores
+    )
+    if metric not in (known := (STEP, *scores)):
+        hint = nearest(metric, known)
+        raise ConfigError(f"metric: {metric!r} given; known are {', '.join(known)}{hint}")
     if setup.algorithm.pools or not setup.num_sent:
         reason = f"with algorithm {config.algorithm} clients send no parameters to aggregate"
     elif config.train.secure_aggregation:
@@ -175,10 +177,11 @@ def values_of(
     part, _, name = metric.partition("_")
     models = {c: evaluate.Candidate(None, model(c)) for c in coalitions}
     scores = evaluate.each_scores(rerun.setup, rerun.executor, models, part)
-    values = {c: getattr(each, name) for c, each in scores.items()}
-    if None in values.values():
+    cells = {c: each.columns(part)[metric] for c, each in scores.items()}
+    values = {c: value for c, value in cells.items() if value is not None}
+    if len(values) < len(cells):
         raise ConfigError(f"metric {metric}: the {part} part of this run has no {name}")
-    sign = -1.0 if SCORES[name].lowest else 1.0
+    sign = -1.0 if rerun.setup.measures.scores[name].lowest else 1.0
     return {c: sign * (value - values[0]) for c, value in values.items()}
 
 

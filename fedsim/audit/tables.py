@@ -48,11 +48,14 @@ def recorded(run: Path) -> dict[str, dict[int, list[tuple[int, Cells]]]]:
         if not path.exists():
             continue
         by_round: dict[int, list[tuple[int, Cells]]] = rows_of.setdefault(path.stem, {})
-        columns, optional = TABLES[path.stem].columns(), TABLES[path.stem].optional()
+        of_table = TABLES[path.stem]
+        columns, optional = of_table.columns(), of_table.optional()
         try:
             rows = tables.read(path)
-            header = [*rows[0]] if rows else columns
-            if header != [c for c in columns if c not in optional or c in header]:
+            header = [*(rows[0] if rows else columns)]
+            known = [c for c in columns if c not in optional or c in header]
+            further = header[len(known) :] if of_table.measured() else []
+            if header != [*known, *further]:
                 raise ValueError("its columns are not those that fedsim writes")
             for line, row in enumerate(rows, 2):
                 by_round.setdefault(int(row["round"]), []).append((line, row))
@@ -98,8 +101,8 @@ class Comparison:
 
     def compare_row(self, place: str, cells: Cells, row: Row) -> None:
         """The cells of a row by column with what the round gives."""
-        for column in row.columns():
-            written, expected = cells.get(column, ""), cell(row[column])
+        for column in dict.fromkeys((*row, *cells)):
+            written, expected = cells.get(column, ""), cell(row.get(column))
             self.cells += column in cells or expected != ""
             if written == expected:
                 self.equal += column in cells
@@ -113,7 +116,7 @@ class Comparison:
         if not isinstance(row[column], float | np.floating) or not cells.get(column):
             return False
         apart, size = abs(float(cells[column]) - row[column]), abs(float(row[column]))
-        if column.endswith(SCORES):
+        if column.endswith(SCORES) or column in row.further:
             self.scores = max(self.scores, apart)
             return bool(apart <= OF_A_SCORE * max(1.0, size))
         self.largest = max(self.largest, apart / size if size else math.inf)

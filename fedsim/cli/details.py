@@ -16,6 +16,7 @@ from fedsim.config.sections import fields
 from fedsim.config.validation import cohort_size
 from fedsim.core.errors import ConfigError, StoreError
 from fedsim.core.machine import kind_of
+from fedsim.core.measures import CONSTANT, Measures
 from fedsim.core.normalization import OF_DATASET
 from fedsim.core.rows import EPSILONS
 from fedsim.core.terminal import echo
@@ -31,8 +32,6 @@ from fedsim.storage.tables import Cells, Outcome, curve
 BLOCKS = "▁▂▃▄▅▆▇█"
 WIDTH = 60
 """A curve has at most so many characters."""
-CURVES = ("train_loss", "val_accuracy", "test_accuracy")
-"""The columns of rounds.csv that are drawn."""
 RESULTS = ("val_", "test_", "client_test_", "train_loss", "benign_", "attack_success_rate")
 """What the names of those columns of rounds.csv begin with that are results."""
 MOST_CLASSES = 40
@@ -70,6 +69,17 @@ class Details:
             **{f"code.{role}": code.short for role, code in provenance.code.items()},
         }
         return {**self.settings, **{k: v for k, v in conditions.items() if v is not None}}
+
+    @property
+    def measures(self) -> Measures:
+        """Those of its task."""
+        return Measures.of(self.environment)
+
+    @property
+    def curves(self) -> dict[str, dict[int, float]]:
+        """The columns of rounds.csv that are drawn, by round."""
+        columns = "train_loss", self.measures.column("val"), self.measures.column("test")
+        return {column: curve(self.rounds, column) for column in columns}
 
     @property
     def changed(self) -> dict[str, dict[str, Any]]:
@@ -121,8 +131,8 @@ class Details:
 
     @property
     def best_round(self) -> int | None:
-        """The round that counts as the best, by validation or test accuracy."""
-        best = tables.best_row(self.rounds)
+        """The round that counts as the best, by validation or test accuracy, or primary measure."""
+        best = tables.best_row(self.rounds, self.measures)
         return None if best is None else int(best["round"])
 
     @property
@@ -143,7 +153,7 @@ class Details:
             "results": self.results,
             "privacy": self.privacy,
             "classes": [dict(row) for row in self.classes],
-            "curves": {column: curve(self.rounds, column) for column in CURVES},
+            "curves": self.curves,
         }
 
 
@@ -237,11 +247,12 @@ def show(run: Details) -> None:
     _show_results(run)
     _show_privacy(run)
     if run.collapsed:
-        echo("\nthe final model collapsed: its balanced accuracy is at most that of chance")
+        chance = "its balanced accuracy is at most that of chance"
+        echo(f"\nthe final model collapsed: {chance if run.measures.of_classes else CONSTANT}")
     _show_classes(run)
-    curves = {column: curve(run.rounds, column) for column in CURVES}
+    curves, width = run.curves, max(13, *map(len, run.curves))
     lines = [
-        f"{column.replace('_', ' '):13}  {decimals(values[0])} {sparkline(values)} "
+        f"{column.replace('_', ' '):{width}}  {decimals(values[0])} {sparkline(values)} "
         f"{decimals(values[-1])}  rounds {min(points)} to {max(points)}"
         for column, points in curves.items()
         if len(values := list(points.values())) > 1
@@ -290,9 +301,12 @@ def _show_classes(run: Details) -> None:
     if not run.classes or len(run.classes) > MOST_CLASSES:
         return
     class_names = run.environment.get("classes") or []
+    shown = [key for key in run.classes[0] if key not in ("round", "label")]
+    if not run.measures.of_classes:
+        shown = [key for key in shown if any(row[key] not in ("", "0") for row in run.classes)]
     rows = []
     for row in run.classes:
-        cells = {key: cell for key, cell in row.items() if key not in ("round", "label")}
+        cells = {key: cell for key, cell in row.items() if key in shown}
         label = int(row["label"])
         name = str(class_names[label] if label < len(class_names) else label)
         scores = {k: f"{float(c):.4f}" if "." in c else c or "-" for k, c in cells.items()}

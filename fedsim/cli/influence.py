@@ -81,7 +81,7 @@ def influence(
 
     The rounds are done again up to the server; its rule then aggregates the same updates without
     one client, or for every coalition of clients. RUN stays as it is. Positive is help: a longer
-    way along the round's step, a lower loss, a higher accuracy.
+    way along the round's step, a lower loss, a higher accuracy, a better value of another measure.
 
     \b
       fedsim influence RUN

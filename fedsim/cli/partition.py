@@ -48,7 +48,6 @@ def partition(
       fedsim partition -d retinamnist --data-dir data/ --clients 20 --out split/
       fedsim partition -d FILE.py:function --out shares/
     """
-    from fedsim import tasks
     from fedsim.data import holdout, patients
     from fedsim.display.tables import show
     from fedsim.engine.blocks import named
@@ -65,9 +64,9 @@ def partition(
     malicious = malicious_clients(settings.attack, settings.data, split)
     samples = counted(sum(map(len, split.train)), "training sample")
     clients = counted(split.num_clients, "client")
-    task = tasks.of(dataset)
-    of = f"of {dataset.num_classes} classes" if task.cross_entropy else f"for {task.name}"
-    echo(f"{dataset.name}, {kind}: {samples} {of} on {clients}")
+    of_classes = dataset.task is None or dataset.task.cross_entropy
+    of = f" of {dataset.num_classes} classes" if of_classes else ""
+    echo(f"{dataset.name}, {kind}: {samples}{of} on {clients}")
     group = patients.grouping(dataset, kind, settings.data.group)
     excluded = holdout.num_left_out(dataset)
     lines = (
@@ -88,13 +87,12 @@ def partition(
 
 
 def class_table(dataset: Dataset, split: Partition) -> list[dict[str, str]]:
-    """One row per client, then the sums: training samples by class (of text by few) and in all."""
+    """One row per client, then the sums: training samples by class, or stratum, (of text by few)
+    and in all."""
     import numpy as np
 
-    from fedsim import tasks
-
-    names = dataset.class_names if tasks.of(dataset).cross_entropy else ()
-    if dataset.vocabulary and dataset.num_classes > CLASSES_OF_TEXT:
+    names, strata = stratum_names(dataset), dataset.strata
+    if strata is None or (dataset.vocabulary and len(names) > CLASSES_OF_TEXT):
         names = ()
     names = tuple(n if len(n) <= LONG else f"{n[: LONG - 3]}..." for n in names)
     heads = [f"class {n}" if n == str(c) else f"{c} {n}" for c, n in enumerate(names)]
@@ -104,10 +102,20 @@ def class_table(dataset: Dataset, split: Partition) -> list[dict[str, str]]:
         row = {"client": "all" if last else str(client)}
         if split.names:
             row["name"] = "" if last else split.names[client]
-        counts = np.bincount(dataset.y[samples], minlength=dataset.num_classes) if heads else ()
-        row |= {head: str(count) for head, count in zip(heads, counts, strict=True)}
+        if strata is not None and heads:
+            counts = np.bincount(strata[samples], minlength=len(heads))
+            row |= {head: str(count) for head, count in zip(heads, counts, strict=True)}
         rows.append(row | {"samples": str(len(samples))})
     return rows
+
+
+def stratum_names(dataset: Dataset) -> Sequence[str]:
+    """By number the names of classes, or of what else samples are dealt by."""
+    if dataset.task is None or dataset.task.cross_entropy or dataset.strata is None:
+        return dataset.class_names
+    most = max(dataset.num_classes, 1 + int(dataset.strata.max(initial=0)))
+    named = most == dataset.num_classes
+    return dataset.class_names if named else [f"stratum {k}" for k in range(most)]
 
 
 def site_line(dataset: Dataset, split: Partition) -> str:
@@ -128,32 +136,27 @@ def write_split(dataset: Dataset, split: Partition, folder: Path, malicious: Seq
     import numpy as np
     import pandas as pd
 
-    from fedsim import tasks
     from fedsim.core import files
     from fedsim.data import partitions, splits
     from fedsim.data.images import resize
     from fedsim.storage.run_dir import csv_text
 
+    names, strata = stratum_names(dataset), dataset.strata
     frame = pd.DataFrame(partitions.table(dataset, split, malicious=malicious))
     samples = splits.columns(dataset, split, malicious)
     drawing = analysis("figures.partition")
-    task, rows = tasks.of(dataset), []
-    strata = np.full(len(dataset.y), -1) if dataset.strata is None else dataset.strata
+    rows = []
     most = drawing.CLIENTS if dataset.inputs == "images" else 0
     for client in drawing.spread(split.num_clients, most).tolist():
         owned = split.train[client]
-        shown = owned[drawing.in_proportion(strata[owned])]
+        of = np.zeros(len(owned), np.int64) if strata is None else strata[owned]
+        shown = owned[drawing.in_proportion(of)]
         images = resize(dataset.x[shown], min(MAX_PIXELS, dataset.x.shape[-1]))
         name = split.names[client] if split.names else f"Client {client}"
-        labels = [*task.prints(dataset.y[shown])]
-        if task.cross_entropy:
-            labels = [dataset.class_names[label] for label in dataset.y[shown].tolist()]
+        labels = [""] * len(shown) if strata is None else [names[k] for k in strata[shown].tolist()]
         rows.append(drawing.ImageRow(f"{name}\n{len(owned):,} samples", images, labels))
-    classes: Sequence[str] = dataset.class_names
-    if dataset.per_token or not task.cross_entropy:  # without strata the table's label is -1
-        whole = "text" if dataset.per_token else task.title
-        classes = [whole] if dataset.strata is None else [*map(str, range(1 + strata.max()))]
-    figure = drawing.figure(frame, classes, rows, split.held_out)
+    unlabelled = ["text" if dataset.per_token else "samples"]  # the table's label is -1
+    figure = drawing.figure(frame, unlabelled if strata is None else names, rows, split.held_out)
     with files.replacing_folder(folder) as unfinished, analysis("figures.style").look():
         (unfinished / "partition.csv").write_bytes(csv_text(frame).encode())
         (unfinished / "split.csv").write_bytes(csv_text(samples).encode())

@@ -72,10 +72,12 @@ def predict(
     """Write what the final models of a run predict, sample by sample.
 
     RUN is the directory of a finished run, by default the newest below runs/. FILE gets a row per
-    sample: label, prediction and the probability of each class. Without --client the models are
+    sample: label, prediction and the probability of each class, or the target and what another task
+    predicts. Without --client the models are
     those that the run evaluates: the global one, or, with personalised methods, each client's own.
 
-    With --images or --rows the run's own data need not be there.
+    With --images or --rows the run's own data need not be there. Of a class for each pixel the
+    masks are written to FILE_masks/, PNG files of class indices, of new images in their size.
 
     \b
       fedsim predict RUN --images new_scans/ --out new.csv
@@ -94,17 +96,21 @@ def predict(
             f"--{next(iter(new))} does not go with --split or --data-dir, nor --rows with --images"
         )
     check_new_file(Path(out), "--out")
+    from fedsim.predictions import masks
     from fedsim.predictions.predict import predict as predicted
 
     given: dict[str, Any] = {name: (first, *more) for name, first in new.items()}
     frame = predicted(run, split=split, data_dir=data_dir, **given, **choices)
-    noun = "row" if rows else "image" if images else "prediction"
-    if "label_name" in frame:
-        right = (frame["label"] == frame["prediction"]).mean()
-        echo(f"{counted(len(frame), noun)}: accuracy {right:.4f}")
-    elif "prediction" not in frame or frame["prediction"].dtype.kind in "fiu":
-        echo(counted(len(frame), noun))
+    what = counted(len(frame), "prediction" if not new else "row" if rows else "image")
+    said = frame.get("prediction", frame.iloc[:, -1])
+    if "mask" in frame:
+        frame = masks.written(frame, Path(out))
+        echo(f"{counted(len(frame), 'mask')} in {masks.folder_of(Path(out))}")
+    elif "label" in frame:
+        echo(f"{what}: accuracy {(frame['label'] == said).mean():.4f}")
+    elif said.dtype.kind in "fi":  # of another task
+        echo(f"{what}: {', '.join(frame.columns)}")
     else:
-        shown = [f"{count} {name}" for name, count in frame["prediction"].value_counts().items()]
-        echo(f"{counted(len(frame), noun)}: {few(shown, SHOWN, 'classes')}")
+        shown = [f"{count} {name}" for name, count in said.value_counts().items()]
+        echo(f"{what}: {few(shown, SHOWN, 'classes')}")
     write_table(frame, out, "table")

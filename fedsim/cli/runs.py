@@ -30,8 +30,9 @@ def runs(directories: tuple[str, ...], form: str) -> None:
     """List runs, sweeps and searches below folders, runs/ by default.
 
     Of each run: its label, the rounds done, whether it is finished, running, interrupted or failed
-    and why, its final and best test accuracy, and when its last results were written. A search of
-    'fedsim tune' has one line; its runs are listed where DIR is the search.
+    and why, its final and best test accuracy (of another task its primary measure, by name), and
+    when its last results were written. A search of 'fedsim tune' has one line; its runs are listed
+    where DIR is the search.
 
     \b
       fedsim runs
@@ -103,8 +104,8 @@ def _cells(item: Found) -> dict[str, str]:
         "seed": "-" if item.seed is None else str(item.seed),
         "rounds": f"{item.rounds_done}/{'-' if item.rounds is None else item.rounds}",
         "state": item.state,
-        "final": decimals(item.final_test_accuracy),
-        "best": decimals(item.best_test_accuracy),
+        "final": _value(item.final, item.measure),
+        "best": _value(item.best, item.measure),
         "when": (_when(item.changed) or "-").replace("T", " ")[:16],
         "problem": item.problem or "",
     }
@@ -112,6 +113,12 @@ def _cells(item: Found) -> dict[str, str]:
 
 HEADS = "run label algorithm dataset seed rounds state final best when problem"
 EMPTY = dict.fromkeys(HEADS.split(), "")
+
+
+def _value(value: float | None, measure: str) -> str:
+    """``0.9123``; of another measure than accuracy with its name: ``0.8628 rmse``."""
+    text = decimals(value)
+    return text if measure == "accuracy" or text == "-" else f"{text} {measure}"
 
 
 def _when(seconds: float | None) -> str | None:

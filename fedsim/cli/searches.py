@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsim.core.errors import DataError, StoreError
+from fedsim.core.measures import Measures
 from fedsim.core.terminal import echo
 from fedsim.core.text import counted
 
@@ -75,12 +76,12 @@ def show(search: SearchStatus) -> None:
         echo(f"best trial {search.best.number}: {search.by} {search.best.value or 0.0:.4f}")
         echo(f"  {params_text(search.best.params)}")
     if rows := confirmed(search.path):
-        show_confirmed(search.by, rows)
+        show_confirmed(search.by, search.measures, rows)
     if (file := search.path / "best.yaml").is_file():
         echo(f"{file} has trial {_chosen(file)}")
 
 
-def show_confirmed(by: str, rows: Sequence[Mapping[Any, Any]]) -> None:
+def show_confirmed(by: str, measures: Measures, rows: Sequence[Mapping[Any, Any]]) -> None:
     """Prints the rows of confirm.csv, in which empty cells are NaN."""
     from fedsim.display.tables import interval
     from fedsim.display.tables import show as show_table
@@ -92,7 +93,8 @@ def show_confirmed(by: str, rows: Sequence[Mapping[Any, Any]]) -> None:
         of = f" of {line['n'] + failed}" if failed else ""
         row = {"trial": str(line["trial"]), "n": f"{line['n']}{of}"}
         row["in the search"] = f"{line['value']:.4f}"
-        for head, column in ((by, by), ("final test accuracy", "final_test_accuracy")):
+        test = f"final test {measures.title}", measures.column("test", "final")
+        for head, column in ((by, by), test):
             row[head] = interval(line[f"{column}_mean"], line[f"{column}_ci95"], 4)
         shown.append(row)
     show_table(shown)

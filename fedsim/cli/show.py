@@ -21,8 +21,9 @@ def show(runs: tuple[str, ...], form: str) -> None:
 
     RUN is a directory, by default the newest below runs/; the run may be unfinished. Of the
     settings those are shown that differ from the defaults. "best" is the value in the round with
-    the best validation accuracy or, without a validation part, test accuracy. Of a search by
-    'fedsim tune' its trials, the best one, and what that reached on fresh training seeds.
+    the best validation accuracy or, without a validation part, test accuracy, or primary measure of
+    another task. Of a search by 'fedsim tune' its trials, the best one, and what that reached on
+    fresh training seeds.
 
     Of several runs the settings are shown in which they differ, with the digests of the data and of
     the user's own code, and the results side by side. 'fedsim table' averages over seeds and tests

@@ -16,7 +16,9 @@ from fedsim.cli.common import make_importable, repeatable, tracebacks, trackers_
 from fedsim.cli.dry_run import dry_run_options, show_estimate
 from fedsim.cli.names import preset_or_file
 from fedsim.core.errors import ConfigError, FedsimError
-from fedsim.core.searches import METRICS, PRUNERS, SAMPLERS
+from fedsim.core.measures import CONSTANT, Measures
+from fedsim.core.rows import WHEN, metric_column
+from fedsim.core.searches import PRUNERS, SAMPLERS
 from fedsim.core.terminal import echo
 from fedsim.core.text import counted
 
@@ -88,10 +90,9 @@ def sweep(ctx: click.Context, /, **parameters: Any) -> None:
 )
 @search_option(
     "--by",
-    type=click.Choice(METRICS),
     metavar="METRIC",
-    help="Metric on the validation part: val_accuracy (default), val_balanced_accuracy, val_auc, "
-    "or val_loss, which is minimised.",
+    help="Metric on the validation part: val_accuracy, val_balanced_accuracy, val_auc, val_loss, "
+    "or val_NAME of another measure of the task, as val_rmse.  [default: the primary one]",
 )
 @search_option(
     "--sampler",
@@ -312,9 +313,15 @@ def _show_ended(outcome: Outcome, folder: Path, names: Names) -> None:
     if outcome.table is not None and len(outcome.failed) < len(outcome.runs):
         import pandas as pd
 
+        from fedsim.storage.status import environment
+
         rounds = max(run.config.train.rounds for run in outcome.runs)
         by = pd.read_csv(folder / "summary.csv", usecols=["best_by"])["best_by"].unique()
-        show_aggregate(outcome.table, rounds, names, by_validation="val" in by)
+        records = [environment(folder / run.name) for run in outcome.runs]
+        measures = {one.task: one for one in map(Measures.of, records)}
+        show_aggregate(
+            outcome.table, rounds, names, [*measures.values()], by_validation="val" in by
+        )
         echo(f"files: {folder}/summary.csv, {folder}/aggregate.csv")
     outcome.check()
 
@@ -328,10 +335,26 @@ COLUMNS = {
 """Of the final table: the metric of aggregate.csv; one that no run has is left out."""
 
 
+def columns_of(measures: Measures) -> dict[str, tuple[str, float]]:
+    """By heading the metric of aggregate.csv and a factor; of classes :data:`COLUMNS`."""
+    if measures.of_classes:
+        return {head: (column, 100.0) for head, column in COLUMNS.items()}
+    first, *others = (measures.primary, *(n for n, s in measures.scores.items() if s.takes))
+    takes = [(first, when) for when in WHEN] + [(n, "final") for n in others if n != first]
+    columns = {}
+    for name, when in takes:
+        score = measures.scores[name]
+        percent = score.unit == "%"
+        head = f"{when} {score.title}{' %' * percent}"
+        columns[head] = metric_column("test", name, when), 100.0 if percent else 1.0
+    return columns
+
+
 def show_aggregate(
     table: pd.DataFrame,
     rounds: int,
     names: Names = MappingProxyType({}),
+    measures: Sequence[Measures] = (Measures(),),
     *,
     by_validation: bool = False,
 ) -> None:
@@ -345,34 +368,39 @@ def show_aggregate(
     units = "seeds on one partition)"
     if (table["unit"] == "partition").any():
         units = "partitions, each with the mean over its training seeds)"
+    titles = [m.title + " in percent" * (m.scores[m.primary].unit == "%") for m in measures]
     echo(
-        "test accuracy in percent: mean +- half-width of its 95 % interval (t distribution over n "
-        f"{units}"
+        f"test {' and '.join(titles)}: mean +- half-width of its 95 % interval (t distribution "
+        f"over n {units}"
     )
-    columns = {head: c for head, c in COLUMNS.items() if table[f"{c}_mean"].notna().any()}
+    every = [item for one in measures for item in columns_of(one).items()]
+    columns = {h: c for h, c in every if f"{c[0]}_mean" in table}
+    columns = {h: c for h, c in columns.items() if table[f"{c[0]}_mean"].notna().any()}
     if rounds == 1:
-        columns.pop("last10 %", None)
-    heads = {"last10 %": f"last{min(10, rounds)} %"}
-    if by_validation:
-        heads["best %"] = "best by val. %"
+        columns = {head: c for head, c in columns.items() if not head.startswith("last10")}
+    last, best = f"last{min(10, rounds)}", "best by val." if by_validation else "best"
     collapsed = table["collapsed"].fillna(0)
     rows = []
     for (_, line), count in zip(table.iterrows(), collapsed, strict=True):
         configuration = str(line["configuration"])
         named = names.get(configuration) or {"configuration": configuration}
         row = {key: cell or "-" for key, cell in named.items()} | {"n": str(line["n"])}
-        for head, column in columns.items():
+        for head, (column, factor) in columns.items():
             mean, half = line[f"{column}_mean"], line[f"{column}_ci95"]
-            row[heads.get(head, head)] = interval(100 * mean, 100 * half, 2)
+            shown = head.replace("last10", last).replace("best", best)
+            row[shown] = interval(factor * mean, factor * half, 4 if factor == 1 else 2)
         if collapsed.any():
             row["collapsed"] = f"{count} of {line['runs']}" if count else "-"
         rows.append(row)
     show(rows)
-    best, final = (table[f"{COLUMNS[head]}_mean"] for head in ("best %", "final %"))
-    if (best < final).any():
-        echo(
-            "best: in the round that is best on the validation part, where test accuracy may be "
-            "below that of the last round"
-        )
+    for one in measures:
+        best_mean, final = (table[f"{one.column('test', when)}_mean"] for when in ("best", "final"))
+        if (best_mean > final if one.lowest else best_mean < final).any():
+            echo(
+                f"best: in the round that is best on the validation part, where test {one.title} "
+                f"may be {'above' if one.lowest else 'below'} that of the last round"
+            )
     if collapsed.any():
-        echo("collapsed: runs whose final balanced accuracy is at most that of chance, 1 / classes")
+        chance = "runs whose final balanced accuracy is at most that of chance, 1 / classes"
+        classes = all(one.of_classes for one in measures)
+        echo(f"collapsed: {chance if classes else f'of the final model, {CONSTANT}'}")

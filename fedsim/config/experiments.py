@@ -27,7 +27,7 @@ import yaml
 from pydantic import Field, StringConstraints, TypeAdapter, ValidationError
 
 from fedsim.core.errors import ConfigError, nearest, spelled
-from fedsim.core.searches import METRICS, PRUNERS, SAMPLERS
+from fedsim.core.searches import METRIC, PRUNERS, SAMPLERS
 from fedsim.core.settings import first_problem
 
 TRIALS, SEEDS = 25, 3
@@ -41,7 +41,7 @@ OPTIONS: Mapping[str, Any] = {
     "trials": Runs,
     "confirm": Runs,
     "seeds": Annotated[int, Field(ge=1, le=MOST_SEEDS)] | Seeds,
-    "by": Literal[METRICS],
+    "by": Annotated[str, StringConstraints(pattern=f"^{METRIC}$")],
     "sampler": Literal[SAMPLERS],
     "sampler_seed": Annotated[int, Field(ge=0, lt=2**64)],
     "pruner": Literal[PRUNERS],
@@ -93,7 +93,8 @@ class Experiment:
     """The content of one file; the keys are described above.
 
     ``search`` is for every method, ``search_of`` for one alone. ``trials`` None: :data:`TRIALS`, or
-    all combinations of a grid. ``origins`` says where keys that are no settings were given.
+    all combinations of a grid, ``by`` None: the task's primary measure. ``origins`` says where keys
+    that are no settings were given.
     """
 
     settings: Settings = field(default_factory=dict)
@@ -106,7 +107,7 @@ class Experiment:
     search_of: Mapping[str, Settings] = field(default_factory=dict)
     trials: int | None = None
     seeds: tuple[int, ...] | int = SEEDS
-    by: str = METRICS[0]
+    by: str | None = None
     sampler: str = SAMPLERS[0]
     sampler_seed: int = 0
     pruner: str = PRUNERS[0]

@@ -25,6 +25,8 @@ VOCABULARY = "vocabulary.json"
 """The words of a run on texts, in the order of their tokens."""
 PREPROCESSING = "preprocessing.json"
 """How a run prepared its samples, where that depends on the training samples (tables)."""
+EXAMPLES = "examples.npz"
+"""Test images with masks, true and predicted."""
 UNFINISHED = ".writing-"
 """Prefix of the temporary folders in which files are written; a kill leaves them behind."""
 

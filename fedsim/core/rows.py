@@ -88,6 +88,11 @@ class Row(Mapping[str, Any]):
         hints = typing.get_type_hints(cls, include_extras=True)
         return frozenset(c for c in cls.columns() if OPTIONAL in hints[c].__metadata__[1:])
 
+    @classmethod
+    def measured(cls) -> bool:
+        """Whether a task's measures have columns in it."""
+        return "extra" in cls.__dataclass_fields__
+
     @property
     def further(self) -> Mapping[str, Any]:
         """By name the measures of the task, whose columns are the last."""

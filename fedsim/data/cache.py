@@ -59,12 +59,13 @@ def packed_rows(
     size: int,
     how: str,
     decode: Callable[[int], Array],
+    channels: int = 3,
 ) -> Array:
-    """(count, 3, size, size) uint8 of images in some files, memory mapped and read-only.
+    """(count, channels, size, size) uint8 of images in some files, memory mapped and read-only.
 
-    ``decode`` makes (3, size, size) uint8 of an image's number. The pack, whose name begins with
-    ``name``, is made anew when the list of files, a file's size or its time of change, or ``how``
-    differs, and, with a warning, when it cannot be read.
+    ``decode`` makes (channels, size, size) uint8 of an image's number. The pack, whose name begins
+    with ``name``, is made anew when the list of files, a file's size or its time of change, or
+    ``how`` differs, and, with a warning, when it cannot be read.
     """
     digest = hashlib.blake2b(f"{_VERSION}:{how}".encode(), digest_size=12)
     for file in files:
@@ -76,7 +77,7 @@ def packed_rows(
     def write(store: Array, i: int) -> None:
         store[i] = decode(i)
 
-    return stored(path, (count, 3, size, size), np.uint8, count, write)
+    return stored(path, (count, channels, size, size), np.uint8, count, write)
 
 
 def stored(

@@ -15,7 +15,7 @@ from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.task import TargetError, Task
 from fedsim.core.types import Array, Dataset, LabelledSamples, Pipeline
 from fedsim.data.holdout import held_out, held_out_by_user, strata
-from fedsim.data.images import resize
+from fedsim.data.images import nearest, resize
 from fedsim.data.patients import numbered
 
 TRAIN, VAL, TEST, OWN_TEST = 0, 1, 2, 3
@@ -136,6 +136,8 @@ def assemble(
     if x.ndim == 4:
         if not raw.size and image_size is not None and (enlarge or image_size < x.shape[-1]):
             x = resize(x, image_size)
+            if raw.y.ndim == 3:
+                raw = replace(raw, y=nearest(raw.y, image_size))
         half = (0.5,) * x.shape[1]
         pipeline = Pipeline(
             size=raw.size or x.shape[-1],
@@ -227,6 +229,13 @@ def _of_samples(d: Dataset) -> Rules:
         from fedsim.data.transforms import check_augment  # imports torch, which takes seconds
 
         check_augment(d.pipeline.augment)
+        masks, size = tasks.of(d).output == "pixel", d.pipeline.size
+        still = (
+            f"data.augment {d.pipeline.augment!r}: moves pixels, and masks would stay; give none"
+        )
+        yield not masks or d.pipeline.augment == "none", still
+        fitted = f"images of {x.shape[-1]} pixels a side are fitted to {size}, and masks are not"
+        yield not masks or x.shape[-1] == size, fitted
         shaped = x.dtype == np.uint8 and x.ndim == 4 and x.shape[2] == x.shape[3]
         yield shaped, f"x is {x.dtype} {x.shape}, needed is uint8 (N, channels, H, H)"
         normal = len(d.pipeline.mean) == len(d.pipeline.std) == x.shape[1]

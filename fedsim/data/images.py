@@ -47,6 +47,14 @@ def resize(x: Array, size: int) -> Array:
     return out
 
 
+def nearest(masks: Array, size: int) -> Array:
+    """Masks (N, H, W) at ``size`` x ``size``: each pixel as the one where its centre falls."""
+    if masks.shape[1:] == (size, size):
+        return masks
+    rows, columns = (((np.arange(size) + 0.5) * n / size).astype(int) for n in masks.shape[1:])
+    return np.ascontiguousarray(masks[:, rows[:, None], columns])
+
+
 def decode(source: Path | bytes, size: int, where: str = "") -> Array:
     """An image file, or the content of one, as RGB (3, size, size) uint8: Resize, CenterCrop.
 
@@ -68,12 +76,24 @@ def grey(x: Array) -> Array:
 
 def sides(source: Path | bytes, where: str = "") -> tuple[int, int]:
     """Width and height of an image file, or of the content of one; errors as :func:`decode`."""
-    with _opened(source, where or str(source)) as image:
+    with opened(source, where or str(source)) as image:
         return image.size
 
 
+def upright(image: Image.Image) -> tuple[int, int]:
+    """Width and height of an image once it is turned as its EXIF orientation says."""
+    turned = False
+    with suppress(Exception):  # damaged EXIF data
+        turned = image.getexif().get(_ORIENTATION, 1) > _UNTURNED
+    return image.size[::-1] if turned else image.size
+
+
+_ORIENTATION, _UNTURNED = 0x0112, 4
+"""The EXIF tag, and the largest of its values that keep width and height."""
+
+
 @contextmanager
-def _opened(source: Path | bytes, where: str) -> Iterator[Image.Image]:
+def opened(source: Path | bytes, where: str) -> Iterator[Image.Image]:
     """The image of a file, of which the header alone is read yet."""
     try:
         file = source if isinstance(source, Path) else BytesIO(source)
@@ -109,7 +129,7 @@ def _cut(image: Image.Image) -> str:
 
 def _rgb(source: Path | bytes, where: str) -> torch.Tensor:
     """(3, H, W) float32 in 0..255, upright as the EXIF orientation says."""
-    with _opened(source, where) as image:
+    with opened(source, where) as image:
         upright = rgb = image.convert("RGB")
         with suppress(Exception):  # damaged EXIF data: the pixels are whole
             upright = ImageOps.exif_transpose(rgb)

@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.progress import TaskID
 
+from fedsim.core.measures import Measures
 from fedsim.core.terminal import echo, printable
 from fedsim.core.text import decimals, duration
 from fedsim.display.progress import is_terminal, live_bars
@@ -51,7 +52,8 @@ class Active:
     done: int = 0
     took: float = 0.0
     seen: int = 0
-    accuracy: str = "-"
+    score: str = "-"
+    measures: Measures = field(default_factory=Measures)
 
     @property
     def share(self) -> float:
@@ -61,12 +63,13 @@ class Active:
 
 @dataclass(kw_only=True)
 class Board:
-    """Shows several runs at once; ``metric`` of rounds.csv, ``lines`` when a run ends."""
+    """Shows several runs at once; ``metric`` of rounds.csv, by default the primary measure on the
+    test part; ``lines`` when a run ends."""
 
     total: int
     ended: int = 0
     verbose: bool = False
-    metric: str = "test_accuracy"
+    metric: str = ""
     lines: bool = True
 
     def __post_init__(self) -> None:
@@ -80,14 +83,14 @@ class Board:
         if isinstance(event, events.Begun) and event.resumed:
             logger.info("%s: resumed after an interruption", job.name)
         elif isinstance(event, events.Started):
-            run.done, run.rounds = event.done, event.rounds
+            run.done, run.rounds, run.measures = event.done, event.rounds, event.measures
             self.before += run.share
         elif isinstance(event, events.RoundEnded):
             run.done += 1
             run.seen += 1
             run.took += event.seconds
-            if event.row[self.metric] is not None:
-                run.accuracy = decimals(event.row[self.metric])
+            value = event.row.get(self.metric or run.measures.column("test"))
+            run.score = run.score if value is None else decimals(value)
         elif isinstance(event, events.Logged):
             logger.log(event.level, "%s: %s", job.name, event.text)
         elif isinstance(event, events.ENDINGS):
@@ -126,8 +129,8 @@ class Board:
             self.ended += 1
             self.before += event.before
             seconds = time.monotonic() - run.since
-            accuracy = decimals(event.summary.get("final_test_accuracy"))
-            text = f"{duration(seconds)}, test accuracy {accuracy}"
+            score = decimals(event.summary.get(run.measures.column("test", "final")))
+            text = f"{duration(seconds)}, test {run.measures.title} {score}"
             left = self.left() if self.ended < self.total else None
             text += "" if left is None else f"; about {duration(left)} left"
             if self.lines:
@@ -153,8 +156,8 @@ class Bars(Board):
         elif run is not None:
             if slot not in self.tasks:
                 self.tasks[slot] = self.bars.add_task(printable(run.name), total=None, text="")
-            name = self.metric.replace("test_accuracy", "test acc")
-            text = f"{name} {run.accuracy}  {run.took / run.seen:.2f} s/round" if run.seen else ""
+            name = self.metric or f"test {run.measures.title}".replace("accuracy", "acc")
+            text = f"{name} {run.score}  {run.took / run.seen:.2f} s/round" if run.seen else ""
             total = run.rounds or None
             self.bars.update(self.tasks[slot], total=total, completed=run.done, text=text)
         left = self.left() if self.active else None

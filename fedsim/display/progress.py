@@ -16,7 +16,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Column
 
-from fedsim.core.rows import EPSILONS, METRICS, SCORES, metric_column
+from fedsim.core.measures import CONSTANT, Measures
+from fedsim.core.rows import EPSILONS, METRICS, WHEN, metric_column
 from fedsim.core.terminal import echo, tell
 from fedsim.core.text import counted, decimals, duration
 from fedsim.display.tables import show
@@ -25,12 +26,16 @@ from fedsim.training.callbacks import Callback, Rows, RunInfo
 
 LINES = 20
 """About so many lines of progress are printed in a pipe."""
-RESULTS = {
-    f"final {score.title}": metric_column("test", name, "final")
-    for name, score in SCORES.items()
-    if score.takes and not score.late and name != "accuracy"
-} | {METRICS[column].title: column for column in EPSILONS}
-"""Further lines of the final table, where summary.csv has a value."""
+
+
+def results(measures: Measures) -> dict[str, str]:
+    """Further lines of the final table, where summary.csv has a value."""
+    scores = {
+        f"final {score.title}": metric_column("test", name, "final")
+        for name, score in measures.scores.items()
+        if score.takes and not score.late and name != measures.primary
+    }
+    return scores | {METRICS[column].title: column for column in EPSILONS}
 
 
 def display(final_table: bool = True) -> Lines:
@@ -72,21 +77,22 @@ class Lines(Callback):
         self.info: RunInfo | None = None
         self.done = self.failed = 0
         self.recent: deque[float] = deque(maxlen=10)
-        self.accuracy = "-"
+        self.score = "-"
 
     def on_run_start(self, info: RunInfo) -> None:
         self.info, self.done = info, info.done
         self._introduce(info)
 
     def on_round_end(self, round: int, rows: Rows) -> None:
-        """Counts the round and reports it: newest test accuracy, training loss and pace."""
+        """Counts the round and reports it: newest primary score, training loss and pace."""
         (row,) = rows["rounds"]
         self.done = round
         self.failed += row["dropped"]
         self.recent.append(rows["timings"][-1]["seconds"])  # of phase total
-        if row["test_accuracy"] is not None:
-            self.accuracy = decimals(row["test_accuracy"])
-        text = f"test accuracy {self.accuracy}  train loss {decimals(row['train_loss'])}  "
+        measures = self.info.measures if self.info else Measures()
+        if row[measures.column("test")] is not None:
+            self.score = decimals(row[measures.column("test")])
+        text = f"test {measures.title} {self.score}  train loss {decimals(row['train_loss'])}  "
         text += f"{self.pace():.2f} s/round"
         self._report(text + (f"  clients failed {self.failed}" if self.failed else ""))
 
@@ -165,20 +171,22 @@ def show_result(path: Path, summary: Mapping[str, object]) -> None:
     model collapsed.
     """
     rounds, seconds = cast("int", summary["rounds"]), cast("float", summary["total_seconds"])
-    last = min(10, rounds)
-    best = f"{decimals(summary['best_test_accuracy'])} (round {summary['best_round']}, chosen by "
-    lines = {
-        "final test accuracy": decimals(summary["final_test_accuracy"]),
-        "best test accuracy": f"{best}{summary['best_by']} accuracy)",
-    }
+    last, store = min(10, rounds), RunStore(path)
+    environment = store.read_environment()
+    measures = Measures.of(environment)
+    title = measures.title
+    value = {take: decimals(summary[measures.column("test", take)]) for take in WHEN}
+    by = f"(round {summary['best_round']}, chosen by {summary['best_by']} {title})"
+    lines = {f"final test {title}": value["final"], f"best test {title}": f"{value['best']} {by}"}
     if last > 1:
-        lines[f"mean of last {last} rounds"] = decimals(summary["last10_test_accuracy"])
-    for name, column in RESULTS.items():
-        if (value := decimals(summary.get(column))) != "-":
-            lines[name] = value
+        lines[f"mean of last {last} rounds"] = value["last10"]
+    for name, column in results(measures).items():
+        if (further := decimals(summary.get(column))) != "-":
+            lines[name] = further
     lines |= {"rounds": str(rounds), "seconds": f"{seconds:.1f}", "files": str(path)}
     show([{"result": name, "value": value} for name, value in lines.items()])
-    store = RunStore(path)
     final = last_predictions(store)
     if final is not None and final.collapsed:
-        echo(final.describe(store.read_environment().get("classes", ())))
+        echo(final.describe(environment.get("classes", ())))
+    elif summary.get("collapsed") and not measures.of_classes:
+        echo(f"the final model collapsed: {CONSTANT}")

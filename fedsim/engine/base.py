@@ -32,6 +32,8 @@ class Measure(Generic[T]):
     join: Callable[[Sequence[T]], T] | None = None
     """Makes those of several runs of samples, in order, one; None where ``compute`` needs the
     outputs of the whole part."""
+    predicted: bool = False
+    """Whether ``compute`` takes the predictions (n, ...) of a task that streams, not its sums."""
 
 
 def _outputs(outputs: Outputs, _run: Samples, _part: Part, _index: I64) -> Outputs:
@@ -49,6 +51,8 @@ def _scores(outputs: Outputs, run: Samples, part: Part, index: I64) -> Scores:
 
 OUTPUTS = Measure(_outputs, concatenated)
 """The outputs themselves, for every sample."""
+PREDICTIONS = Measure(_outputs, concatenated, predicted=True)
+"""The predictions of a task that streams."""
 SAMPLES = Measure(_samples, joined)
 """The scores of every sample."""
 SCORES = Measure(_scores)

@@ -47,7 +47,7 @@ from fedsim.engine.blocks import Block, clients_of, named
 from fedsim.engine.results import judged, read
 from fedsim.engine.spec import WorkerSpec
 from fedsim.metrics.outputs import Outputs, token_scores
-from fedsim.metrics.samples import joined, streamed
+from fedsim.metrics.samples import joined, predicted, streamed
 from fedsim.metrics.splits import count, indices, name
 from fedsim.models.frozen import cut
 
@@ -385,7 +385,7 @@ class Worker:
             devices.collected(self._nondeterministic),
         ):
             split = torch.from_numpy(index).to(self.samples.x.device).split(size)
-            outputs = self._outputs(params, state, split, seeds, mark)
+            outputs = self._outputs(params, state, split, seeds, mark, measure.predicted)
         return measure.compute(outputs, self.spec, part, index)
 
     def _outputs(
@@ -395,6 +395,7 @@ class Worker:
         batches: Sequence[Tensor],
         seeds: Iterator[int],
         mark: Callable[[Tensor], Tensor] | None = None,
+        predictions: bool = False,
     ) -> Outputs:
         """The logits of some samples, as ``mark`` changes them; a batch's do not depend on others.
 
@@ -415,6 +416,8 @@ class Worker:
 
         with self.precision():
             logits = map(passed, batches, seeds)
+            if predictions:
+                return np.concatenate([predicted(self.task, z.cpu().numpy()) for z in logits])
             if self.task.streams:
                 targets = (np.asarray(self.samples.labels(b).cpu()) for b in batches)
                 several = zip(logits, targets, strict=True)

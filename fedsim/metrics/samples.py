@@ -88,6 +88,13 @@ def streamed(task: Task, outputs: Array, y: Array) -> Kept:
     return Kept(task, sums=sums | {"loss": losses.numpy()[:, None]})
 
 
+def predicted(task: Task, outputs: Array) -> Array:
+    """The prediction (n, ...) of each sample of a batch; errors as :func:`kept`."""
+    _check(outputs)
+    (predictions,) = task.predict(outputs).values()
+    return predictions
+
+
 def _check(outputs: Array) -> None:
     finite = np.isfinite(outputs).reshape(len(outputs), -1).all(axis=1)
     if not finite.all():

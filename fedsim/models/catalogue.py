@@ -12,7 +12,9 @@ from fedsim.version import DISTRIBUTION
 class ModelInfo:
     """A model of the catalogue: a function (num_classes, in_channels, image_size) -> model."""
 
-    module: Literal["vision", "leaf"]  # of fedsim.models, with a function of the model's name
+    module: Literal[
+        "vision", "leaf", "unet"
+    ]  # of fedsim.models, with a function of the model's name
     description: str
     min_size: int = 1  # of an image, in pixels
     inputs: tuple[Inputs, ...] = ("images",)
@@ -55,14 +57,19 @@ CATALOGUE: Mapping[str, ModelInfo] = {
     "leaf_reddit": ModelInfo(
         "leaf", "LEAF's LSTM for Reddit: a class for every token", inputs=_TOKENS, per_token=True
     ),
+    "unet": ModelInfo(
+        "unet", "U-Net, 0.5 M parameters: a class for every pixel", 8, per_pixel=True
+    ),
+    "unet_small": ModelInfo("unet", "the same with half the channels, 0.12 M", 8, per_pixel=True),
 }
 
 NAMES: Mapping[str, str] = {name: entry.description for name, entry in CATALOGUE.items()}
 """The models' names and what each is, in one line."""
 
 LIBRARIES: Mapping[str, str] = {
-    "timm": "a network of timm, as in timm:vit_tiny_patch16_224 "
+    "timm": "a network of timm, as in timm:vit_tiny_patch16_224; for masks its encoder "
     f"(pip install '{DISTRIBUTION}[models]')",
-    "torchvision": "a classifier of torchvision, as in torchvision:efficientnet_b0",
+    "torchvision": "a network of torchvision, as in torchvision:efficientnet_b0 or, for masks, "
+    "torchvision:fcn_resnet50",
 }
 """Libraries whose networks are named ``LIBRARY:NAME``, each with a line of explanation."""

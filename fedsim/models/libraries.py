@@ -12,6 +12,7 @@ from fedsim.core.errors import ConfigError, nearest, one_line
 from fedsim.core.imports import users_code
 from fedsim.core.normalization import Normalization
 from fedsim.core.types import ModelSpec
+from fedsim.models import pixels
 from fedsim.models.catalogue import LIBRARIES
 from fedsim.models.vision import SplitModel
 from fedsim.version import DISTRIBUTION
@@ -26,14 +27,14 @@ def library_of(name: str) -> str | None:
     return library if colon and library in LIBRARIES else None
 
 
-def build(spec: ModelSpec) -> SplitModel:
+def build(spec: ModelSpec) -> nn.Module:
     """The randomly initialised network of ``spec``.
 
     For grey images timm's networks have such a first layer; the weights of torchvision's are summed
     over the colours, which gives the same output as repeating the image.
     """
     where = f"model.name={spec.name}"
-    if spec.inputs != "images" or spec.per_token or spec.per_pixel:
+    if spec.inputs != "images" or spec.per_token:
         raise ConfigError(f"{where}: takes images, and the data are {spec.inputs}")
     with users_code(f"{where}, images of {spec.image_size}x{spec.image_size} pixels", ConfigError):
         return _of_timm(spec) if library_of(spec.name) == "timm" else _of_torchvision(spec)
@@ -45,7 +46,9 @@ def pretrained(spec: ModelSpec) -> dict[str, Tensor]:
     try:
         tensors: dict[str, Tensor]
         if library_of(spec.name) == "timm":
-            tensors = _timm().create_model(name, True, **_timm_options(spec)).state_dict()
+            options = {"features_only": True} if spec.per_pixel else {}
+            net = _timm().create_model(name, True, **_timm_options(spec), **options)
+            tensors = net.state_dict()
             return tensors
         published = _published(name)
         source = published.url
@@ -57,7 +60,8 @@ def pretrained(spec: ModelSpec) -> dict[str, Tensor]:
             f"model.pretrained=true: the weights {source} of {spec.name} cannot be had "
             f"({one_line(error)}); fetch their file elsewhere and give it as model.weights=FILE"
         ) from error
-    auxiliary = ("aux1.", "aux2.", "AuxLogits.") if name in _WITHOUT_AUXILIARY else ()
+    of_classes = ("aux1.", "aux2.", "AuxLogits.") if name in _WITHOUT_AUXILIARY else ()
+    auxiliary = ("aux_classifier.",) if spec.per_pixel else of_classes
     return {key: value for key, value in tensors.items() if not key.startswith(auxiliary)}
 
 
@@ -75,7 +79,8 @@ def preprocessing(name: str) -> Normalization | None:
         made = _published(name_there).transforms()
     except ValueError:  # no such network, which is refused when it is built
         return None
-    return Normalization(tuple(made.mean), tuple(made.std), made.crop_size[0])
+    size = getattr(made, "crop_size", None) or made.resize_size  # whole images of masks
+    return Normalization(tuple(made.mean), tuple(made.std), size[0])
 
 
 def _published(name: str) -> Any:
@@ -106,18 +111,22 @@ def _timm_options(spec: ModelSpec) -> dict[str, Any]:
     return options
 
 
-def _of_timm(spec: ModelSpec) -> SplitModel:
+def _of_timm(spec: ModelSpec) -> nn.Module:
     timm, name = _timm(), spec.name.partition(":")[2]
     if not timm.is_model(name):
         raise ConfigError(
             f"model.name={spec.name}: timm {timm.__version__} has no such model"
             f"{nearest(name, timm.list_models())}"
         )
+    if spec.per_pixel:
+        return pixels.of_timm(spec, timm)
     net = timm.create_model(name, num_classes=spec.num_classes, **_timm_options(spec))
     return _split(net, net.get_classifier(), spec)
 
 
-def _of_torchvision(spec: ModelSpec) -> SplitModel:
+def _of_torchvision(spec: ModelSpec) -> nn.Module:
+    if spec.per_pixel:
+        return _with_grey(pixels.of_torchvision(spec), spec)
     from torchvision import models  # takes two seconds to import
 
     where, name = f"model.name={spec.name}", spec.name.partition(":")[2]
@@ -129,8 +138,13 @@ def _of_torchvision(spec: ModelSpec) -> SplitModel:
         options |= {"aux_logits": False, "init_weights": True}
     net = models.get_model(name, weights=None, num_classes=spec.num_classes, **options)
     linear = [module for module in net.modules() if isinstance(module, nn.Linear)]
-    model = _split(net, linear[-1] if linear else None, spec)
+    return _with_grey(_split(net, linear[-1] if linear else None, spec), spec)
+
+
+def _with_grey(model: nn.Module, spec: ModelSpec) -> nn.Module:
+    """The model for images of one channel, where the data have these, in place."""
     if spec.in_channels != 3:
+        where = f"model.name={spec.name}"
         stem = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
         if spec.in_channels != 1 or stem is None or stem.in_channels != 3:
             raise ConfigError(

@@ -11,7 +11,7 @@ from fedsim.core.imports import call, resolve, users_code
 from fedsim.core.layout import Pristine, attributes, freeze, unsuitable
 from fedsim.core.rng import one_torch_thread, seed_for, torch_scope
 from fedsim.core.types import ModelSpec
-from fedsim.models import leaf, libraries, vision, weights
+from fedsim.models import leaf, libraries, unet, vision, weights
 from fedsim.models.catalogue import CATALOGUE, LIBRARIES, ModelInfo
 from fedsim.models.frozen import frozen_tensors
 from fedsim.models.trainable import ALL
@@ -54,7 +54,7 @@ def start(spec: ModelSpec, seed: int, adapt: Adapt = None, classes: Sequence[str
         elif ":" in spec.name:
             model = checked(call(resolve(spec.name, where), where, *sizes), spec)
         else:
-            module = {"vision": vision, "leaf": leaf}[find(spec).module]
+            module = {"vision": vision, "leaf": leaf, "unet": unet}[find(spec).module]
             model = getattr(module, spec.name)(*sizes)
         if spec.norm == "group":
             vision.with_group_norm(model)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,19 +34,20 @@ logger = logging.getLogger("fedsim")
 class FinalModel:
     """The final model of a run, in evaluation mode on the CPU, and what it takes."""
 
-    network: nn.Module  # inputs (B, ...) -> (B, C) outputs
-    task: Task
+    network: nn.Module  # inputs (B, ...) -> (B, C) logits
     spec: ModelSpec
     classes: tuple[str, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
     config: RunConfig
+    task: Task
 
     def predict(
         self, inputs: Callable[[slice], Tensor], count: int, where: Callable[[int], str]
     ) -> dict[str, Array]:
         """The columns ``prediction`` (a class's name) and ``probability_<class>``, or those of the
-        task, of ``count`` samples; ``inputs`` gives some, and ``where`` names one in messages."""
+        task, of ``count`` samples, of which ``inputs`` gives some, and ``where`` says what they are
+        in messages."""
         pristine, size, batches = Pristine(self.network), self.config.evaluation.batch_size, []
         for start in range(0, count, size):
             batch = inputs(slice(start, min(start + size, count)))
@@ -54,17 +56,13 @@ class FinalModel:
             seed = seed_for(self.config.seed, "evaluate images", start)
             with torch.no_grad(), torch_scope(seed):
                 batches.append(self.network(batch))
-        found = columns_of(self.task, torch.cat(batches).float().numpy(), where)
-        if self.task.target == "class":
-            found["prediction"] = np.array(self.classes, dtype=object)[found["prediction"]]
-        return {_named(column, self.classes): values for column, values in found.items()}
-
-
-def _named(column: str, classes: tuple[str, ...]) -> str:
-    """``probability_0`` with the name of the class, or output, in place of its number."""
-    stem, _, number = column.rpartition("_")
-    inside = stem and number.isdecimal() and int(number) < len(classes)
-    return f"{stem}_{classes[int(number)]}" if inside else column
+        logits = torch.cat(batches).float().numpy()
+        if not self.task.cross_entropy:
+            return columns_of(self.task, logits, self.classes, where)
+        chances = probabilities(logits, where)
+        names = np.array(self.classes, dtype=object)
+        columns: dict[str, Any] = {"prediction": names[logits.argmax(axis=1)]}
+        return columns | {f"probability_{c}": chances[:, k] for k, c in enumerate(self.classes)}
 
 
 def final_model(
@@ -88,10 +86,10 @@ def final_model(
             f"{run}: with {config.algorithm} each client has a model of its own; choose one by "
             f"--client K, 0 to {config.data.num_clients - 1}{listed and f' ({listed})'}"
         )
-    name = config.task or description.task or "classification"
-    task = tasks.find(name, config.hyperparameters.get(name))
-    described = description.model, description.classes, description.mean, description.std
-    return FinalModel(network, task, *described, config)
+    normal = description.mean, description.std
+    name = config.task or description.task
+    task = tasks.find(name or "classification", config.hyperparameters.get(name or ""))
+    return FinalModel(network, description.model, description.classes, *normal, config, task)
 
 
 def check_alone(run: Path, config: RunConfig) -> None:
@@ -103,16 +101,31 @@ def check_alone(run: Path, config: RunConfig) -> None:
         )
 
 
-def columns_of(task: Task, outputs: Array, where: Callable[[int], str]) -> dict[str, Array]:
-    """The columns of predictions (n,) by the task, of outputs (n, C)."""
-    finite = np.isfinite(outputs.reshape(len(outputs), -1)).all(axis=1)
+def columns_of(
+    task: Task, outputs: Array, names: Sequence[str], where: Callable[[int], str]
+) -> dict[str, Array]:
+    """What a task predicts, by column; one that ends in ``_k`` gets the name of output k."""
+    _check(outputs, where)
+    columns = {}
+    for column, values in task.predict(outputs.astype(np.float64)).items():
+        head, _, number = column.rpartition("_")
+        known = number.isdecimal() and int(number) < len(names)
+        columns[f"{head}_{names[int(number)]}" if known else column] = values
+    return columns
+
+
+def probabilities(logits: Array, name: Callable[[int], str]) -> F64:
+    """(n, C) softmax of logits (n, C)."""
+    _check(logits, name)
+    chances: F64 = softmax(logits.astype(np.float64), axis=1)
+    return chances
+
+
+def _check(logits: Array, name: Callable[[int], str]) -> None:
+    """Refuses outputs that are not finite."""
+    finite = np.isfinite(logits.reshape(len(logits), -1)).all(axis=1)
     if not finite.all():
         raise DivergedError(
-            f"{where(int(finite.argmin()))}: the model's outputs are NaN or infinite (of "
+            f"{name(int(finite.argmin()))}: the model's outputs are NaN or infinite (of "
             f"{int((~finite).sum())} of {finite.size} samples)"
         )
-    if task.target != "class":
-        return dict(task.predict(outputs.astype(np.float64)))
-    chances: F64 = softmax(outputs.astype(np.float64), axis=1)
-    columns = {f"probability_{k}": chances[:, k] for k in range(chances.shape[1])}
-    return {"prediction": outputs.argmax(axis=1), **columns}

@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -26,14 +26,14 @@ from fedsim.core.errors import ConfigError, DataError, nearest
 from fedsim.core.text import few
 from fedsim.core.types import I64, Array, Dataset, Owned, Part, Partition
 from fedsim.data.dataset import in_one_part
-from fedsim.engine.base import OUTPUTS
+from fedsim.engine.base import OUTPUTS, PREDICTIONS
 from fedsim.engine.serial import SerialExecutor
 from fedsim.identity.environment import device_of
 from fedsim.identity.provenance import Provenance, check_code, check_data, code_of
 from fedsim.identity.resume import data_at
 from fedsim.metrics.splits import clients_with, count, counts, indices
-from fedsim.predictions import new_images, new_rows
-from fedsim.predictions.final_model import check_alone, columns_of
+from fedsim.predictions import masks, new_images, new_rows
+from fedsim.predictions.final_model import check_alone, columns_of, probabilities
 from fedsim.predictions.models import finished_run
 from fedsim.storage import final_models
 from fedsim.storage.checkpoint import ServerState
@@ -95,11 +95,12 @@ def predict(
         A row per model and sample: ``sample`` (index in the data set), ``client_id`` (of the model,
         or of the samples' owner; missing where the global model meets common samples), ``label``
         and ``prediction`` (class indices), ``probability_0`` to ``probability_<C-1>`` (softmax,
-        float64), the names of both classes, ``label_name`` and ``prediction_name``, or the target
-        and the columns of another task, and ``file`` where samples are files. Of ``images`` a row
-        per file: ``file``, ``prediction`` (the name of the class) and ``probability_<name>`` of
-        each class; of ``rows`` likewise, for each ``row`` (as an editor counts), with its ``site``
-        and ``patient`` where these are known.
+        float64), the names of both classes, ``label_name`` and ``prediction_name``, and ``file``
+        where samples are files. Other tasks than of classes have ``target``, as text, and columns
+        of their own: ``prediction``, ``risk``, or ``probability_<label>``; of masks see
+        :mod:`fedsim.predictions.masks`. Of ``images`` a row per file: ``file``, ``prediction`` (the
+        name of the class) and ``probability_<name>`` of each class; of ``rows`` likewise, for each
+        ``row`` (as an editor counts), with its ``site`` and ``patient`` where these are known.
 
     Raises:
         ConfigError: no finished run, no such client or split, data that do not fit the model, or a
@@ -114,7 +115,8 @@ def predict(
         raise ConfigError(f"{given[0]}: does not go with split or data_dir, nor rows with images")
     if images is not None:
         model = new_images.image_model(path, client, accept_changed_code=accept_changed_code)
-        return new_images.predict(model, new_images.image_files(several(images)))
+        found = new_images.image_files(several(images))
+        return (masks.of_images if model.spec.per_pixel else new_images.predict)(model, found)
     if rows is not None:
         accept = {"accept_changed_code": accept_changed_code}
         return new_rows.predict(path, several(rows), client, **accept)
@@ -168,8 +170,11 @@ def _frames(
         if setup.algorithm.predict is not None:  # what it needs of the clients is in no file
             state = with_own_models(setup, executor, state, context(setup, 0))
         for clients, model, samples in _passes(setup, state, client, owned, part):
-            (outputs,) = executor.evaluate([(model.load(), samples)], OUTPUTS)
-            frame = _frame(setup.dataset, indices(setup.spec, samples), np.asarray(outputs))
+            streams = setup.task.streams
+            measure = PREDICTIONS if streams else OUTPUTS
+            (outputs,) = executor.evaluate([(model.load(), samples)], measure)
+            make = masks.of_samples if streams else _frame
+            frame = make(setup.dataset, indices(setup.spec, samples), np.asarray(outputs))
             frame.insert(1, "client_id", pd.Series(clients, dtype="Int64"))
             yield frame if client is None else frame[frame["client_id"] == client]
 
@@ -198,12 +203,17 @@ def _passes(
 
 def _frame(dataset: Dataset, index: I64, logits: Array) -> pd.DataFrame:
     """The rows of the samples ``index`` (n,), without the client, from their logits (n, C)."""
-    task, label = tasks.of(dataset), dataset.y[index]
-    found = columns_of(task, logits, lambda i: f"sample {index[i]}")
-    columns = {"sample": index, "label": label if label.ndim == 1 else task.prints(label), **found}
-    if task.target == "class":
-        names = np.array(dataset.class_names, dtype=object)
-        columns |= {"label_name": names[label], "prediction_name": names[found["prediction"]]}
+    names, task = np.array(dataset.class_names, dtype=object), tasks.of(dataset)
+    columns: dict[str, Any] = {"sample": index}
+    if task.cross_entropy:
+        label, predicted = dataset.y[index], logits.argmax(axis=1)
+        chances = probabilities(logits, lambda i: f"sample {index[i]}")
+        columns |= {"label": label, "prediction": predicted}
+        columns |= {f"probability_{k}": chances[:, k] for k in range(dataset.num_classes)}
+        columns |= {"label_name": names[label], "prediction_name": names[predicted]}
+    else:
+        columns |= {"target": [*task.prints(dataset.y[index])]}
+        columns |= columns_of(task, logits, dataset.class_names, lambda i: f"sample {index[i]}")
     if dataset.files:
         columns["file"] = [dataset.files[i] for i in index.tolist()]
     return pd.DataFrame(columns)
@@ -260,7 +270,7 @@ def _new_data(run: Path, config: RunConfig, description: Description) -> Setup:
 def _with_the_classes(dataset: Dataset, classes: tuple[str, ...], origin: str) -> Dataset:
     """The data set with the numbers of the run's classes, which are found by name."""
     names = dataset.class_names
-    if names == classes:
+    if names == classes or not tasks.of(dataset).cross_entropy:
         return dataset
     unknown = [name for name in names if name not in classes]
     if unknown:
@@ -269,8 +279,10 @@ def _with_the_classes(dataset: Dataset, classes: tuple[str, ...], origin: str) -
             f"to the run: {_few(unknown)} (a folder of images can list the classes in classes.txt)"
         )
     logger.info("%s: the classes have the numbers of the run, by name: %s", origin, _few(classes))
-    number = np.array([classes.index(name) for name in names], dtype=np.int64)
-    return replace(dataset, y=number[dataset.y], class_names=classes)
+    number = np.arange(max(256, len(names)))  # of masks 255 stands for no class
+    number[: len(names)] = [classes.index(name) for name in names]
+    y = number[dataset.y].astype(dataset.y.dtype)
+    return replace(dataset, y=y, class_names=classes)
 
 
 def _origin(config: RunConfig, dataset: Dataset) -> str:

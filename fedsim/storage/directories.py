@@ -12,6 +12,7 @@ from pathlib import Path
 
 from fedsim.core import files
 from fedsim.core.errors import DataError, StoreError
+from fedsim.core.measures import Measures
 from fedsim.core.reading import parse_json
 from fedsim.storage import status, trials
 from fedsim.storage.status import DAMAGED, FAILED, FINISHED, INTERRUPTED, RUNNING, RunStatus
@@ -70,6 +71,11 @@ class SearchStatus:
         return str(self.study.get("by"))
 
     @property
+    def measures(self) -> Measures:
+        """Those of the task of its runs."""
+        return Measures.of(self.study)
+
+    @property
     def planned(self) -> int | None:
         """How many trials there are to be; None of a damaged search."""
         count = self.study.get("trials")
@@ -84,7 +90,7 @@ class SearchStatus:
     @property
     def best(self) -> Trial | None:
         """The best complete trial."""
-        return next(iter(trials.best(self.trials, self.by)), None)
+        return next(iter(trials.best(self.trials, self.by, self.measures)), None)
 
 
 Found = RunStatus | SweepStatus | SearchStatus

@@ -23,7 +23,7 @@ import numpy as np
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, DataError, StoreError, nearest, one_line
 from fedsim.core.reading import parse_json
-from fedsim.core.rows import TABLES, FinalClientRow, PartitionRow, Row, metric_column
+from fedsim.core.rows import TABLES, FinalClientRow, PartitionRow, Row
 from fedsim.core.types import Array
 from fedsim.metrics.collapse import FinalPredictions, final_predictions
 from fedsim.storage import status, tables
@@ -90,8 +90,8 @@ class RunStore:
             else f"{run.rounds_done} of {run.rounds}",
         }
         for name in ("final", "best"):
-            value = getattr(run, metric_column("test", "accuracy", name))
-            headline[f"{name} test accuracy"] = None if value is None else f"{value:.4f}"
+            value = getattr(run, name)
+            headline[f"{name} test {run.measure}"] = None if value is None else f"{value:.4f}"
         return {key: str(value) for key, value in headline.items() if value is not None}
 
     @property

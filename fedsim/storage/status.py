@@ -14,6 +14,7 @@ from typing import Any
 
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, DataError, FedsimError, StoreError, described, one_line
+from fedsim.core.measures import Measures
 from fedsim.core.reading import parse_json
 from fedsim.storage import tables
 from fedsim.storage.tables import number as number
@@ -45,6 +46,9 @@ class RunStatus:
     final_test_accuracy: float | None = None
     best_test_accuracy: float | None = None
     """Of the round with the best validation accuracy or, without that, the best test accuracy."""
+    measure: str = "accuracy"  # the primary one of its task, whose values the next two are
+    final: float | None = None
+    best: float | None = None
     changed: float | None = None  # when its newest results were written, in seconds since 1970
     process: str | None = None
     problem: str | None = None  # why the run failed, or why a damaged directory cannot be read
@@ -137,22 +141,42 @@ def settings(path: Path) -> dict[str, Any]:
 
 
 def _results(path: Path) -> dict[str, Any]:
-    """Rounds that are done, final and best test accuracy, from summary.csv or rounds.csv."""
+    """Rounds that are done, final and best value of the primary measure on the test part, from
+    summary.csv or rounds.csv."""
+    measures = Measures.of(environment(path))
     if (path / "summary.csv").exists():
         rows = tables.read(path / "summary.csv")
         if len(rows) != 1:
             raise ValueError(f"{path / 'summary.csv'}: {len(rows)} rows, a run has one")
-        accuracies = ("final_test_accuracy", "best_test_accuracy")
-        scores = {name: number(rows[0].get(name)) for name in accuracies}
-        return {"rounds_done": _whole(rows[0].get("rounds")) or 0, **scores}
-    rows = rounds(path)
-    best = tables.best_row(rows)
-    tested = [row for row in rows if row.get("test_accuracy")]
-    return {
-        "rounds_done": len(rows),
-        "final_test_accuracy": number(tested[-1]["test_accuracy"]) if tested else None,
-        "best_test_accuracy": None if best is None else number(best["test_accuracy"]),
+        scores = {take: number(rows[0].get(measures.column("test", take))) for take in TAKES}
+        return {"rounds_done": _whole(rows[0].get("rounds")) or 0, **_named(measures, scores)}
+    rows, column = rounds(path), measures.column("test")
+    best, tested = tables.best_row(rows, measures), tables.tested(rows, measures)
+    scores = {
+        "final": number(tested[-1].get(column)) if tested else None,
+        "best": None if best is None else number(best.get(column)),
     }
+    return {"rounds_done": len(rows), **_named(measures, scores)}
+
+
+TAKES = ("final", "best")
+
+
+def _named(measures: Measures, scores: Mapping[str, float | None]) -> dict[str, Any]:
+    """The values by field; an accuracy has fields of its own, too."""
+    values = {"measure": measures.primary, **scores}
+    if measures.of_classes:
+        values |= {measures.column("test", take): scores[take] for take in TAKES}
+    return values
+
+
+def environment(path: Path) -> Mapping[str, Any]:
+    """What env.json says; nothing where it is not there or cannot be read."""
+    try:
+        content = parse_json((path / "env.json").read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def _whole(value: object) -> int | None:

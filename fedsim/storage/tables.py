@@ -19,6 +19,7 @@ import numpy as np
 
 from fedsim.core import files
 from fedsim.core.errors import StoreError, one_line
+from fedsim.core.measures import Measures
 from fedsim.core.types import Array
 
 if TYPE_CHECKING:
@@ -155,13 +156,19 @@ def curve(rows: Sequence[Cells], column: str) -> dict[int, float]:
     return {round: value for round, value in pairs if value is not None}
 
 
-def best_row(rows: Sequence[Cells]) -> Cells | None:
+def tested(rows: Sequence[Cells], measures: Measures) -> list[Cells]:
+    """The evaluated rounds."""
+    return [row for row in rows if row.get(measures.column("test")) or row.get("test_loss")]
+
+
+def best_row(rows: Sequence[Cells], measures: Measures) -> Cells | None:
     """The round by which a run is judged, as summary.csv has it: of the evaluated rounds the one
-    with the best validation accuracy or, without a validation part, test accuracy."""
-    tested = [row for row in rows if row.get("test_accuracy")]
-    by = "val_accuracy" if any(row.get("val_accuracy") for row in tested) else "test_accuracy"
-    scored = [row for row in tested if number(row[by]) is not None]
-    return max(scored, key=lambda row: number(row[by]) or 0.0, default=None)
+    with the best primary measure on the validation part or, without one, on the test part."""
+    evaluated, val = tested(rows, measures), measures.column("val")
+    validated = any(row.get(val) or row.get("val_loss") for row in evaluated)
+    by, sign = val if validated else measures.column("test"), -1 if measures.lowest else 1
+    scored = [row for row in evaluated if number(row.get(by)) is not None]
+    return max(scored, key=lambda row: sign * (number(row[by]) or 0.0), default=None)
 
 
 @dataclass(frozen=True)

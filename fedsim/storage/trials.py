@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fedsim.core import files
 from fedsim.core.errors import DataError, one_line
+from fedsim.core.measures import Measures
 from fedsim.core.reading import parse_json
-from fedsim.core.rows import METRICS
 from fedsim.storage.tables import cell, rows_text
 
 if TYPE_CHECKING:
@@ -52,15 +52,20 @@ def folder_of(number: int) -> str:
     return f"trial-{number:04d}"
 
 
-def lowest(by: str) -> bool:
-    """Whether the lowest value of a metric is the best."""
-    return by in METRICS and METRICS[by].lowest
+def lowest(by: str, measures: Measures) -> bool:
+    """Whether the lowest value of a metric, a column of rounds.csv, is the best."""
+    score = measures.scores.get(by.removeprefix("val_"))
+    return score is not None and score.lowest
 
 
-def best(trials: Sequence[Trial], by: str) -> list[Trial]:
+def best(
+    trials: Sequence[Trial],
+    by: str,
+    measures: Measures = Measures(),  # noqa: B008
+) -> list[Trial]:
     """The complete trials, the best first; of equal values the one proposed first."""
     complete = [trial for trial in trials if trial.state == "complete" and trial.value is not None]
-    sign = 1 if lowest(by) else -1
+    sign = 1 if lowest(by, measures) else -1
     return sorted(complete, key=lambda trial: (sign * (trial.value or 0.0), trial.number))
 
 

@@ -109,7 +109,7 @@ def run(plan: Plan, out: Path, options: RunOptions) -> Outcome:
             left = sweeps.missing(runs, folder, accept)
         if isinstance(shown, board.Board):
             searched = plan.file.kind == "tune"
-            metric = plan.file.by if searched else "test_accuracy"
+            metric = plan.by if searched else ""
             shown.now(len(plan.configs) - len(left), metric, lines=not searched)
         outcome.table, outcome.failed = sweeps.run_all(
             runs, left, folder, drivers, shown, trackers, accept
@@ -147,7 +147,7 @@ def _display(
         total=len(plan.configs),
         ended=len(plan.configs) - waiting,
         verbose=options.verbose,
-        metric="test_accuracy" if plan.grid else plan.file.by,
+        metric="" if plan.grid else plan.by,
         lines=bool(plan.grid),
     )
     stack.callback(shown.close)

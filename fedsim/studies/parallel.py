@@ -154,7 +154,7 @@ class _Watch(Callback):
         self.summary: Mapping[str, object] = {}
 
     def on_run_start(self, info: RunInfo) -> None:
-        self.tell(events.Started(info.done, info.rounds))
+        self.tell(events.Started(info.done, info.rounds, info.measures))
         self._stop()
 
     def on_round_end(self, round: int, rows: Rows) -> Literal["stop"] | None:  # noqa: ARG002

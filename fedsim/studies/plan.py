@@ -81,6 +81,11 @@ class Plan:
         return [(cell, cell.plan) for cell in self.cells if cell.plan is not None]
 
     @property
+    def by(self) -> str:
+        """The metric of the searches."""
+        return next((plan.proposer.by for _, plan in self.searches), self.file.by or "val_accuracy")
+
+    @property
     def untuned(self) -> list[str]:
         """The methods that are not tuned anywhere."""
         tuned = {cell.method for cell, _ in self.searches}
@@ -165,6 +170,7 @@ def _study(plan: Plan) -> Plan:
     runs = each * len(rows) + len(rows) * len(seeds)
     places = {part.label: place for place, part in enumerate(file.partitions)}
     cells: dict[str, Cell] = {}
+    tasks_of: dict[str, search.Record] = {}
     for (part, method), layer, base, space in zip(rows, layers, bases, spaces, strict=True):
         row = Cell(
             method=method.label,
@@ -176,7 +182,7 @@ def _study(plan: Plan) -> Plan:
         if space:
             place = file.sampler_seed + places[part.label]
             of_cell = replace(file, settings=layer, search=space, sampler_seed=place)
-            made = search.make_plan(of_cell, overrides, parallel, runs - each, row.title)
+            made = search.make_plan(of_cell, overrides, parallel, runs - each, row.title, tasks_of)
             row = replace(row, plan=made, examples=made.examples)
         other = cells.setdefault(sweep.plain(row.name), row)
         if other is not row:
@@ -248,7 +254,7 @@ def chosen_rows(plan: Plan, trials: Mapping[str, Trial]) -> list[dict[str, Scala
         trial = trials.get(cell.name)
         row["trial"] = None if trial is None else trial.number
         row |= {key: None if trial is None else trial.params.get(key) for key in keys}
-        row |= {"metric": plan.file.by, "value": None if trial is None else trial.value}
+        row |= {"metric": plan.by, "value": None if trial is None else trial.value}
         rows.append(row | {"trials": 0 if cell.plan is None else cell.plan.count})
     return rows
 

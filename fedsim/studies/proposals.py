@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
 from fedsim.config.search import Dimension, Space
 from fedsim.core import rng
 from fedsim.core.errors import ConfigError
+from fedsim.core.measures import Measures
 from fedsim.core.settings import Scalar
 from fedsim.storage.trials import Trial, lowest
 from fedsim.version import DISTRIBUTION
@@ -72,6 +73,7 @@ class Proposer:
     pruner: str  # asha: successive halving
     seed: int  # of the sampler
     rounds: int  # of a whole run
+    measures: Measures = field(default_factory=Measures)
 
     def __post_init__(self) -> None:
         optuna()
@@ -111,7 +113,7 @@ class Proposer:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", package.exceptions.ExperimentalWarning)
             study = package.create_study(
-                direction="minimize" if lowest(self.by) else "maximize",
+                direction="minimize" if lowest(self.by, self.measures) else "maximize",
                 sampler=self._sampler(package, number),
                 pruner=self._pruner(package),
             )

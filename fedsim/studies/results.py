@@ -54,7 +54,7 @@ class SweepStore:
 
     def table(
         self,
-        metric: str = "accuracy",
+        metric: str | None = None,
         *,
         by: Sequence[str] | None = None,
         at: Literal["final", "best", "last10"] = "final",
@@ -65,7 +65,8 @@ class SweepStore:
         """A table as ``fedsim table`` makes it: all its numbers, at full precision.
 
         Args:
-            metric: what it shows, see ``fedsim table --help``.
+            metric: what it shows, see ``fedsim table --help``; None: accuracy, or the primary
+                measure of the task.
             by: columns of :attr:`summary` that distinguish its rows; None: the label, and settings
                 that runs of one label differ in.
             at: rounds of a score: the last, the best, or the mean of the last ten.
@@ -79,19 +80,21 @@ class SweepStore:
         runs = self._summaries()
         by_default, default_unit = self._grouping(runs, [columns] if columns else [])
         groups, over = tuple(by or by_default), unit or default_unit
+        shown = metric or analysis("scores").measures_of(runs).primary
         made = analysis("tables.scores").make(
-            metric, runs, groups, columns, baseline, takes=(at,), unit=over
+            shown, runs, groups, columns, baseline, takes=(at,), unit=over
         )
         return made[0].data
 
     def curves(
         self,
-        metric: str = "test_accuracy",
+        metric: str | None = None,
         *,
         by: Sequence[str] | None = None,
         unit: Unit | None = None,
     ) -> pd.DataFrame:
-        """A column of rounds.csv, such as ``test_loss``, by group and round.
+        """A column of rounds.csv, such as ``test_loss``, by group and round; None: the primary
+        measure of the task on the test part.
 
         ``by`` and ``unit`` are as in :meth:`table`. Columns are ``label``, ``round``, ``mean``,
         ``low``, ``high`` (of the 95 % interval, NaN for a single unit) and ``n``.
@@ -104,6 +107,7 @@ class SweepStore:
         runs, curves, analysed = self._summaries(), analysis("figures.curves"), analysis("runs")
         by_default, default_unit = self._grouping(runs)
         groups = tuple(by or by_default)
+        shown = metric or analysis("scores").measures_of(runs).column("test")
         over = analysed.unit_among(runs, groups, unit or default_unit)
         rows = [
             {
@@ -112,7 +116,7 @@ class SweepStore:
                 **{name: getattr(estimate, name) for name in ("mean", "low", "high", "n")},
             }
             for group in analysed.group(runs, groups, over)
-            for round, values in curves.by_round(group, metric).iterrows()
+            for round, values in curves.by_round(group, shown).iterrows()
             for estimate in [analysis("stats").of_runs(values)]
         ]
         return pd.DataFrame(rows)

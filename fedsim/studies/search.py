@@ -17,7 +17,9 @@ from fedsim.config.keys import FREE
 from fedsim.config.resolve import resolve, to_yaml, unused, warn_unused
 from fedsim.config.run import RunConfig
 from fedsim.core import files
-from fedsim.core.errors import ConfigError
+from fedsim.core.errors import ConfigError, nearest
+from fedsim.core.measures import Measures
+from fedsim.core.rows import metric_column
 from fedsim.core.settings import Scalar
 from fedsim.core.text import counted
 from fedsim.identity.resume import decisive
@@ -33,6 +35,7 @@ NO_VALIDATION = (
     "there is no validation part to judge trials by: set data.val_fraction, such as 0.1 "
     "(the test part is never looked at)"
 )
+Record = Mapping[str, Any]
 FIXED = ("by", "sampler", "sampler_seed", "pruner", "seeds", "search")
 """Keys of study.json, beside the settings, that stay the same when a search continues."""
 HELD = {
@@ -57,6 +60,7 @@ class SearchPlan:
     """The plan of a search."""
 
     proposer: Proposer
+    task: Record  # that of the data, as env.json has it; nothing for classes
     settings: Settings  # of the file or preset; the searched keys win over them
     overrides: Settings  # the flags, which win over all
     seeds: tuple[int, ...]  # the training seeds of every trial
@@ -95,6 +99,7 @@ class SearchPlan:
             "seeds": list(self.seeds),
             "search": {key: str(dimension) for key, dimension in proposer.space.items()},
             "settings": decisive(self.examples[0]),
+            **self.task,
         }
 
 
@@ -104,16 +109,21 @@ def make_plan(
     parallel: Parallel = "auto",
     others: int = 0,
     title: str = "",
+    tasks_of: dict[str, Record] | None = None,
 ) -> SearchPlan:
-    """Makes the plan of the search of a file; the arguments are those of :class:`SearchPlan`."""
+    """Makes the plan of the search of a file; the arguments are those of :class:`SearchPlan`, and
+    the tasks that are known, by their data."""
     settings, searched = experiment.settings, experiment.search
     check_searched(searched, {**settings, **overrides})
     space = search.make_space(searched, settings, overrides)
     first = {key: dimension.examples[0] for key, dimension in space.items()}
     base = resolve(settings, search.point(space, first), overrides)
+    task = _task(base, {} if tasks_of is None else tasks_of)
+    measures = Measures.of(task)
     proposer = Proposer(
         space=space,
-        by=experiment.by,
+        by=_metric(experiment, measures),
+        measures=measures,
         sampler=experiment.sampler,
         pruner=experiment.pruner,
         seed=experiment.sampler_seed,
@@ -126,6 +136,7 @@ def make_plan(
         )
     plan = SearchPlan(
         proposer=proposer,
+        task=task,
         settings=settings,
         overrides=overrides,
         seeds=seeds_of(experiment, overrides) or (base.seed,),
@@ -147,6 +158,29 @@ def make_plan(
             raise ConfigError(f"{reason}; nothing to search")
     warn_unused({**settings, **searched, **overrides}, examples)
     return plan
+
+
+def _task(config: RunConfig, known: dict[str, Record]) -> Record:
+    """The entry ``task`` of env.json of such a run, which its data decide."""
+    place = config.data.name, config.data.dir, config.data.columns
+    key = repr((place, config.task, config.evaluation.measures))
+    if key not in known:
+        task = loading.load(config)[0].task
+        known[key] = {} if task is None else {"task": task.record()}
+    return known[key]
+
+
+def _metric(experiment: Experiment, measures: Measures) -> str:
+    """The column of rounds.csv that trials are judged by."""
+    allowed = [metric_column("val", name) for name in measures.scores]
+    by = experiment.by or measures.column("val")
+    if by not in allowed:
+        where = experiment.origins.get("by", "--by")
+        raise ConfigError(
+            f"{where}: {by!r} given; trials of {measures.task} are judged by one of "
+            f"{', '.join(allowed)}{nearest(by, allowed)}"
+        )
+    return by
 
 
 def check_searched(wanted: Settings, settings: Settings) -> None:

@@ -69,7 +69,7 @@ def aggregate(summary: pd.DataFrame, groups: Mapping[str, str]) -> pd.DataFrame:
     ``analysis/units.py``. ``collapsed`` is the number of runs that did.
     """
     rows = []
-    units = analysis("units")
+    units, own = analysis("units"), measured(summary)
     of = summary["run"].map(groups)
     partitions = summary.get(units.PARTITION, pd.Series(dtype=float, index=summary.index))
     unit = "partition" if units.repeats_partitions(partitions, of) else "seed"
@@ -78,15 +78,23 @@ def aggregate(summary: pd.DataFrame, groups: Mapping[str, str]) -> pd.DataFrame:
         row: dict[str, object] = {"configuration": group}
         row |= {key: first[key] for key in ("algorithm", "dataset", "alpha")}
         row["n"] = frame[units.PARTITION].nunique() if unit == "partition" else len(frame)
-        present = frame.reindex(columns=[*AVERAGED, *WHERE_ANY, *LATER, "collapsed"])
+        present = frame.reindex(columns=[*AVERAGED, *WHERE_ANY, *LATER, *own, "collapsed"])
         present.index = pd.MultiIndex.from_frame(frame[list(units.COLUMNS[unit])])
         row |= _spreads(present, AVERAGED, units.means)
         row["collapsed"] = present["collapsed"].astype(float).sum(min_count=len(frame))
         row |= _spreads(present, summary.columns.intersection(list(WHERE_ANY)), units.means)
         row |= _spreads(present, summary.columns.intersection(list(LATER)), units.means)
+        row |= _spreads(present, own, units.means)
         row |= {"unit": unit, "runs": len(frame), "label": first.get("label")}
         rows.append(row)
     return pd.DataFrame(rows).astype({"collapsed": "Int64"})
+
+
+def measured(summary: pd.DataFrame) -> list[str]:
+    """The columns of summary.csv for measures that not every task has."""
+    takes = tuple(f"{when}_test_" for when in WHEN)
+    known = {*AVERAGED, *LATER}
+    return [c for c in map(str, summary.columns) if c.startswith(takes) and c not in known]
 
 
 def _spreads(

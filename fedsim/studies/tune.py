@@ -142,7 +142,7 @@ class Tuning:
     @property
     def leaders(self) -> list[Trial]:
         """The complete trials, the best first; a FedsimError where the search ended with none."""
-        leaders = best(self.ended, self.plan.proposer.by)
+        leaders = self._best()
         if not leaders and not self.left:
             states = [trial.state for trial in self.ended]
             counts = ", ".join(
@@ -152,6 +152,10 @@ class Tuning:
             title = self.plan.title and f" {self.plan.title}:"
             raise FedsimError(f"{self.out}:{title} no trial is complete ({counts}){reason}")
         return leaders
+
+    def _best(self) -> list[Trial]:
+        """The complete trials so far, the best first."""
+        return best(self.ended, self.plan.proposer.by, self.plan.proposer.measures)
 
     def begin(self, drivers: Drivers) -> None:
         """Writes the first files; the jobs of :meth:`next_job` can then be done by the drivers.
@@ -168,7 +172,7 @@ class Tuning:
         self._begun |= {"ahead": self.most_at_once, "trials": self.plan.count}
         trials.write_study(self.out, self._begun)
         confirmed = not self.left and (self.out / CONFIRMED).exists()  # best.yaml, on fresh seeds
-        self._write([] if confirmed else best(self.ended, self.plan.proposer.by))
+        self._write([] if confirmed else self._best())
         self._drivers = drivers
 
     def next_job(self) -> Job | None:
@@ -260,7 +264,7 @@ class Tuning:
         """Records a trial that has ended."""
         self.trials[trial.number] = trial
         by = self.plan.proposer.by
-        leader = best(self.ended, by)
+        leader = self._best()
         self._write(leader if leader[:1] == [trial] else [])
         texts = {
             "complete": f"{by} {trial.value or 0.0:.4f}",
@@ -319,7 +323,10 @@ def write_confirmed(
     by = plan.proposer.by
     rows = [_confirmed(trial, by, out, seeds, failed, table) for trial in leaders]
     confirmed = pd.DataFrame(rows).sort_values(
-        f"{by}_mean", ascending=lowest(by), kind="stable", ignore_index=True
+        f"{by}_mean",
+        ascending=lowest(by, plan.proposer.measures),
+        kind="stable",
+        ignore_index=True,
     )
     files.write(out / CONFIRMED, confirmed.to_csv(index=False, lineterminator="\n").encode())
     leader, value = leaders[0], f"{by} {leaders[0].value!r}"

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import ClassVar, Literal
 
 from fedsim.config.run import RunConfig
+from fedsim.core.measures import Measures
 from fedsim.core.rows import Row
 
 logger = logging.getLogger("fedsim")
@@ -32,6 +33,7 @@ class RunInfo:
     config: RunConfig
     notes: tuple[str, ...] = ()  # further lines on the data, for people
     done: int = 0  # rounds that were complete when the run was resumed
+    measures: Measures = field(default_factory=Measures)  # the scores of its task, by name
 
 
 class Callback:

@@ -258,7 +258,9 @@ TRAITS = {
     "loss of a batch": Trait(
         "a task whose loss is no mean over samples", lambda s: not s.task.additive
     ),
-    "labels of tokens": Trait("data with a label for every token", lambda s: s.dataset.per_token),
+    "labels of parts": Trait(
+        "data with a label for every token or pixel", lambda s: s.task.output != "sample"
+    ),
     "held out": Trait("data.heldout_clients", lambda s: bool(s.partition.held_out)),
     "none to keep": Trait(
         "a model of which no such tensor is trained", lambda s: not _some(s, s.algorithm.personal)
@@ -276,7 +278,7 @@ _CHANGED = {"decomposes": _DELTA, "personal after": _DELTA}
 _PAIRS: dict[str, dict[str, str]] = {
     "needs features": {
         "not both": "leaves it one of the two at most",
-        "labels of tokens": "have no features of a sample with one label",
+        "labels of parts": "have no features of a sample with one label",
     },
     "needs classes": {"no classes": "has none"},
     "flips labels": {"no classes": "has none"},

@@ -33,6 +33,7 @@ from fedsim.storage.run_dir import RunStore, RunWriter, check_free, default_path
 from fedsim.training.assemble import make_executor, prepare, start_of
 from fedsim.training.callbacks import Callback, Callbacks, RunInfo
 from fedsim.training.early_stopping import EarlyStopping
+from fedsim.training.examples import examples
 from fedsim.training.final_models import export_models
 from fedsim.training.finetune import final_scores
 from fedsim.training.malicious import check_effects, warn_of_weak_rounds
@@ -89,6 +90,8 @@ class TrainingLoop:
                     export_models(setup, store, own, done)
                 if "loss_matrix.csv" in store.table_sizes():
                     store.save_loss_matrix()
+                if (shown := examples(setup, self.executor, self.position.state)) is not None:
+                    files.write(store.path / files.EXAMPLES, shown)
                 summary = summarise(setup, store, time.perf_counter() - self.begun)
                 store.write_summary(summary)
         rounds = store.read("rounds")
@@ -270,6 +273,7 @@ class TrainingLoop:
             config=config,
             notes=_notes(setup),
             done=self.position.rounds,
+            measures=setup.measures,
         )
 
 

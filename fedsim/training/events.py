@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from fedsim.core.measures import Measures
 
 if TYPE_CHECKING:
     from fedsim.config.run import RunConfig
@@ -48,6 +50,7 @@ class Started:
 
     done: int
     rounds: int
+    measures: Measures = field(default_factory=Measures)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from fedsim import data
+from fedsim import data, tasks
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.normalization import OF_DATASET, Normalization
@@ -37,6 +37,8 @@ def with_shifts(config: RunConfig, dataset: Dataset, partition: Partition) -> Da
             f"data.feature_shift {c.feature_shift!r}: {dataset.name} has {dataset.inputs}, no "
             "images"
         )
+    if c.feature_shift == "rotation" and tasks.of(dataset).output == "pixel":
+        raise ConfigError("data.feature_shift 'rotation': turns images, and masks would stay")
     shift = c.feature_shift, c.feature_strength, c.seed, c.shift_test
     return shifted(dataset, partition, *shift)
 

@@ -12,6 +12,7 @@ from fedsim.attacks.base import Attack
 from fedsim.compressors.base import Compression
 from fedsim.config.run import RunConfig
 from fedsim.core.machine import processor
+from fedsim.core.measures import Measures
 from fedsim.core.rows import RoundRow, metric_column
 from fedsim.core.task import Task
 from fedsim.core.types import I64, Dataset, Layout, ModelSpec, Partition, Vector, Vectors
@@ -77,6 +78,11 @@ class Setup:
     def primary(self) -> str:
         """The measure of rounds.csv, without ``val_`` or ``test_``, that decides what is best."""
         return self.task.primary
+
+    @property
+    def measures(self) -> Measures:
+        """The scores of its task, by name."""
+        return Measures.of({} if self.dataset.task is None else {"task": self.task.record()})
 
     @property
     def measure_columns(self) -> tuple[str, ...]:

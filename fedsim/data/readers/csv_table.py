@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedsim.core.errors import ConfigError, DataError, nearest
 from fedsim.core.settings import Names, listed
@@ -22,6 +21,7 @@ from fedsim.data.files import listed_files
 from fedsim.data.new_rows import OF_FILE, complete, needed_cells, new_features, read_files, sites_of
 from fedsim.data.readers.folder import odd_labels
 from fedsim.data.readers.tables import PARTS, coded, coded_column, parts_of_rows, people
+from fedsim.data.readers.targets import SURVIVAL, names_of, ordered, targets
 from fedsim.data.table_features import (
     NO_CATEGORY,
     encoded,
@@ -32,11 +32,10 @@ from fedsim.data.table_features import (
     present,
     rows_by_site,
 )
+from fedsim.tasks import find
 
 USUAL = ("target", "site", "patient", "split")
 """What a column may be beside a feature, and its name where ``data.columns`` gives none."""
-SURVIVAL = ("time", "event")
-"""The columns in place of the target, where ``data.columns`` names them."""
 NO_SITE = "(none)"
 """The site of rows for validation and test that belong to no site."""
 NUMBERS = "(numbers)"
@@ -72,16 +71,19 @@ def read_csv(
         missing_categories: own: a missing category is one more category of its column.
     """
     table, roles = _read(request)
+    of_target = {role: roles[role] for role in names_of(request)}
     known, own = request.preprocessing, missing_categories == "own"
     kinds = {} if known is not None else _features(table, roles, features, categorical)
     remarks: tuple[str, ...] = ()
     if missing == "drop":
         needed = [name for name, kind in kinds.items() if kind == NUMBERS or not own]
         needed = needed if known is None else needed_cells(known)
-        table, remarks = complete(table, (*needed, *_of_target(roles)))
-    classes, y = target(table, roles, request.target, () if known is None else known["classes"])
+        table, remarks = complete(table, (*needed, *of_target.values()))
+    classes, y = targets(table, of_target, request, () if known is None else known["classes"])
+    survival = "time" in of_target and request.task is None
+    by_class = request.target == "class" and not survival
     meant = len(classes) > _COMPARED or all(number(name) is not None for name in classes)
-    odd = odd_labels(table, classes, y, named=meant, thing="row") if y.dtype == np.int64 else ()
+    odd = odd_labels(table, classes, y, named=meant, thing="row") if by_class else ()
     parts = parts_of_rows(table, roles.get("split", ""), tuple(PARTS))
     parts = parts if known is None else np.full(len(table), TEST, np.int8)  # a site need not be
     names, site = _sites(table, roles["site"], parts) if "site" in roles else ((), None)
@@ -108,15 +110,16 @@ def read_csv(
         parts=parts,
         prepare=prepare,
         remarks=odd + remarks,
+        task=find("survival") if survival else None,
         **people((names, site), patients, parts, table.where),
     )
 
 
 def _read(request: Request) -> tuple[Table, dict[str, str]]:
     """The rows of all files, and the columns by what they are."""
-    named, place = _named(request), request.own_folder
-    files, survival = listed_files(place), SURVIVAL if "time" in named else ("target",)
-    wanted = [named.get(role, role).lower() for role in survival]
+    named, place = request.columns, request.own_folder
+    files, of_target = listed_files(place), names_of(request)
+    wanted = [name.lower() for name in of_target.values()]
     if request.preprocessing is not None:
         wanted += [feature["column"] for feature in request.preprocessing["features"]]
     try:
@@ -124,9 +127,10 @@ def _read(request: Request) -> tuple[Table, dict[str, str]]:
     except DataError as error:
         if "needed are the columns" not in str(error):
             raise
-        raise DataError(f"{error}; data.columns.target names the classes") from None
+        keys = ", ".join(f"data.columns.{role}" for role in of_target if " " not in role)
+        raise DataError(f"{error}; {keys} {'say' if ',' in keys else 'says'} which") from None
     roles = {role: role for role in USUAL if role in table.columns}
-    for role, name in named.items():
+    for role, name in {**named, **of_target}.items():
         roles[role] = _column(table, name, f"data.columns.{role}")
     twice = [role for role, name in roles.items() if list(roles.values()).count(name) > 1]
     if twice:
@@ -217,7 +221,7 @@ def _settled(
     if not own:
         how = "the category is missing ({}); fill it in, csv.missing_categories=own, or csv.missing"
         table.cells(column, present, f"{how}=drop")
-    levels = _ordered({level(cell) for cell in table.columns[column] if present(cell)})
+    levels = ordered({level(cell) for cell in table.columns[column] if present(cell)})
     if kind is not None and kind not in levels:
         raise ConfigError(
             f"csv.categorical: {column}={kind} given, but no row has it; values are "
@@ -237,72 +241,13 @@ def _codes(table: Table, kinds: Mapping[str, str | None], missing: str) -> tuple
         values = {level(cell) for cell in table.columns[name] if present(cell)}
         whole = all((number(value) or 0.0).is_integer() for value in values)
         if whole and 2 < len(values) <= _CODES and not all(map(present, table.columns[name])):
-            columns.append(f"{name} ({', '.join(_ordered(values))})")
+            columns.append(f"{name} ({', '.join(ordered(values))})")
     if not columns:
         return ()
     return (
         f"csv.missing={missing} fills columns of few whole numbers: {'; '.join(columns)}; where "
         "these are codes, name the column in csv.categorical",
     )
-
-
-def _ordered(levels: set[str]) -> list[str]:
-    """Numbers ascending, where all are numbers, else texts in the order of their characters."""
-    numbers = {name: number(name) for name in levels}
-    if None in numbers.values():
-        return sorted(levels)
-    return sorted(levels, key=lambda name: (numbers[name] or 0.0, name))
-
-
-def _of_target(roles: Mapping[str, str]) -> tuple[str, ...]:
-    """The columns that ``y`` is made of."""
-    several = [role for role in roles if role.startswith("target")]
-    return tuple(roles[role] for role in (SURVIVAL if "time" in roles else several))
-
-
-def target(
-    table: Table, roles: Mapping[str, str], wanted: str = "class", known: Sequence[str] = ()
-) -> tuple[tuple[str, ...], Array]:
-    """The names of a model's outputs, and what is learnt of each row, ``wanted`` as in
-    :class:`~fedsim.core.task.Task`: a class (N,), those ``known`` first, a value (N,) or several
-    (N, w), labels (N, L), or time and event (N, 2), float32."""
-    columns = _of_target(roles)
-    if wanted == "class":
-        return _classes(table, columns[0], known)
-    numbers = {name: _numbers(table, name, 0.0 if "time" in roles else -np.inf) for name in columns}
-    for name in columns[1:] if wanted == "survival" else columns if wanted == "labels" else ():
-        table.cells(
-            name, lambda cell: number(cell) in (0.0, 1.0), "{} is neither 0 (no) nor 1 (yes)"
-        )
-    y = np.column_stack([*numbers.values()])
-    if wanted == "survival":
-        return ("risk",), y
-    return tuple(columns), y[:, 0] if wanted == "value" and len(columns) == 1 else y
-
-
-def _numbers(table: Table, column: str, least: float = -np.inf) -> NDArray[np.float32]:
-    """(N,) a column without gaps of finite numbers from ``least`` on."""
-    bound = "" if least == -np.inf else f" of at least {least:g}"
-
-    def allowed(cell: str) -> bool:
-        value = number(cell)
-        return value is not None and value >= least
-
-    cells = table.cells(column, allowed, f"{{}} is no finite number{bound}")
-    return np.array(list(map(number, cells)), np.float32)
-
-
-def _classes(table: Table, column: str, known: Sequence[str]) -> tuple[tuple[str, ...], I64]:
-    """The names of the classes, and the class of each row."""
-    table.cells(column, present, "the class is missing")
-    odd = "{} is no class; classes are whole numbers or names"
-    cells = table.cells(column, lambda cell: (number(cell) or 0.0).is_integer(), odd)
-    levels = [level(cell) for cell in cells]
-    classes = [*known, *_ordered(set(levels).difference(known))]
-    if len(classes) < 2:
-        raise DataError(f"{table.file}, column {column}: one class, needed are two")
-    code = {name: i for i, name in enumerate(classes)}
-    return tuple(classes), np.array([code[name] for name in levels], dtype=np.int64)
 
 
 def _sites(table: Table, column: str, parts: Parts | None) -> tuple[tuple[str, ...], I64]:
@@ -405,7 +350,7 @@ def _statistics(training: F64) -> dict[str, list[float]]:
 DATASETS = (
     DatasetInfo(
         name="csv",
-        title="tables of numbers and categories with a column of classes",
+        title="tables of numbers and categories, for classes or another task",
         read=read_csv,
         default_model="logistic",
         source="a CSV file with a header, or several, as -d csv:FILE, csv:FILE,FILE or csv:DIR",

@@ -2,12 +2,14 @@
 
 labels.csv has a header: filename, label, and where known site, patient, split; Kaggle's and APTOS's
 names for the columns are understood. The images lie in the folder itself or in images/. Classes are
-numbers 0, 1, ... or names; classes.txt, one name a line, settles which and in which order.
+numbers 0, 1, ... or names; classes.txt, one name a line, settles which and in which order. For
+segmentation each image has a mask in masks/, and the table needs no labels.
 """
 
 import os
 import re
 from collections import Counter
+from collections.abc import Sequence
 from difflib import SequenceMatcher
 from pathlib import Path
 
@@ -16,11 +18,12 @@ import numpy as np
 from fedsim.core.errors import DataError
 from fedsim.core.tables import Table, read_lines, read_table
 from fedsim.core.text import few
-from fedsim.core.types import I64
-from fedsim.data.cache import packed
+from fedsim.core.types import I64, Array
+from fedsim.data.cache import packed, packed_rows
 from fedsim.data.dataset import DatasetInfo, Raw, Request
 from fedsim.data.files import find_folder, inside
 from fedsim.data.images import IMAGENET, decode
+from fedsim.data.masks import SUFFIXES, decode_mask, of_classes, size_of
 from fedsim.data.readers.tables import (
     coded,
     coded_column,
@@ -44,8 +47,11 @@ def folder(request: Request, *, strict_labels: bool = False) -> Raw:
     """A folder of images, stored as RGB at Resize(P), CenterCrop(P) for the model's P x P pixels.
 
     Normalised with ImageNet's mean and standard deviation. Labels that look like typing errors,
-    and classes with one image, are remarks, or refused with ``strict_labels``.
+    and classes with one image, are remarks, or refused with ``strict_labels``. For masks see
+    :func:`with_masks`.
     """
+    if request.target == "mask":
+        return with_masks(request)
     root = find_folder(request.own_folder, (), ("labels.csv",), request.source)
     table = read_table(root / "labels.csv", ("filename", "label"), ALIASES)
     listed = root / "classes.txt"
@@ -74,6 +80,75 @@ def folder(request: Request, *, strict_labels: bool = False) -> Raw:
         remarks=remarks,
         **of_people,
     )
+
+
+def with_masks(request: Request) -> Raw:
+    """A folder with the images in images/, for each a file of the same name in masks/, and maybe
+    labels.csv: filename, and where known site, patient, split.
+
+    Masks hold class indices, or 0 and 255; they are resized as the images, to the nearest pixel.
+    """
+    wanted = "a folder with images/, masks/ and maybe labels.csv (filename[,site][,patient])"
+    root = find_folder(request.own_folder, (), ("masks",), wanted)
+    table = _table_of_images(root, wanted)
+    files = _files(root, table)
+    masks = _masks(root, table, files)
+    size = request.image_size or DEFAULT_SIZE
+
+    def decoded(i: int) -> Array:
+        return decode_mask(masks[i], size, size_of(files[i]))
+
+    listed = root / "classes.txt"
+    names = [name for _, name in read_lines(listed)] if listed.exists() else ()
+    stored = packed_rows("masks", [*masks, *files], len(masks), size, "mask", decoded, 1)[:, 0]
+    classes, y = of_classes(
+        stored, names, lambda i: str(masks[i]), "or named in a file classes.txt, one a line"
+    )
+    parts = parts_of_rows(table, "split", ("train", "val", "test"))
+    sites, patients = coded_column(table, "site"), coded_column(table, "patient")
+    return Raw(
+        source=root,
+        x=packed("folder", files, size, decode),
+        y=y,
+        class_names=classes,
+        mean=IMAGENET[0],
+        std=IMAGENET[1],
+        parts=parts,
+        size=size,
+        files=tuple(file.relative_to(root).as_posix() for file in files),
+        **people(sites, patients, parts, table.where),
+    )
+
+
+def _table_of_images(root: Path, wanted: str) -> Table:
+    """labels.csv, or the names of all images where there is none."""
+    file, images = root / "labels.csv", root / "images"
+    if file.exists():
+        return read_table(file, ("filename",), ALIASES)
+    found = sorted(f for f in images.rglob("*") if f.suffix.lower() in _EXTENSIONS[1:])
+    if not found:
+        raise DataError(f"data.dir {root}: no image in {images}; wanted is {wanted}")
+    names = [f.relative_to(images).as_posix() for f in found]
+    return Table(images, {"filename": names}, range(1, 1 + len(names)))
+
+
+def _masks(root: Path, table: Table, files: Sequence[Path]) -> list[Path]:
+    """The file of each image's mask; a DataError says which are missing."""
+    masks, missing = [], []
+    for file, row in zip(files, table, strict=True):
+        place = root / "images" if file.is_relative_to(root / "images") else root
+        stem = root / "masks" / file.relative_to(place).with_suffix("")
+        found = next((f for s in SUFFIXES if (f := stem.with_name(stem.name + s)).is_file()), None)
+        if found is None:
+            missing.append(f"{stem.relative_to(root)}.png ({row.where.rpartition(', ')[2]})")
+        else:
+            masks.append(found)
+    if missing:
+        raise DataError(
+            f"{table.file}: {len(missing)} of {len(files)} images have no mask "
+            f"({', '.join(SUFFIXES)}): {few(missing, LISTED)}"
+        )
+    return masks
 
 
 def odd_labels(
@@ -194,7 +269,8 @@ DATASETS = (
         read=folder,
         image_size=DEFAULT_SIZE,
         channels=3,
-        source="a folder with labels.csv (filename,label[,site][,patient][,split]) and the images",
+        source="a folder with labels.csv (filename,label[,site][,patient][,split]) and the images; "
+        "for --task segmentation images/ and masks/",
         needs_folder=True,
     ),
 )

@@ -8,6 +8,7 @@ import logging
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -21,6 +22,7 @@ from fedsim.data import images
 from fedsim.data.cache import packed_rows
 from fedsim.data.dataset import TEST, TRAIN, VAL, DatasetInfo, Parts, Raw, Request
 from fedsim.data.files import find_folder
+from fedsim.data.masks import decode_mask, of_classes
 from fedsim.data.readers.leaf_text import VOCABULARY, tokens
 from fedsim.data.readers.tables import Coded, coded, names_by_number, people
 from fedsim.version import DISTRIBUTION
@@ -87,8 +89,9 @@ def hf(
     """Images as RGB, normalised with ImageNet's mean and standard deviation, or texts as words.
 
     With ``image_size`` P images are stored at Resize(P), CenterCrop(P); without, all have to be
-    squares of one size. Texts are numbered as those of ``sent140``: V words and one token for
-    unknown words, which also fills up. Samples are numbered in the order train, validation, test.
+    squares of one size. For segmentation the label is an image too: a mask of class indices.
+    Texts are numbered as those of ``sent140``: V words and one token for unknown words, which also
+    fills up. Samples are numbered in the order train, validation, test.
 
     Args:
         request: ``columns`` names columns by what they hold.
@@ -98,7 +101,10 @@ def hf(
     wanted = "a folder that save_to_disk of Hugging Face datasets wrote"
     folder = find_folder(request.own_folder, (), ("dataset_dict.json", "state.json"), wanted)
     saved = read(folder, request.columns)
-    classes, y = _labels(saved)
+    masked = request.target == "mask"
+    if masked and "image" not in saved.columns:
+        raise DataError(f"{folder}: texts have no masks; segmentation needs images")
+    classes, y = ((), np.zeros(len(saved.rows), np.int64)) if masked else _labels(saved)
     parts: Parts | None = None
     if "" not in saved.splits:
         kinds = np.array([SPLITS[name] for name in saved.splits], dtype=np.int8)
@@ -116,6 +122,9 @@ def hf(
     )
     if "image" in saved.columns:
         x = _images(saved, request.image_size)
+        if masked:
+            classes, y = _masks(saved, x.shape[-1])
+            raw = replace(raw, y=y, class_names=classes)
         return replace(raw, x=x, size=x.shape[-1], mean=images.IMAGENET[0], std=images.IMAGENET[1])
     known = np.ones(len(y), bool) if parts is None else parts == TRAIN
     x, dictionary = tokens(saved.values("text")[0], words, known, vocabulary, request.known_words)
@@ -216,20 +225,40 @@ def _names_of(saved: Saved, role: str) -> Coded:
     return coded(texts, saved.where, f"the {role}")
 
 
+def _content(saved: Saved, stored: Sequence[Any], row: int) -> bytes:
+    """The file of an image, or mask, of a column."""
+    value = stored[row].as_py()
+    encoded = value.get("bytes") if isinstance(value, dict) else value
+    if not isinstance(encoded, bytes):
+        raise DataError(
+            f"{saved.where(row)}: there is no image, or its path alone: save_to_disk has to "
+            "write the images themselves"
+        )
+    return encoded
+
+
+def _masks(saved: Saved, size: int) -> tuple[tuple[str, ...], Array]:
+    """The numbers of the classes, and masks (N, size, size) uint8, from the cache as images."""
+    name = saved.columns["label"]
+    if _kind(saved.rows.features[name]) != "images":
+        raise DataError(f"{saved.folder}, column {name}: needed for segmentation are images")
+    stored, images_ = (saved.rows.data.column(saved.columns[r]) for r in ("label", "image"))
+
+    def decoded(row: int) -> Array:
+        where = saved.where(row)
+        sides = images.sides(_content(saved, images_, row), where)
+        return decode_mask(_content(saved, stored, row), size, sides, f"{where}, {name}")
+
+    files = [Path(file["filename"]) for file in saved.rows.cache_files]
+    how = f"mask: {name} {saved.columns['image']} {saved.splits}"
+    packed = packed_rows("hf-masks", files, len(stored), size, how, decoded, channels=1)[:, 0]
+    return of_classes(packed, (), saved.where, "as those of a folder with classes.txt")
+
+
 def _images(saved: Saved, image_size: int | None) -> Array:
     """(N, 3, size, size) uint8, from the cache where they were decoded before."""
     stored, _ = saved.values("image")
-
-    def content(row: int) -> bytes:
-        value = stored[row].as_py()
-        encoded = value.get("bytes") if isinstance(value, dict) else value
-        if not isinstance(encoded, bytes):
-            raise DataError(
-                f"{saved.where(row)}: there is no image, or its path alone: save_to_disk has to "
-                "write the images themselves"
-            )
-        return encoded
-
+    content = partial(_content, saved, stored)
     width, height = images.sides(content(0), saved.where(0))
     if image_size is None and width != height:
         raise DataError(

@@ -17,6 +17,7 @@ from fedsim.data.files import (
     check_labels,
     unreadable,
 )
+from fedsim.data.masks import of_classes
 from fedsim.data.readers.tables import Coded, coded, names_by_number, of_users, people
 
 
@@ -39,7 +40,8 @@ def load_npz(
 
 
 def with_sites(request: Request) -> Raw:
-    """An npz with images, labels[, sites, site_names][, patients][, class_names].
+    """An npz with images, labels[, sites, site_names][, patients][, class_names]; for segmentation
+    masks (N, H, H) of class indices, or 0 and 255, in place of labels.
 
     ``data.dir`` is the folder that holds it, that folder's parent, or the file itself; or a folder
     with a file for each client in train/ and test/, see :func:`of_clients`.
@@ -49,13 +51,15 @@ def with_sites(request: Request) -> Raw:
         return of_clients(folder)
     path = folder if folder.is_file() else _only_npz(folder, request)
     optional = ("sites", "site_names", "patients", "class_names")
-    arrays = load_npz(path, ("images", "labels"), optional)
+    targets = "masks" if request.target == "mask" else "labels"
+    arrays = load_npz(path, ("images", targets), optional)
     for key in ("sites", "patients"):
-        if key in arrays and arrays[key].shape[:1] != arrays["labels"].shape[:1]:
+        if key in arrays and arrays[key].shape[:1] != arrays[targets].shape[:1]:
             raise DataError(
-                f"{path}, {key}: {arrays[key].shape}, labels have {arrays['labels'].shape}"
+                f"{path}, {key}: {arrays[key].shape}, {targets} have {arrays[targets].shape}"
             )
-    classes, y = _named(arrays, "labels", "class_names", path)
+    read = _masks if targets == "masks" else _named
+    classes, y = read(arrays, targets, "class_names", path)
     sites: Coded = ((), None)
     if "sites" in arrays:
         sites = _named(arrays, "sites", "site_names", path)
@@ -102,6 +106,19 @@ def _named(
         flat = values.reshape(-1)
         names = names_by_number(flat, lambda row: f"{where}, row {row}", remedy, key[:-1])
     return names, check_labels(values, len(names), where)
+
+
+def _masks(
+    arrays: dict[str, Array], key: str, names_key: str, path: Path
+) -> tuple[tuple[str, ...], Array]:
+    """The names in ``names_key``, else numbers; and masks of their indices."""
+    masks, shape = arrays[key], arrays["images"].shape[:3]
+    if masks.dtype not in (np.uint8, np.bool_) or masks.shape != shape:
+        raise DataError(f"{path}, {key}: {masks.dtype} {masks.shape}, needed are uint8 {shape}")
+    names = tuple(map(str, arrays.get(names_key, np.empty(0)).reshape(-1)))
+    remedy = f"or have the names array {names_key}"
+    whole = masks.astype(np.uint8)
+    return of_classes(whole, names, lambda i: f"{path}, {key}, row {i}", remedy)
 
 
 def of_clients(folder: Path) -> Raw:
@@ -184,7 +201,7 @@ def _pixels(x: Array, folder: Path) -> Array:
     return np.rint(unit * 255).astype(np.uint8)
 
 
-_SOURCE = "an npz with images, labels[, sites, site_names][, patients][, class_names]"
+_SOURCE = "an npz with images, labels or masks[, sites, site_names][, patients][, class_names]"
 DATASETS = (
     DatasetInfo(
         name="npz",

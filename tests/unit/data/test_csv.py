@@ -14,10 +14,9 @@ from click.testing import CliRunner
 import fedsim
 from fedsim import data
 from fedsim.cli import main
+from fedsim.core import settings
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.core.tables import read_table
-from fedsim.data import partitions, table_features
-from fedsim.data.readers.csv_table import target
+from fedsim.data import files, partitions, table_features
 from fedsim.identity.provenance import data_of
 from fedsim.testing import check_reader
 
@@ -288,9 +287,11 @@ def test_a_folder_has_a_file_for_each_hospital(tmp_path: Path):
     listed = data.load("csv", given, test_fraction=0.3, scaling="none", **READ)
     assert listed.y.tolist() == d.y.tolist()[4:] + d.y.tolist()[:4]
     assert [listed.site_names[s] for s in listed.site] == ["york"] * 4 + ["va"] * 4
+    assert list(map(Path, settings.listed(files.absolute(str(given))))) == files.places(given)
     place = tmp_path / "a,b.csv"
     place.write_text((folder / "va.csv").read_text())
     assert data.load("csv", place, test_fraction=0.3, **READ).site is None
+    assert files.absolute(str(place)) == str(place)
 
 
 def test_a_column_of_sites_counts_before_the_names_of_files(tmp_path: Path):
@@ -352,40 +353,52 @@ def test_codes_whose_gaps_are_filled_by_a_median_are_a_remark(tmp_path: Path):
     assert data.load("csv", file, **columns).remarks == ()
 
 
-def test_what_is_learnt_of_the_columns(tmp_path: Path):
-    header, cells = ["days", "dead", "v"], [[3, 0, 1], [2.5, "1.0", 2]]
-    table = read_table(write(tmp_path, header, cells), ())
-    several = {"target": "days", "target 2": "dead"}
-    for roles, wanted, names, expected in (
-        ({"time": "days", "event": "dead"}, "survival", ("risk",), [[3, 0], [2.5, 1]]),
-        ({"target": "days"}, "value", ("days",), [3, 2.5]),
-        (several, "value", ("days", "dead"), [[3, 0], [2.5, 1]]),
-        ({"target": "dead"}, "labels", ("dead",), [[0], [1]]),
-    ):
-        outputs, y = target(table, roles, wanted)
-        assert (outputs, y.dtype, y.tolist()) == (names, np.float32, expected)
-    for cells, roles, wanted, message in (
-        ([-1, 1, 0], {"time": "days", "event": "dead"}, "survival", "days: '-1' is no finite numb"),
-        ([1, 2, 0], {"time": "days", "event": "dead"}, "survival", "dead: '2' is neither 0 "),
-        ([1, 2, 0], {"target": "dead"}, "labels", "dead: '2' is neither 0 "),
-        ([1, "x", 0], several, "value", "dead: 'x' is no finite number"),
-    ):
-        bad = read_table(write(tmp_path, header, [cells]), ())
-        with pytest.raises(DataError, match=f"row 2, column {message}"):
-            target(bad, roles, wanted)
-    for columns, given in (
-        ({"event": "dead"}, "event"),
-        ({"time": "days", "event": "dead"}, "time"),
-    ):
-        with pytest.raises(ConfigError, match=rf"data\.columns\.{given}: .* with --task survival"):
-            data.load("csv", bad.file, columns=columns)
-    d = data.load(
-        "csv",
-        write(tmp_path, header, [[i, i / 7, i % 3] for i in range(30)]),
-        columns={"target": "days+dead"},
-        task="regression",
-    )
-    assert (d.class_names, d.y.shape, d.x.shape) == (("days", "dead"), (30, 2), (30, 1))
+HEADER = ["age", "a", "b", "days", "dead", "split"]
+ROWS = [[30, 0, 1, 3, 0, "train"], [40, "1.0", 1, 2.5, "1.0", "train"], [50, 0, 0, 9, 1, "test"]]
+SURVIVAL = {"time": "days", "event": "dead"}
+
+
+@pytest.mark.parametrize(
+    ("task", "columns", "names", "y", "features"),
+    [
+        ("regression", {"target": "days"}, ("days",), [3, 2.5, 9], 4),
+        ("regression", {"target": "B+Days"}, ("b", "days"), [[1, 3], [1, 2.5], [0, 9]], 3),
+        ("multilabel", {"target": "a+b"}, ("a", "b"), [[0, 1], [1, 1], [0, 0]], 3),
+        ("multilabel", {"target": "a"}, ("a",), [[0], [1], [0]], 4),
+        ("survival", SURVIVAL, ("risk",), [[3, 0], [2.5, 1], [9, 1]], 3),
+        (None, SURVIVAL, ("risk",), [[3, 0], [2.5, 1], [9, 1]], 3),
+    ],
+)
+def test_targets_of_other_tasks_are_columns(tmp_path: Path, task, columns, names, y, features):
+    file = write(tmp_path, HEADER, ROWS)
+    d = data.load("csv", file, task=task, columns=columns, scaling="none")
+    assert d.class_names == tuple(name.lower() for name in names)
+    assert (d.y.dtype, d.y.tolist()) == (np.float32, y)
+    assert d.x.shape == (3, features)
+    assert d.task is not None
+    assert d.task.name == (task or "survival")
+
+
+@pytest.mark.parametrize(
+    ("task", "columns", "cells", "message"),
+    [
+        ("regression", {"target": "a"}, {"a": ""}, "row 2, column a: '' is no finite number"),
+        ("multilabel", {"target": "a+b"}, {"b": "?"}, "row 2, column b: '.' is no label; .* 0 or"),
+        ("multilabel", {"target": "a+c"}, {}, "needed are the columns a, c.*data.columns.target"),
+        ("multilabel", {"target": "a+a"}, {}, "'a' is target and target 2, one column can be"),
+        ("survival", SURVIVAL, {"days": -1}, "row 2, column days: '-1' is no finite number of at"),
+        (None, SURVIVAL, {"dead": 2}, "row 2, column dead: '2' is neither 0"),
+        (None, {"event": "dead"}, {}, r"columns\.event: given without data\.columns\.time"),
+        ("survival", {}, {}, "needed are the columns time, event, .*event say which"),
+        ("regression", SURVIVAL, {}, "columns.time: given; task regression takes a target"),
+        ("tokens", {"target": "a"}, {}, "task tokens: data set csv has no targets of this kind"),
+    ],
+)
+def test_targets_that_are_none_are_refused(tmp_path: Path, task, columns, cells, message):
+    first = [cells.get(name, cell) for name, cell in zip(HEADER, ROWS[0], strict=True)]
+    file = write(tmp_path, HEADER, [first, *ROWS[1:]])
+    with pytest.raises((ConfigError, DataError), match=message):
+        data.load("csv", file, task=task, columns=columns)
 
 
 def test_what_a_run_keeps_makes_the_same_features_of_the_same_cells(tmp_path: Path):

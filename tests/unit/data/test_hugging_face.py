@@ -221,6 +221,27 @@ def test_images_of_mixed_sizes_need_a_size_and_are_cached(datasets, tmp_path):
     assert message in refusal(tmp_path / "d", *named)  # the pack of another image_size is not taken
 
 
+def test_images_with_masks(datasets, tmp_path):
+    """The label is an image; a mask of another size than its image is named."""
+
+    def file(array: np.ndarray) -> bytes:
+        content = io.BytesIO()
+        Image.fromarray(array.astype(np.uint8)).save(content, "png")
+        return content.getvalue()
+
+    masks = [np.arange(36).reshape(6, 6) // 12 for _ in range(10)]
+    columns = {"image": [png(k) for k in range(10)], "annotation": [file(m) for m in masks]}
+    datasets.Dataset.from_dict(columns).save_to_disk(tmp_path / "d")
+    given = {"columns": {"label": "annotation"}, "task": "segmentation"}
+    loaded = data.load("hf", tmp_path / "d", **given)
+    assert loaded.class_names == ("background", "1", "2")
+    np.testing.assert_array_equal(loaded.y, masks)
+    columns["annotation"][3] = file(np.zeros((6, 7)))
+    datasets.Dataset.from_dict(columns).save_to_disk(tmp_path / "e")
+    with pytest.raises(DataError, match=r"row 3, annotation: 7 x 6 pixels, its image has 6 x 6"):
+        data.load("hf", tmp_path / "e", **given)
+
+
 def test_texts_of_users(datasets, tmp_path):
     rows = [(f"{word} thing, {word}", i % 2, f"u{i % 3}") for i, word in enumerate("ab" * 15)]
     texts, y, users = map(list, zip(*rows, strict=True))

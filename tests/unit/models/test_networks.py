@@ -21,14 +21,14 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.imports import resolve
 from fedsim.core.layout import FlatModel
 from fedsim.core.types import ModelSpec
-from fedsim.models import build, libraries
+from fedsim.models import build, libraries, weights
 from fedsim.models.leaf import SigmoidLinear
 from fedsim.models.registry import CATALOGUE, zeros
 from fedsim.models.vision import MaxPool2x2, SplitModel
 
 DIGITS = ModelSpec(name="cnn", num_classes=10, in_channels=1, image_size=8)
 RESNET = ModelSpec(name="resnet18", num_classes=3, in_channels=3, image_size=8)
-IMAGES = [name for name, entry in CATALOGUE.items() if "images" in entry.inputs]
+IMAGES = [n for n, entry in CATALOGUE.items() if "images" in entry.inputs and not entry.per_pixel]
 
 
 def parameters(model: nn.Module) -> int:
@@ -588,6 +588,47 @@ def test_networks_of_timm_are_those_that_timm_builds(name, channels):
     assert torch.equal(model(x), own(x))
 
 
+MASKS = ModelSpec(name="unet", num_classes=3, in_channels=3, image_size=40, per_pixel=True)
+
+
+@pytest.mark.parametrize(
+    "name", ["unet", "unet_small", "timm:resnet18", "torchvision:fcn_resnet50"]
+)
+@pytest.mark.parametrize(("channels", "size"), [(1, 40), (3, 35)])
+def test_networks_for_masks_are_features_and_head_and_learn(name, channels, size):
+    spec = replace(MASKS, name=name, in_channels=channels, image_size=size)
+    model, x = models.build(spec, 0), torch.rand(2, channels, size, size)
+    assert model(x).shape == spec.output_shape(2)
+    model.eval()
+    assert torch.equal(model(x), model.head(model.features(x)))
+    assert {slot.head for slot in FlatModel(model, torch.device("cpu")).layout.slots} == {
+        True,
+        False,
+    }
+    model(x).square().mean().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_a_segmentation_network_is_torchvisions():
+    """With its weights, of which the auxiliary classifier's are not there, and its last layer."""
+    net = torchvision.models.get_model(
+        "fcn_resnet50", weights=None, weights_backbone=None, num_classes=3
+    )
+    model, x = (
+        models.build(replace(MASKS, name="torchvision:fcn_resnet50"), 0).eval(),
+        torch.rand(2, 3, 40, 40),
+    )
+    assert not weights._copy(net.state_dict(), model, "test", with_head=True)
+    torch.testing.assert_close(model(x), net.eval()(x)["out"])
+
+
+def test_an_encoders_weights_leave_the_pyramid_as_drawn():
+    encoder = pytest.importorskip("timm").create_model("resnet18", features_only=True)
+    model = models.build(replace(MASKS, name="timm:resnet18"), 0)
+    drawn = weights._copy(encoder.state_dict(), model, "test", with_head=True)
+    assert set(drawn) == {f"head.{name}" for name in model.head.state_dict()}
+
+
 def test_grey_images_give_what_repeated_ones_give():
     spec = replace(SQUARES, name="torchvision:resnet18")
     colour, grey = models.build(spec, 0).eval(), models.build(replace(spec, in_channels=1), 0)
@@ -605,6 +646,7 @@ def test_grey_images_give_what_repeated_ones_give():
             r"no such classifier \(did you mean 'mobilenet_v3_small'",
         ),
         ({"name": "torchvision:fcn_resnet50"}, r"no such classifier"),
+        ({"name": "torchvision:resnet50", "per_pixel": True}, r"no such network for masks"),
         ({"name": "torchvision:squeezenet1_0"}, r"its classifier is not a linear layer"),
         ({"inputs": "tokens"}, r"takes images, and the data are tokens"),
         ({"name": "torchvision:vit_b_16", "image_size": 30}, r"images of 30x30 pixels: "),

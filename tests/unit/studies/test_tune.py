@@ -22,8 +22,8 @@ from fedsim.config import experiments, search
 from fedsim.config.resolve import from_flags, load_config, resolve
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, FedsimError
+from fedsim.core.measures import Measures
 from fedsim.core.rows import RoundRow
-from fedsim.core.searches import METRICS
 from fedsim.identity import resume
 from fedsim.storage import status, trials
 from fedsim.storage.trials import Trial, best
@@ -314,7 +314,7 @@ def trial(number: int, value: float) -> Trial:
 def confirmed_plan(by: str) -> Any:
     """What confirmation asks of a plan."""
     return SimpleNamespace(
-        seeds=(0,), proposer=SimpleNamespace(by=by), settings={}, overrides={},
+        seeds=(0,), proposer=SimpleNamespace(by=by, measures=Measures()), settings={}, overrides={},
         config=lambda params, seed: resolve({}),
     )  # fmt: skip
 
@@ -551,5 +551,5 @@ def test_no_trial_is_complete(tmp_path: Path) -> None:
 
 
 def test_trials_are_judged_by_columns_of_rounds_csv() -> None:
-    assert set(METRICS) < set(RoundRow.columns())
+    assert {f"val_{name}" for name in Measures().scores} < set(RoundRow.columns())
     assert importlib.import_module("fedsim.cli.sweep").MOST_RUNS == experiments.MOST_RUNS

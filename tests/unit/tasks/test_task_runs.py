@@ -89,7 +89,7 @@ def test_the_labels_are_the_classes_of_classes_csv(tmp_path):
     frame = predict(tmp_path / "run")
     y = data.load("synthetic_labels", num_clients=3).y[frame["sample"]]
     for k, row in enumerate(rows.to_dict("records")):
-        chance, said = frame[f"probability_{k}"], frame[f"prediction_{k}"]
+        chance, said = frame[f"probability_finding_{k}"], frame[f"prediction_finding_{k}"]
         assert row["support"] == y[:, k].sum()
         assert row["auc"] == pytest.approx(sklearn_metrics.roc_auc_score(y[:, k], chance))
         assert row["f1"] == pytest.approx(sklearn_metrics.f1_score(y[:, k], said))
