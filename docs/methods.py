@@ -44,9 +44,9 @@ pliang279/LG-FedAvg 8ee6a68, PFLlib 2b077c1 and 04240b9, FL-bench 2dc8a04 (on th
 updates, mixtures and shares of FedRep, FedBABU, FedALA and kNN-Per equal those of their authors'
 codes to rounding); for robust rules, [how well-known code computes it](reference/known-code.md) has
 them, with what each difference does. Other versions may differ. One more difference concerns every
-method: macro-F1 and balanced accuracy ([tables](TABLES.md)) run over the classes with support, while
-scikit-learn's `f1_score(average="macro")` also counts, with 0, a class that is predicted but has no
-test samples.
+method: macro-F1 and balanced accuracy ([tables](TABLES.md)) run over the classes with support,
+while scikit-learn's `f1_score(average="macro")` also counts, with 0, a class that is predicted but
+has no test samples.
 """
 
 
