@@ -3,20 +3,18 @@
     min_w max_lambda  sum_i lambda_i F_i(w),   lambda in the simplex
     w <- w + sum_i lambda_i (w_i - w),   lambda <- Pi(lambda + rate F(w))
 
-All lambda_i start as 1/N; F_i is the loss of the received model on all of client i's training
-samples. Pi projects on the simplex; ``ascent=mirror`` takes lambda_i e^(rate F_i) over the sum.
-The paper has all clients in every round (``train.sample_rate=1``). Of a cohort, the shares of its
-clients among each other count, and the ascent moves these alone: their sum stays as it is. Running
-statistics are means by samples. At rate 0 it is FedAvg with uniform weights, bit for bit.
+All lambda_i start as 1/N. Pi projects on the simplex; ``ascent=mirror`` takes lambda_i e^(rate F_i)
+over the sum. The paper has all clients in every round (``train.sample_rate=1``) and returns the
+mean of all w; here the last one counts. Of a cohort the clients' shares among each other count and
+move, their sum stays. At rate 0 it is FedAvg with uniform weights, bit for bit.
 
 :client: plain SGD, and a pass over its data for the loss of the received model
-:server: mean by lambda; projected or mirror ascent on lambda
+:server: mean by lambda (running statistics by samples); projected or mirror ascent on lambda
 :state: server lambda (N)
 :sends: up one number, the loss of the received model
 :public code: there is none of the authors; that of q-FFL takes single steps, lets losses of batches
-    move lambda, scores the mean of all models so far, and projects by a sum that leaves out a term,
-    so that lambda often adds up to more than 1; FedTorch's keeps every lambda_i above
-    0.001, which it starts by samples
+    move lambda, scores the mean of all models so far, and lets lambda add up to more than 1 by a
+    slip of the projection; FedTorch's starts lambda by samples and keeps each above 0.001
 """
 
 from dataclasses import dataclass
@@ -71,12 +69,8 @@ class WorstMixture:
             change = self.rate * losses_of(cohort) * (n if self.ascent == "projected" else 1)
             weights[ids] = ascended(own, change, total, self.ascent)
         metrics = {"largest_lambda": float(weights[ids].max()) / n}
-        return Received(
-            cohort=cohort.scaled(factors),
-            state={"weights": weights},
-            statistics=cohort,
-            metrics=metrics,
-        )
+        scaled, kept = cohort.scaled(factors), {"weights": weights}
+        return Received(cohort=scaled, state=kept, statistics=cohort, metrics=metrics)
 
 
 def build(

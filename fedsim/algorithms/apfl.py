@@ -6,26 +6,23 @@
         alpha <- alpha - lr <v - w_i, grad F_b(vbar)>  in [0, 1], at the first batch of a round
     server:  w <- w + sum_i p_i (w_i - w)                                              FedAvg
 
-The client's model that is scored is vbar after its training, with the running statistics of w_i;
-v starts as the first w that the client receives. Weight decay is of w_i and of v; clipping of w_i
-alone. At alpha = 0 vbar is w_i, at alpha = 1 it is v, which then trains alone.
+Scored is vbar as it is after the client's training, with the running statistics of w_i; v starts as
+the first w that the client receives. Weight decay is of w_i and of v, clipping of w_i alone.
 
 :client: SGD as in FedAvg, and for each batch a step on its own model, at the mixture
-:server: mean by samples
+:server: mean by samples (the paper: uniform)
 :state: client v (P), the mixture (D) and alpha
 :sends: nothing more
 :public code: the official code mixes outputs in place of weights, steps on v after w_i has moved,
-    and adds 0.02 alpha to alpha's gradient, which it makes of both models' own; PFLlib trains v
-    alone, at v, and replaces it by the mixture after each round; FL-bench moves w_i twice a batch;
-    Ditto's authors fix alpha and mix weights, as here, but begin a round at the mixture of the last
+    and adds 0.02 alpha to alpha's gradient, which it makes of both models' own; PFLlib trains v at
+    v and replaces it by the mixture after each round; FL-bench moves w_i twice a batch
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
 from fedsim.algorithms.base import Algorithm
 from fedsim.client import LocalEnv, LocalRule, Uplink
@@ -39,9 +36,8 @@ class Mixture(LocalRule):
 
     alpha: float
     adaptive: bool
-    plain_sgd = needs_sgd = True
-    stackable: ClassVar[bool | str] = "its loss takes a gradient of its own"
-    capturable: ClassVar[bool | str] = True
+    plain_sgd = needs_sgd = capturable = True
+    stackable = "its loss takes a gradient of its own"
 
     def begin(self, env: LocalEnv) -> dict[str, Any]:
         """v by tensor, alpha, lr, and the rate of alpha, which is 0 after the first step."""
@@ -56,10 +52,7 @@ class Mixture(LocalRule):
         """The loss at w_i; changes v and alpha. Running statistics are those of w_i."""
         objective, ce = super().loss(env, s, x, y)
         leaves = [p.requires_grad_() for p in self.mixed(env, s)]
-        names = [slot.name for slot in env.slots()]
-        there = dict(zip(names, leaves, strict=True))
-        there |= {name: buffer.clone() for name, buffer in env.model.named_buffers()}
-        at_mixture = env.criterion(functional_call(env.model, there, (x,)), y)
+        at_mixture = env.criterion(env.logits_at(leaves, x), y)
         gradients = torch.autograd.grad(at_mixture, leaves, materialize_grads=True)
         with torch.no_grad():
             pairs = zip(s["v"], env.params, gradients, strict=True)
@@ -78,10 +71,8 @@ class Mixture(LocalRule):
 
     def finish(self, env: LocalEnv, s: dict[str, Any]) -> Uplink:
         """Keeps all three."""
-        vector = env.flat.flat.detach().clone()
-        torch._foreach_copy_(env.split(vector), self.mixed(env, s))
-        v = torch.cat([p.flatten() for p in s["v"]])
-        kept = {"v": v, "alpha": s["alpha"].view(1), "personal": vector}
+        v, mixture = torch.cat([p.flatten() for p in s["v"]]), env.vector_of(self.mixed(env, s))
+        kept = {"v": v, "alpha": s["alpha"].view(1), "personal": mixture}
         return Uplink(state={name: value.cpu().numpy() for name, value in kept.items()})
 
 

@@ -7,6 +7,7 @@ is ``module:function`` or ``FILE.py:function``; it may be a plain rule (:mod:`fe
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -32,7 +33,7 @@ def every_slot(slot: Slot) -> bool:
 
 @dataclass(frozen=True)
 class Layers:
-    """The slots of some of a model's layers, or those of all others.
+    """The slots of the layers of these names, or of all ``others``.
 
     ``names``, between commas: ``head``, or patterns of tensor names such as ``features.3.*``.
     """
@@ -42,11 +43,9 @@ class Layers:
 
     def __call__(self, slot: Slot) -> bool:
         """Whether the slot is one of them."""
-        chosen = any(
-            slot.head if name == "head" else fnmatchcase(slot.name, name)
-            for name in map(str.strip, self.names.split(","))
-        )
-        return chosen != self.others
+        names = [name.strip() for name in self.names.split(",")]
+        chosen = any(fnmatchcase(slot.name, name) for name in names if name != "head")
+        return (chosen or (slot.head and "head" in names)) != self.others
 
 
 def identity(model: nn.Module) -> nn.Module:
@@ -162,36 +161,22 @@ class Algorithm:
     def works(self, training: Training, finetune_epochs: int = 0) -> Mapping[Kind, Work]:
         """The kinds of work that its clients do."""
         own = not (self.owns_model or self.personalise is not None)
+        work = partial(Work, training=training, criterion=self.criterion, poison=self.poison)
         works: dict[Kind, Work] = {
-            "train": Work(
+            "train": work(
                 rule=self.local,
-                training=training,
-                criterion=self.criterion,
                 trains=True,
                 aggregated=True,
                 transforms=self.transforms,
-                poison=self.poison,
                 own=own,
                 beside=self.beside,
             ),
-            "loss": Work(rule=MeanLoss(), training=training, poison=self.poison, own=own),
+            "loss": work(rule=MeanLoss(), criterion=MarginControl(), own=own),
         }
         if self.probe is not None:
-            works["probe"] = Work(
-                rule=self.probe.local,
-                training=training,
-                criterion=self.criterion,
-                poison=self.poison,
-                own=own,
-            )
+            works["probe"] = work(rule=self.probe.local, own=own)
         if self.personalise is not None:
-            works["personalise"] = Work(
-                rule=self.personalise,
-                training=training,
-                criterion=self.criterion,
-                trains=True,
-                poison=self.poison,
-            )
+            works["personalise"] = work(rule=self.personalise, trains=True)
         if self.server.root_samples:
             # its samples are no client's
             steps = replace(training, private=None, shuffle="fedsim")

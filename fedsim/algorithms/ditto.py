@@ -3,19 +3,18 @@
     w_i <- E epochs of SGD on F_i from w,   w <- w + sum_i p_i (w_i - w)              FedAvg
     v_i <- E epochs of SGD on F_i(v) + lam/2 ||v - w||^2 from v_i,   w as received
 
-v_i is the client's model that is scored; it starts as the first w that the client receives, and a
-client that never took part has the global model. Both trainings of a round see the same batches, so
-that at lam = 0 and a sample rate of 1 the v_i are those of ``local``, byte for byte; w is FedAvg's.
-Simulated time (section ``clock``) is that of w's training alone.
+Scored is v_i, which starts as the first w that the client receives. Both trainings of a round see
+the same batches, so that at lam = 0 and a sample rate of 1 the v_i are those of ``local``, byte for
+byte; w is FedAvg's. Simulated time (section ``clock``) is that of w's training alone.
 
 :client: SGD as in FedAvg; then SGD on its own model with a proximal term towards the received one
 :server: mean by samples
 :state: client its model v_i (D)
 :sends: nothing more
 :public code: the official code averages uniformly over clients that are drawn by their samples
-    (``ditto.weights=uniform``), starts all v_i from the first model of all, whenever a client is
-    first drawn, takes single steps in turns, without momentum, and may choose lam among 0.1, 1 and
-    2 by validation loss; its lam and PFLlib's are 0 unless given, FL-bench's is 1
+    (``ditto.weights=uniform``), starts all v_i from the first model of all, takes single steps in
+    turns, without momentum, and may choose lam by validation loss; its lam and PFLlib's are 0
+    unless given, FL-bench's is 1
 """
 
 from dataclasses import dataclass

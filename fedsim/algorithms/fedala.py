@@ -7,9 +7,8 @@ Before it trains, client i makes of its own last model th_i and the received th 
 
 with a step for each batch of a share of its samples, drawn anew. W_i starts at 1 and is kept. At
 first it learns until the last batch's loss has a deviation below 0.1 over 10 passes (in at most 100
-of them), later for one pass. Of every client that mixture of the newest model is what is scored.
-Gradients are those in evaluation mode, without augmentation; running statistics are the received
-ones. With ``eta=0`` it is FedAvg.
+of them), later for one pass, in evaluation mode. Scored is that mixture with the newest model. With
+``eta=0`` it is FedAvg.
 
 :client: mixes its own last layers into the received model, then plain SGD
 :server: mean by samples
@@ -17,8 +16,7 @@ ones. With ``eta=0`` it is FedAvg.
 :sends: nothing more
 :public code: the official code mixes the last two tensors (``layers=head``), lets clients that do
     not train mix in every round too, takes successive samples as the share, and keeps running
-    statistics on the clients; PFLlib leaves out the last short batch; FL-bench's clients share the
-    weights of their process
+    statistics on the clients; PFLlib leaves out the last short batch; FL-bench's clients share W
 """
 
 from dataclasses import dataclass
@@ -28,7 +26,7 @@ import torch
 from torch import Tensor
 
 from fedsim.algorithms.base import Algorithm, Layers
-from fedsim.client import LocalEnv, LocalRule, Phase, Uplink
+from fedsim.client import LocalEnv, LocalRule, NoTraining, Uplink
 from fedsim.core.layout import as_tensor, select
 from fedsim.core.rng import torch_generator
 from fedsim.core.settings import Fraction, NonNegative
@@ -86,12 +84,8 @@ class MixedStart(LocalRule):
         return Uplink(state={"own": own, **learnt})
 
 
-class Mixture(MixedStart):
+class Mixture(NoTraining, MixedStart):
     """The mixture alone."""
-
-    def phases(self, env: LocalEnv) -> tuple[Phase, ...]:
-        """Nothing is trained."""
-        return ()
 
     def finish(self, env: LocalEnv, s: Tensor) -> Uplink:
         """Nothing is kept."""

@@ -4,8 +4,7 @@
     server:  phi <- sum_i p_i phi_i
 
 Clients get models of their own after the last round, by fine-tuning body and head
-(``evaluation.finetune_epochs``), those that were held out too. Until then the one model is scored:
-the body with the random head.
+(``evaluation.finetune_epochs``). Until then the body with the random head is scored.
 
 :client: SGD on the body, the head fixed
 :server: mean by samples of the body
@@ -17,7 +16,6 @@ the body with the random head.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from fedsim.algorithms.base import Algorithm, Layers
 from fedsim.client import LocalEnv, LocalRule, Phase
@@ -28,10 +26,8 @@ from fedsim.server import Average, Server, Weights
 class BodyAlone(LocalRule):
     """SGD on the body."""
 
-    needs_features: ClassVar[bool] = True
-    stackable: ClassVar[bool | str] = "a part of the model is trained, blocks train all of it"
-    capturable: ClassVar[bool | str] = True
-    gradients_only: ClassVar[bool] = True
+    needs_features = capturable = gradients_only = True
+    stackable = "a part of the model is trained, blocks train all of it"
 
     def phases(self, env: LocalEnv) -> tuple[Phase, ...]:
         """The body for all epochs."""

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.algorithms.base import Algorithm, Probe
-from fedsim.client import Batch, FeaturePenalty, LocalEnv, LocalRule, Phase, Uplink, matmul, upcast
+from fedsim.client import Batch, FeaturePenalty, LocalEnv, NoTraining, Uplink, matmul, upcast
 from fedsim.core.errors import ConfigError
 from fedsim.core.layout import as_tensor
 from fedsim.core.settings import Decay, NonNegative
@@ -53,12 +53,8 @@ def head_gradient(
 
 
 @dataclass(frozen=True)
-class HeadGradient(LocalRule):
+class HeadGradient(NoTraining):
     """The pass before training."""
-
-    def phases(self, env: LocalEnv) -> tuple[Phase, ...]:
-        """Nothing is trained."""
-        return ()
 
     @torch.no_grad()
     def finish(self, env: LocalEnv, s: Any) -> Uplink:

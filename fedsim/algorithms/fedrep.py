@@ -12,14 +12,12 @@ While the head trains the body is in evaluation mode, so that its BatchNorm stat
 :state: client its head
 :sends: less, nothing of the head
 :public code: the official code has 10 epochs on the head and one on the body (``head_epochs=10``,
-    ``train.local_epochs=1``), all in training mode and by one optimiser (before PyTorch 2 its
-    momentum moves the head on while the body trains), keeps one layer more, and after the last
-    round lets every client train its head for 10 epochs or more; PFLlib and FL-bench are in
-    training mode too and have one epoch on the head, or those that ``local_epoch`` leaves
+    ``train.local_epochs=1``), all in training mode and by one optimiser, keeps one layer more, and
+    at last trains every head for 10 epochs or more; PFLlib and FL-bench are in training mode too
+    and have one epoch on the head, or those that ``local_epoch`` leaves
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from fedsim.algorithms.base import Algorithm, Layers
 from fedsim.client import LocalEnv, LocalRule, Phase
@@ -32,10 +30,8 @@ class HeadThenBody(LocalRule):
     """SGD in two phases."""
 
     head_epochs: int
-    needs_features: ClassVar[bool] = True
-    stackable: ClassVar[bool | str] = "local training has two phases"
-    capturable: ClassVar[bool | str] = True
-    gradients_only: ClassVar[bool] = True
+    needs_features = capturable = gradients_only = True
+    stackable = "local training has two phases"
 
     def phases(self, env: LocalEnv) -> tuple[Phase, ...]:
         """First the head, then the body."""

@@ -5,21 +5,19 @@ With features z = phi(x), the generic logits g(z) and client i's residual p_i(z)
     min_{phi, g}  CE(g(z) + log n_i, y)        balanced softmax, n_i (C,) the client's class counts
     min_{p_i}     CE(g(z) + p_i(z), y),        phi and g constant
 
-Both are minimised in the same steps. The client's own model is g + p_i, which is what is scored;
-``model.safetensors`` has the generic one, the paper's G-FL. p_i starts at 0: a client that never
-trained has the generic model. Margin control (``--margin``) changes the personal loss alone.
+Both are minimised in the same steps. Scored is the client's g + p_i; ``model.safetensors`` has the
+generic model, the paper's G-FL. p_i starts at 0. Margin control changes the personal loss alone.
 
 :client: balanced softmax for body and generic head, cross-entropy for its residual head
 :server: mean by samples of body and generic head
 :state: client its residual head (C (d + 1))
 :sends: less, nothing of the residual head
-:public code: the authors' repository has no code; PFLlib's residual starts as a copy of the head;
-    FL-bench's personal head stands for itself, without the generic logits, and trains the body too,
-    and class counts have a power gamma; the paper's variant with a hypernetwork is not here
+:public code: the authors' repository has none; PFLlib's residual starts as a copy of the head;
+    FL-bench's personal head has no generic logits beside it and trains the body too, its class
+    counts have a power gamma; the paper's variant with a hypernetwork is not here
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -44,9 +42,7 @@ class TwoPredictors(LocalRule):
     """SGD on the sum of both losses, each of which has gradients for its own part."""
 
     balanced: bool
-    needs_features = needs_classes = True
-    stackable: ClassVar[bool | str] = True
-    capturable: ClassVar[bool | str] = True
+    needs_features = needs_classes = stackable = capturable = True
 
     def begin(self, env: LocalEnv) -> Tensor:
         """(C,) log n_i."""

@@ -3,14 +3,13 @@
     client:  j = argmin_j F_i(w_j),   w_i <- SGD from w_j
     server:  w_j <- w_j + sum_{i of cluster j} p_i (w_i - w_j),   as it was where nobody chose it
 
-This is its model averaging; one step on all data (``train.local_steps=1``, a large batch) is
-its gradient averaging. F_i is the loss on all of the client's training samples, in evaluation mode,
-without augmentation; of equal ones the first counts. The first model starts as ``fedavg`` does, the
-others with the values of each of its tensors in other orders: draws like the first where its values
-were drawn independently. With pretrained weights shuffle the head alone (``start=head``).
+F_i is the loss on all of the client's training samples; of equal ones the first counts. This is the
+paper's model averaging; one step on all data (``train.local_steps=1``, a large batch) is its
+gradient averaging. The first model starts as ``fedavg`` does, the others with the values of each of
+its tensors in other orders; with pretrained weights shuffle the head alone (``start=head``).
 
-The global model of a run is w_1; a client is scored with the model that it would choose now, also
-one that was held out. At ``clusters`` = 1 it is FedAvg, byte for byte.
+The global model of a run is w_1; a client is scored with the model that it would choose now. At
+``clusters`` = 1 it is FedAvg, byte for byte.
 
 :client: a pass over its data for each of the k models, then SGD from the best one
 :server: mean by samples, cluster by cluster
@@ -28,7 +27,7 @@ import torch
 from torch import Tensor
 
 from fedsim.algorithms.base import Algorithm
-from fedsim.client import LocalEnv, LocalRule, Phase, Uplink, mean_losses
+from fedsim.client import LocalEnv, LocalRule, NoTraining, Uplink, mean_losses
 from fedsim.core.layout import as_tensor
 from fedsim.core.rng import generator
 from fedsim.core.settings import Count
@@ -68,11 +67,11 @@ class BestModel(LocalRule):
         if others is None:
             others = self.starts(env.start.cpu().numpy(), env.flat.layout, env.ctx.seed)
         models = [env.start, *(as_tensor(m).to(env.start.device) for m in others)]
-        losses = [0.0]
-        for model in models if len(models) > 1 else ():
+        losses = []
+        for model in models:
             env.flat.load(model)
             losses.append(mean_losses(env)[0])
-        chosen = int(np.argmin(losses[1:] or losses))
+        chosen = int(np.argmin(losses))
         env.flat.load(models[chosen])
         return torch.tensor([chosen], device=env.start.device)
 
@@ -81,12 +80,8 @@ class BestModel(LocalRule):
         return Uplink({"cluster": s.cpu().numpy().copy()})
 
 
-class BestModelAlone(BestModel):
+class BestModelAlone(NoTraining, BestModel):
     """The model is chosen, and not trained."""
-
-    def phases(self, env: LocalEnv) -> tuple[Phase, ...]:
-        """None."""
-        return ()
 
 
 def build(

@@ -8,45 +8,38 @@ its training samples whose features are nearest to phi(x):
 
 d_j = ||phi(x) - phi(x_j)||^2 / (dim * scale) as in the official code, or with
 ``distance=euclidean`` ||phi(x) - phi(x_j)|| / scale, the paper's at a scale of 1. Features are
-those of the newest model, without augmentation. Every client has its neighbours when it is scored,
-one that was held out too; not so models after fine-tuning. ``weight=0`` is FedAvg.
+those of the newest model. Fine-tuned models have no neighbours. ``weight=0`` is FedAvg.
 
 :client: plain SGD
 :server: mean by samples
 :state: none; features and labels of its samples are computed for each evaluation
 :sends: nothing more
-:public code: the official code (omarfoq/knn-per) has k as an argument (10 in the paper) and shows
-    all weights on the test data, of which the paper chooses the best by validation data, client by
-    client (here one weight for all); its default, ``interpolate_logits``, mixes logits with
-    probabilities, as FL-bench does, which has k 5, weight 0.5, and features before the last ReLU
+:public code: the official code has k as an argument (10 in the paper) and shows all weights on the
+    test data (the paper chooses one for each client by validation); by default it mixes logits with
+    probabilities, as FL-bench does, which has k 5 and features before the last ReLU
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor, nn
 
 from fedsim.algorithms.base import Algorithm
-from fedsim.client import LocalEnv, LocalRule, Phase, Uplink, upcast
-from fedsim.core.settings import Count, Positive
+from fedsim.client import LocalEnv, NoTraining, Uplink, upcast
+from fedsim.core.settings import Count, Positive, Probability
 from fedsim.server import Average, Server, Weights
 
 TINY = torch.finfo(torch.float32).tiny
 """The least probability, so that no loss is infinite."""
 
 
-class Remember(LocalRule):
+class Remember(NoTraining):
     """The features and labels of the client's training samples."""
 
     needs_features = needs_classes = True
-
-    def phases(self, env: LocalEnv) -> tuple[Phase, ...]:
-        """Nothing is trained."""
-        return ()
 
     def finish(self, env: LocalEnv, s: object) -> Uplink:
         """``keys`` (n, d) and ``labels`` (n,)."""
@@ -84,7 +77,7 @@ class Neighbours:
 
 def build(
     k: Count = 10,
-    weight: Annotated[float, Field(ge=0, le=1)] = 0.5,
+    weight: Probability = 0.5,
     scale: Positive = 1.0,
     distance: Literal["squared", "euclidean"] = "squared",
     weights: Weights = "samples",

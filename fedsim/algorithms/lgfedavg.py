@@ -5,17 +5,15 @@ Client i trains its own layers l_i and the global ones theta together:
     (l_i, theta_i) <- SGD from (l_i, theta);   theta <- sum_i p_i theta_i
 
 ``layers=head`` shares the last layer, patterns of tensor names share more. With all layers it is
-FedAvg, without any Local; both are refused. A client that never trained has the representation with
-which all begin, and the shared head.
+FedAvg, without any Local; both are refused.
 
 :client: plain SGD from its own representation and the shared head
 :server: mean by samples of the shared layers, by default the head
 :state: client its representation
 :sends: less, the shared layers alone
 :public code: the official code averages uniformly (``lgfedavg.weights=uniform``), starts from a
-    network that FedAvg has trained (``model.weights``), scores for each client its best round on
-    the test data, and for new clients the ensemble of all; PFLlib shares the head's parameters, as
-    here; FL-bench (007d88e) shares the first layers and keeps the others, which is FedPer
+    network that FedAvg has trained (``model.weights``), and scores each client's best round on the
+    test data; PFLlib shares the head, as here; FL-bench (007d88e) shares the first layers: FedPer
 """
 
 from fedsim.algorithms.base import Algorithm, Layers

@@ -6,34 +6,29 @@
         w <- w - lr (g - alpha H g),                                     Hessian-free (``hf``)
         H g = (grad F_b''(w + delta g) - grad F_b''(w - delta g)) / (2 delta)
 
-A client is scored with w - alpha grad F_i(w), the gradient over all of its training samples, in
-evaluation mode and without augmentation; clients that were held out too. A batch of fewer than two
-samples for each part is taken whole for all. lr, momentum and weight decay of ``train`` are those
-of the outer step; running statistics see b alone. At alpha = 0 clients train as in FedAvg.
+Every client is scored with w - alpha grad F_i(w), the gradient over all of its training samples. A
+batch of fewer than two samples for each part is taken whole for all. lr, momentum and weight decay
+of ``train`` are the outer step's; running statistics see b alone. At alpha = 0 it is FedAvg.
 
 :client: the gradient is that of the loss after an inner step, with two or three parts of a batch
-:server: mean by samples
+:server: mean by samples (the paper: uniform)
 :state: none
 :sends: nothing more
-:public code: there is none of the authors; pFedMe's official code and PFLlib have ``fo`` with a
-    batch each for b and b', PFLlib with alpha = lr and one step on one batch before a test,
-    pFedMe's code with two; FL-bench has both variants, weighs clients uniformly (``weights``) and
-    fine-tunes by epochs before a test
+:public code: there is none of the authors; pFedMe's official code and PFLlib (alpha = lr) have
+    ``fo`` with a batch each for b and b', and score after one step or two on batches; FL-bench has
+    both variants, weighs clients uniformly and fine-tunes by epochs before a test
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
 from fedsim.algorithms.base import Algorithm
-from fedsim.client import LocalEnv, LocalRule, Phase, Uplink
+from fedsim.client import LocalEnv, LocalRule, NoTraining, Uplink
 from fedsim.core.settings import NonNegative, Positive
 from fedsim.server import Average, Server, Weights
-
-Tensors = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -43,9 +38,8 @@ class MetaGradient(LocalRule):
     alpha: float
     variant: str
     delta: float
-    needs_sgd: ClassVar[bool] = True
-    stackable: ClassVar[bool | str] = "its loss takes a gradient of its own"
-    capturable: ClassVar[bool | str] = True
+    needs_sgd = capturable = True
+    stackable = "its loss takes a gradient of its own"
 
     def loss(self, env: LocalEnv, s: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """At alpha = 0 that of the whole batch at w."""
@@ -56,12 +50,9 @@ class MetaGradient(LocalRule):
         if parts == 1:
             return objective, ce
 
-        def at(moves: Tensors, scale: float, part: int) -> Tensor:
-            names = [slot.name for slot in env.slots()]
+        def at(moves: tuple[Tensor, ...], scale: float, part: int) -> Tensor:
             moved = torch._foreach_add(env.params, moves, alpha=scale)
-            there = dict(zip(names, moved, strict=True))
-            there |= {name: buffer.clone() for name, buffer in env.model.named_buffers()}
-            return env.criterion(functional_call(env.model, there, (xs[part],)), ys[part])
+            return env.criterion(env.logits_at(moved, xs[part]), ys[part])
 
         inner = torch.autograd.grad(objective, env.params, materialize_grads=True)
         outer = at(inner, -self.alpha, 1)
@@ -73,14 +64,10 @@ class MetaGradient(LocalRule):
 
 
 @dataclass(frozen=True)
-class InnerStep(LocalRule):
+class InnerStep(NoTraining):
     """The step that personalises."""
 
     alpha: float
-
-    def phases(self, env: LocalEnv) -> tuple[Phase, ...]:
-        """Nothing else is trained."""
-        return ()
 
     def finish(self, env: LocalEnv, s: Any) -> Uplink:
         """``w - alpha grad F_i(w)``, without weight decay."""
@@ -103,7 +90,7 @@ def build(
         alpha: learning rate of the inner step, >= 0.
         variant: without second derivatives, or with differences of gradients in their place.
         delta: length of these differences, in gradients, > 0.
-        weights: of the models, by samples or uniform.
+        weights: of the models, by samples, or uniform (the paper).
     """
     rule = MetaGradient(alpha, variant, delta)
     return Algorithm(local=rule, server=Server(Average(weights)), personalise=InnerStep(alpha))

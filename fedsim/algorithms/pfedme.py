@@ -5,26 +5,24 @@
                                w_i <- w_i - lr lam (w_i - th)
     server:                    w <- (1 - beta) w + beta sum_i p_i w_i
 
-w_i and th begin each round at w, and th goes on from batch to batch. The client's model that is
-scored is its last th, with the running statistics of its training; without any it is w. lr is
-``train.lr``. Weight decay belongs to F_b; clipping is of lam (w_i - th).
+w_i and th begin each round at w, and th goes on from batch to batch. Scored is the client's last
+th, with the running statistics of its training; without any it is w. Weight decay belongs to F_b;
+clipping is of lam (w_i - th).
 
 :client: K steps on its own model for each batch, one of SGD on the Moreau envelope
-:server: mean by samples, of which w takes the part beta
+:server: mean by samples (the paper: uniform), of which w takes the part beta
 :state: client its model th (D)
 :sends: nothing more
-:public code: the official code has all clients train in every round and aggregates some of them,
-    adds 0.001 th to the gradient in place of weight decay, and its defaults (lr 0.005, 20 batches)
-    are ours but for those of ``train``; PFLlib's beta is 0 unless given, at which w stays as it
-    was, its lam 1 and personal_lr 0.01; FL-bench never stores th, so that it scores the first model
+:public code: paper and official code have all clients train in every round and aggregate some of
+    them; the code averages by samples, adds 0.001 th to the gradient in place of weight decay, and
+    has our defaults (but lr 0.005 and 20 batches); PFLlib's beta is 0 unless given, at which w
+    stays as it was, its lam 1 and personal_lr 0.01; FL-bench scores the first model
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
 from fedsim.algorithms.base import Algorithm
 from fedsim.client import LocalEnv, LocalRule, Uplink
@@ -40,9 +38,8 @@ class MoreauEnvelope(LocalRule):
     lam: float
     steps: int
     personal_lr: float
-    plain_sgd = needs_sgd = True
-    stackable: ClassVar[bool | str] = "its loss takes gradients of its own"
-    capturable: ClassVar[bool | str] = True
+    plain_sgd = needs_sgd = capturable = True
+    stackable = "its loss takes gradients of its own"
 
     def begin(self, env: LocalEnv) -> list[Tensor]:
         """th, by tensor."""
@@ -50,16 +47,13 @@ class MoreauEnvelope(LocalRule):
 
     def loss(self, env: LocalEnv, s: list[Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Changes th; running statistics see the first pass alone, whose loss is logged."""
-        names, ce = [slot.name for slot in env.slots()], x.new_zeros(())
-        decay, statistics = env.training.weight_decay, dict[str, Tensor]()
+        ce, decay = x.new_zeros(()), env.training.weight_decay
         for k in range(self.steps):
             leaves = [p.detach().requires_grad_() for p in s]
-            there = dict(zip(names, leaves, strict=True)) | statistics
-            logits = functional_call(env.model, there, (x,))
+            logits = env.logits_at(leaves, x, statistics=k == 0)
             objective, now = env.criterion.with_cross_entropy(logits, y)
             gradients = torch.autograd.grad(objective, leaves, materialize_grads=True)
             ce = now.detach() if k == 0 else ce
-            statistics = {name: buffer.clone() for name, buffer in env.model.named_buffers()}
             with torch.no_grad():
                 for p, g, w in zip(s, gradients, env.params, strict=True):
                     p -= self.personal_lr * (g + decay * p + self.lam * (p - w))
@@ -72,9 +66,7 @@ class MoreauEnvelope(LocalRule):
 
     def finish(self, env: LocalEnv, s: list[Tensor]) -> Uplink:
         """Keeps th."""
-        vector = env.flat.flat.detach().clone()
-        torch._foreach_copy_(env.split(vector), s)
-        return Uplink(state={"personal": vector.cpu().numpy()})
+        return Uplink(state={"personal": env.vector_of(s).cpu().numpy()})
 
 
 def build(

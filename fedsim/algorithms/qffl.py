@@ -1,15 +1,15 @@
 """q-FFL: a fairer accuracy over clients by q-FedAvg (Li et al., ICLR 2020, Algorithm 2).
 
-    min_w  sum_k p_k F_k(w)^(q+1) / (q+1)
-    Delta_k = F_k^q L (w - w_k),   h_k = q F_k^(q-1) ||L (w - w_k)||^2 + L F_k^q,   L = 1 / lr
+    min_w  sum_k F_k(w)^(q+1) / (q+1),   L = 1 / lr
+    Delta_k = F_k^q L (w - w_k),   h_k = q F_k^(q-1) ||L (w - w_k)||^2 + L F_k^q
     w <- w - sum_k Delta_k / sum_k h_k
 
-F_k is the mean loss of the received model on all of client k's training samples, in evaluation
-mode, without augmentation. Clients are drawn uniformly and count alike. Running statistics are
-means by samples. At q = 0 it is FedAvg with uniform weights, bit for bit; at lr = 0 nobody moves.
+F_k is the loss of the received model on all of client k's training samples. The paper draws clients
+by their samples, here all are drawn alike and count alike. At q = 0 it is FedAvg with uniform
+weights, bit for bit; at lr = 0 nobody moves.
 
 :client: plain SGD, and a pass over its data for the loss of the received model
-:server: sum of the updates by F_k^q over the sum of the h_k
+:server: sum of the updates by F_k^q over the sum of the h_k (running statistics by samples)
 :state: none
 :sends: up one number, the loss of the received model
 :public code: the official code adds 1e-10 to F_k, as here, and its q is 0 unless given (0.001 to 5

@@ -2,7 +2,15 @@
 
 from fedsim.client.context import LocalEnv, Phase, normaliser
 from fedsim.client.criterion import MarginControl, matmul, upcast
-from fedsim.client.rule import Batch, FeaturePenalty, LocalRule, MeanLoss, Uplink, mean_losses
+from fedsim.client.rule import (
+    Batch,
+    FeaturePenalty,
+    LocalRule,
+    MeanLoss,
+    NoTraining,
+    Uplink,
+    mean_losses,
+)
 from fedsim.client.transform import ClientTransform, Coded, SampleTransform
 
 __all__ = [
@@ -14,6 +22,7 @@ __all__ = [
     "LocalRule",
     "MarginControl",
     "MeanLoss",
+    "NoTraining",
     "Phase",
     "SampleTransform",
     "Uplink",

@@ -144,6 +144,23 @@ class LocalEnv:
         """
         return self.ctx.lr * normaliser(self.steps, self.training.momentum)
 
+    def vector_of(self, values: Sequence[Tensor]) -> Tensor:
+        """(D,) the model with these values in the place of ``params``, a copy."""
+        vector = self.flat.flat.detach().clone()
+        torch._foreach_copy_(self.split(vector), values)
+        return vector
+
+    def logits_at(self, values: Sequence[Tensor], x: Tensor, statistics: bool = False) -> Tensor:
+        """The logits with these values in the place of ``params``.
+
+        Running ``statistics`` see the pass, or stay.
+        """
+        there = dict(zip((slot.name for slot in self.slots()), values, strict=True))
+        if not statistics:
+            there |= {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+        logits: Tensor = functional_call(self.model, there, (x,))
+        return logits
+
     def slots(self) -> list[Slot]:
         """The slots of the parameters that the current phase trains, in vector order."""
         return [slot for slot, _ in self.flat.params if slot.head in PARTS[self.phase.part]]

@@ -101,10 +101,9 @@ class LocalRule:
         """Runs once after the last step, for each client by itself, in a block as alone.
 
         ``env.model`` has the client's trained values and is in training mode. What this hook leaves
-        in it is what the client uploads, or keeps where a tensor is personal: changes in place
-        (under ``torch.no_grad``) count, and so do the BatchNorm statistics of a forward pass in
-        training mode. ``env.x``, ``env.state``, ``env.moved``, ``env.steps`` and random numbers are
-        this client's own; ``s`` is its part of what ``begin`` returned.
+        in it is uploaded, or kept where a tensor is personal: changes in place (under
+        ``torch.no_grad``), and BatchNorm statistics of a forward pass. ``env`` and random numbers
+        are this client's own; ``s`` is its part of what ``begin`` returned.
 
         Returns:
             Arrays with memory of their own, no views of the model, which the next client takes.
@@ -129,12 +128,16 @@ def mean_losses(env: LocalEnv) -> tuple[float, float]:
     return total / n, squares / n
 
 
-class MeanLoss(LocalRule):
-    """No training: the loss of the received model on the client's training samples."""
+class NoTraining(LocalRule):
+    """``begin`` and ``finish`` alone, without any steps between them."""
 
     def phases(self, env: LocalEnv) -> tuple[Phase, ...]:
-        """Nothing is trained."""
+        """None."""
         return ()
+
+
+class MeanLoss(NoTraining):
+    """The loss of the received model on the client's training samples."""
 
     def finish(self, env: LocalEnv, s: Any) -> Uplink:
         """``loss`` (1,) and ``squared_loss`` (1,), those of :func:`mean_losses`."""

@@ -257,18 +257,16 @@ class Worker:
             x, y = zip(*(work.poison(x_k, y_k, task) for x_k, y_k, task in given), strict=True)
         kept = [states.get(task.client, {}) for task in block]
 
-        def train(
-            rule: LocalRule, stack: Stack, own: bool
-        ) -> tuple[Sequence[ClientUpdate], Tensor]:
+        width = self.spec.stacking.width
+
+        def train(rule: LocalRule, on: Stack, own: bool) -> tuple[list[ClientUpdate], Tensor]:
             starts = [self._start(params, state) if own else params for state in kept]
-            given = zip(block, starts, x, y, kept, strict=True)
             envs = [
                 self._env(task, work, start, params, x_k, y_k, downlink, state)
-                for task, start, x_k, y_k, state in given
+                for task, start, x_k, y_k, state in zip(block, starts, x, y, kept, strict=True)
             ]
-            return train_block(rule, envs, stack, width, self.steps)
+            return train_block(rule, envs, on, width, self.steps)
 
-        width = self.spec.stacking.width
         updates, rows = train(work.rule, stack, work.own)
         if len(self.personal) and work.own:
             updates = with_own(updates, rows[:, self.personal])
@@ -293,13 +291,8 @@ class Worker:
     ) -> ClientUpdate:
         """The update as it is sent: checked, transformed, checked again.
 
-        Args:
-            update: of the task.
-            task: done just now.
-            work: its kind.
-            kept: what the client had kept before.
-            stay: the delta is checked with the others of the call; there are no transforms.
-            row: (D,) the delta, which the transforms change.
+        The client had ``kept`` some state before; transforms change the delta ``row`` (D,). Where
+        deltas ``stay``, there are none, and it is checked with the others of the call.
         """
         update = with_steps(update, task, work.training, kept)
         if stay:
@@ -402,7 +395,8 @@ class Worker:
         Where every token has a label, each batch's scores.
         """
         start, predict = self._start(self._on_device(params), state), self.spec.algorithm.predict
-        model, kept = self.flat.model, {} if predict is None else self._kept(state)
+        model, kept = self.flat.model, {} if predict is None else state
+        kept = {name: as_tensor(array).to(self.device) for name, array in kept.items()}
 
         def passed(batch: Tensor, seed: int) -> Tensor:
             self.flat.load(start)
@@ -444,10 +438,6 @@ class Worker:
             raise WorkerError(f"{what}: {why}") from error
         finally:
             self.progress = None
-
-    def _kept(self, state: Vectors) -> dict[str, Tensor]:
-        """A client's state on the device."""
-        return {name: as_tensor(array).to(self.device) for name, array in state.items()}
 
     def _start(self, params: Tensor, state: Vectors) -> Tensor:
         """The global vector (D,) with the client's own slots."""

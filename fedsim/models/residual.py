@@ -1,7 +1,4 @@
-"""A head whose logits are those of a generic head and of a residual, for FedRoD (Chen, Chao 2022).
-
-z (B, d) features, C classes.
-"""
+"""A head whose logits are those of a generic head and of a residual, for FedRoD."""
 
 import copy
 
@@ -23,7 +20,7 @@ class ResidualHead(nn.Module):
                 parameter.zero_()
 
     def forward(self, z: Tensor) -> Tensor:
-        """(B, d) -> (B, C) logits."""
+        """Features (B, d) -> logits (B, C)."""
         logits: Tensor = self.generic(z) + self.personal(z)
         return logits
 

@@ -1,13 +1,14 @@
 """A server with several global models, of which each client trains one (IFCA).
 
-Updates are relative to the first model, and each says in its upload ``cluster`` (1,) to which model
-its client's belongs, from 0. The first is the global model; the others are kept and sent to all.
+The first is the global model, to which all updates are relative; the others are kept and sent to
+all. Each client uploads ``cluster`` (1,), the number of its model from 0.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedsim.core.errors import ContractError
 from fedsim.core.types import F64, I64, Array, Layout, RoundContext, Vectors
@@ -24,13 +25,12 @@ def chosen(cohort: Cohort) -> I64:
     return np.array([u.extras["cluster"][0] for u in cohort.updates], np.int64)
 
 
-def coefficients(cohort: Cohort, cluster: int, weights: Weights) -> F64:
-    """(m,) the weights of the clients of a cluster, 0 elsewhere."""
-    inside = chosen(cohort) == cluster
+def mean_of(cohort: Cohort, inside: NDArray[np.bool_], weights: Weights) -> F64:
+    """(D,) the weighted mean of the updates of the clients ``inside`` (m,), zeros without any."""
     c = np.zeros(len(inside))
     if inside.any():
         c[inside] = shares(cohort.num_samples[inside], weights)
-    return c
+    return cohort.step([c], [slice(0, cohort.layout.size)])
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,10 @@ class FirstCluster:
 
     def __call__(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> Reduced:
         """Reports each model's share of the cohort, where there are several."""
-        each = [float(np.mean(chosen(cohort) == j)) for j in range(self.clusters)]
-        named = {f"cluster_{j}": share for j, share in enumerate(each, start=1)}
-        everything = slice(0, cohort.layout.size)
-        step = cohort.step([coefficients(cohort, 0, self.weights)], [everything])
-        return Reduced(step, metrics=named if self.clusters > 1 else {})
+        names = {f"cluster_{j + 1}": chosen(cohort) == j for j in range(self.clusters)}
+        each = {name: float(inside.mean()) for name, inside in names.items()}
+        step = mean_of(cohort, chosen(cohort) == 0, self.weights)
+        return Reduced(step, metrics=each if self.clusters > 1 else {})
 
 
 @dataclass(frozen=True)
@@ -61,10 +60,11 @@ class OtherClusters:
         first = cohort.params
         if first is None:
             raise ContractError("clusters of clients need the model that they started from")
-        models = np.array(state.get("models", self.starts(first, cohort.layout, ctx.seed)))
+        known = "models" in state
+        models = state["models"].copy() if known else self.starts(first, cohort.layout, ctx.seed)
         for j, model in enumerate(models, start=1):
-            c = coefficients(cohort, j, self.weights)
-            if c.any():
-                model[:] = first + cohort.step([c], [slice(0, cohort.layout.size)])
+            inside = chosen(cohort) == j
+            if inside.any():
+                model[:] = first + mean_of(cohort, inside, self.weights)
         kept = {"models": models} if len(models) else {}
         return Exchanged(kept, kept)

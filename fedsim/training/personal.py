@@ -1,8 +1,7 @@
 """The models that clients make of the newest one before they are evaluated: method by method what
 :class:`~fedsim.algorithms.base.Algorithm` calls ``personalise``.
 
-They are made when they are asked for, some clients at a time, held-out clients among them, and are
-no part of the state that the next round depends on.
+They are made when they are asked for, held-out clients' too, and the next round does not see them.
 """
 
 from __future__ import annotations
@@ -19,9 +18,7 @@ from fedsim.storage.client_states import ClientStates
 from fedsim.training.setup import Setup
 
 MEMORY = 256 << 20
-"""Bytes of models that are kept."""
-MOST = MEMORY // 4
-"""Bytes of models that are made in one go."""
+"""Bytes of models that are kept; a quarter of them are made in one go."""
 FEWEST = 16
 """Clients that work in one go at least, so that several actors have work."""
 
@@ -64,7 +61,7 @@ class OwnModels(Mapping[int, Vectors]):
 
     def _make(self, first: int) -> None:
         size = self.setup.vector_bytes
-        many = max(FEWEST, MOST // size)
+        many = max(FEWEST, MEMORY // 4 // size)
         if (len(self.made) + many) * size > MEMORY:
             self.made.clear()
         some = [c for c in range(first, len(self)) if c not in self.made][:many]
