@@ -142,7 +142,7 @@ TRAITS = {
         lambda s: s.algorithm.needs_exact_updates,
     ),
     "measures progress": Trait(
-        "a method that measures what clients did (fedcm, fednova)",
+        "a method that measures what clients did (fedcm, fednova, qffl)",
         lambda s: s.algorithm.measures_progress,
     ),
     "shares nothing": Trait(
@@ -188,7 +188,8 @@ TRAITS = {
     ),
     "more than gradients": Trait(
         "clients that see more of their samples than gradients of the plain loss (moon, fedsam, "
-        "fedpac, feddecorr, fedrod, fedala, scaffold with option I)",
+        "fedpac, feddecorr, fedrod, fedala, ditto, apfl, pfedme, perfedavg, qffl, afl, ifca, scaffold "
+        "with option I)",
         lambda s: not s.algorithm.local.gradients_only or s.algorithm.beside is not None,
     ),
     "reads features": Trait(
@@ -209,7 +210,8 @@ TRAITS = {
         lambda s: s.algorithm.server.root_samples > 0,
     ),
     "no mean": Trait(
-        "a rule other than the mean (fedld, fedgh, krum; --server fedavg keeps the clients' part)",
+        "a rule other than the mean (fedld, fedgh, krum, ifca; --server fedavg keeps the clients' "
+        "part)",
         lambda s: type(s.algorithm.server.reduction) is not Average,
     ),
     "weighs by samples": Trait(
@@ -217,16 +219,16 @@ TRAITS = {
         _weighs_by_samples,
     ),
     "transforms cohort": Trait(
-        "transforms of the cohort (fednova, nnm, bucketing, norm_clipping)",
+        "transforms of the cohort (fednova, nnm, bucketing, norm_clipping, qffl, afl)",
         lambda s: bool(s.algorithm.server.receive),
     ),
     "compares updates": Trait(
-        "transforms of the cohort (nnm, bucketing; not norm_clipping and fednova, whose clients "
-        "can scale their updates)",
+        "transforms of the cohort (nnm, bucketing, qffl, afl; not norm_clipping and fednova, whose "
+        "clients can scale their updates)",
         lambda s: not all(has_trait(t, "by_client") for t in s.algorithm.server.receive),
     ),
     "rescales the step": Trait(
-        "a step that is rescaled (fednova)",
+        "a step that is rescaled (fednova, qffl, afl)",
         lambda s: any(has_trait(t, "rescales") for t in s.algorithm.server.receive),
     ),
     "reads uploads": Trait(
@@ -294,6 +296,8 @@ _PAIRS: dict[str, dict[str, str]] = {
     "splits": {"not split": "makes it local or fedavg by another name"},
     "reads features": {
         "no features": "has none to compare",
+        "decomposes": "takes models without their neighbours",
+        "personal after": "takes models without their neighbours",
         "labels of tokens": "have no features of a sample with one label",
     },
     "keeps tensors": {"none to keep": "makes it fedavg by another name; fedbn needs BatchNorm"},
