@@ -405,4 +405,4 @@ def show_aggregate(
     if collapsed.any():
         chance = "runs whose final balanced accuracy is at most that of chance, 1 / classes"
         classes = all(one.of_classes for one in measures)
-        echo(f"collapsed: {chance if classes else f'of the final model, {CONSTANT}'}")
+        echo(f"collapsed: {chance if classes else f'runs whose final model is {CONSTANT}'}")
