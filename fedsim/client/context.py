@@ -144,7 +144,7 @@ class LocalEnv:
         """
         return self.ctx.lr * normaliser(self.steps, self.training.momentum)
 
-    def vector_of(self, values: Sequence[Tensor]) -> Tensor:
+    def vector_of(self, values: list[Tensor]) -> Tensor:
         """(D,) the model with these values in the place of ``params``, a copy."""
         vector = self.flat.flat.detach().clone()
         torch._foreach_copy_(self.split(vector), values)

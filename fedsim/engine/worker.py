@@ -395,8 +395,8 @@ class Worker:
         Where every token has a label, each batch's scores.
         """
         start, predict = self._start(self._on_device(params), state), self.spec.algorithm.predict
-        model, kept = self.flat.model, {} if predict is None else state
-        kept = {name: as_tensor(array).to(self.device) for name, array in kept.items()}
+        model, own = self.flat.model, {} if predict is None else state
+        kept = {name: as_tensor(array).to(self.device) for name, array in own.items()}
 
         def passed(batch: Tensor, seed: int) -> Tensor:
             self.flat.load(start)

@@ -28,24 +28,14 @@ from tests.algorithms.training import (
     context,
     scalar_env,
     tensors,
-    train,
     worker,
 )
+from tests.oracles import losses
 from tests.oracles import rounds as oracle
 from tests.rounding import of_update
 from tests.tasks import run, train_local
 
 SETTINGS = {"train": {"rounds": 3, "sample_rate": 1.0, "momentum": 0.9, "weight_decay": 0.01}}
-
-
-def gradient_of(objective):
-    """The gradient of an objective, both functions of the parameters."""
-
-    def gradient(params):
-        leaves = [p.detach().clone().requires_grad_() for p in params]
-        return torch.autograd.grad(objective(leaves), leaves)
-
-    return gradient
 
 
 def squared_distance(params, others):
@@ -82,8 +72,8 @@ def test_ditto_against_its_objective_in_float64():
     def objective(params):
         return loss(params) + 0.25 * squared_distance(params, anchor)
 
-    assert_update(w, delta, sent, gradient_of(loss))
-    assert_update(w, report.state["personal"] - kept, kept, gradient_of(objective))
+    assert_update(w, delta, sent, losses.gradient_of(loss))
+    assert_update(w, report.state["personal"] - kept, kept, losses.gradient_of(objective))
 
 
 def test_a_step_of_ditto_by_hand():
@@ -97,16 +87,6 @@ def test_a_step_of_ditto_by_hand():
         (report,), _ = run(w, (0,), context(1, 0.1), sent, states={0: {"personal": sent + 1}})
         made[lam] = report.state["personal"]
     np.testing.assert_allclose(made[1.0] - made[3.0], 0.2, atol=1e-6)
-
-
-def test_the_term_of_ditto_holds_the_clients_models_together():
-    # With lr lam = 0.5 the models stay near the received one, which at lam = 0 they leave.
-    def spread(lam):
-        reports, _ = train(worker("ditto", "mlp", lam=lam), lr=0.05)
-        kept = np.stack([r.state["personal"] for r in reports])
-        return np.linalg.norm(kept - kept.mean(axis=0))
-
-    assert spread(0.0) > 2 * spread(10.0) > 0
 
 
 @pytest.fixture(scope="module")
@@ -211,17 +191,14 @@ def test_pfedme_oracle(k, beta, decay):
 
 
 def test_exact_steps_of_pfedme_are_gradients_of_the_moreau_envelope():
-    # min_th F(th) + lam/2 (th - w)^2 = c/2 (w - b)^2 + const with c = a lam / (a + lam), so that
-    # the rounds end where sum_i p_i c_i (w - b_i) = 0.
+    # min_th F(th) + lam/2 (th - w)^2 = c/2 (w - b)^2 + const with c = a lam / (a + lam)
     options = {"lam": 3.0, "steps": 25, "personal_lr": 0.2}
     federation = Federation("pfedme", options, A, B, (1, 1, 1, 1), SAMPLES, lr=0.8)
     c, p = 3.0 * A / (A + 3.0), np.array(SAMPLES) / sum(SAMPLES)
     first = -0.8 * (p[:, None] * c * (0 - B)).sum(axis=0)
     np.testing.assert_allclose(federation.step(), first, rtol=0, atol=1e-9)
-    wanted = np.average(B, axis=0, weights=c * p[:, None])
-    np.testing.assert_allclose(federation.run(45), wanted, rtol=0, atol=1e-7)
-    th = (A[2] * B[2] + 3.0 * wanted) / (A[2] + 3.0)
-    np.testing.assert_allclose(federation.clients[2]["personal"], th, rtol=0, atol=1e-7)
+    th = A[2] * B[2] / (A[2] + 3.0)
+    np.testing.assert_allclose(federation.clients[2]["personal"], th, rtol=0, atol=1e-9)
 
 
 def test_apfl_by_hand():
@@ -335,9 +312,8 @@ def test_the_parts_of_a_batch_and_the_second_derivatives_of_perfedavg(variant):
 @pytest.mark.integration
 def test_perfedavg_without_an_inner_step_is_fedavg():
     settings = {"perfedavg": {"alpha": 0.0}, **SETTINGS}
-    assert models(rounds(small("perfedavg", **settings))) == models(
-        rounds(small("fedavg", **SETTINGS))
-    )
+    made, wanted = rounds(small("perfedavg", **settings)), rounds(small("fedavg", **SETTINGS))
+    assert models(made) == models(wanted)
 
 
 HELD_OUT = {"data": {"num_clients": 6, "client_test_fraction": 0.3, "heldout_clients": 2}}
@@ -366,9 +342,7 @@ def test_models_that_are_made_to_be_scored_are_those_that_a_run_leaves(name, tmp
 @pytest.mark.integration
 def test_scoring_changes_nothing_of_a_run(monkeypatch):
     often = small("perfedavg", **SETTINGS)
-    never = often.model_copy(
-        update={"evaluation": often.evaluation.model_copy(update={"every": 0})}
-    )
+    never = small("perfedavg", evaluation={"every": 0}, **SETTINGS)
     made = rounds(often)
     assert models(made) == models(rounds(never))
     # one client at a time, and no model kept
@@ -381,13 +355,9 @@ def test_scoring_changes_nothing_of_a_run(monkeypatch):
 @pytest.mark.integration
 def test_ifca_of_one_cluster_is_fedavg():
     settings = {"ifca": {"clusters": 1}, **SETTINGS}
-    made, wanted = rounds(small("ifca", **settings)), rounds(small("fedavg", **SETTINGS))
-    assert models(made) == models(wanted)
-    for one, other in zip(made, wanted, strict=True):
-        assert [r["train_loss"] for r in one.tables["clients"]] == [
-            r["train_loss"] for r in other.tables["clients"]
-        ]
-        assert "server" not in one.tables
+    made = rounds(small("ifca", **settings))
+    assert models(made) == models(rounds(small("fedavg", **SETTINGS)))
+    assert all("server" not in r.tables for r in made)
 
 
 def clustered(starts, **settings):
@@ -421,28 +391,13 @@ def test_a_cluster_that_nobody_chooses_stays_and_the_first_of_equal_models_count
     np.testing.assert_array_equal(federation.downlink["models"][1], same)
 
 
-def test_ifca_finds_planted_clusters_and_their_means():
-    # Two pairs of clients around -3 and 3 in each coordinate: each model ends at the mean of its
-    # pair, by samples, as if the pair had been trained alone.
-    centres = np.array([[-3.0], [3.0], [-3.5], [2.5]])
-    federation = Federation(
-        "ifca", {}, np.ones((4, 1)), centres, (1, 1, 1, 1), (1, 1, 3, 1), lr=0.5, w=[-0.1]
-    )
-    federation.downlink = {"models": np.array([[0.1]])}
-    federation.state = replace(federation.state, exchange=federation.downlink)
-    assert federation.run(60) == pytest.approx((-3 - 3 * 3.5) / 4, abs=1e-9)
-    assert federation.downlink["models"].item() == pytest.approx(2.75, abs=1e-9)
-
-
 def test_the_other_models_of_ifca_start_as_shuffles_of_the_first():
-    sizes = {"a.weight": (10, "param"), "head": (6, "param"), "a.running_mean": (3, "stat")}
-    slots, start = [], 0
-    for name, (size, role) in sizes.items():
-        stop = start + size
-        head = name == "head"
-        slots.append(Slot(name=name, shape=(size,), start=start, stop=stop, role=role, head=head))
-        start = stop
-    layout, first = Layout(tuple(slots)), np.arange(19.0, dtype=np.float32)
+    slots = (
+        Slot(name="a.weight", shape=(10,), start=0, stop=10),
+        Slot(name="head", shape=(6,), start=10, stop=16, head=True),
+        Slot(name="a.running_mean", shape=(3,), start=16, stop=19, role="stat"),
+    )
+    layout, first = Layout(slots), np.arange(19.0, dtype=np.float32)
     for tensors_, moved in (("all", [True, True, False]), ("head", [False, True, False])):
         others = Shuffled(3, tensors_)(first, layout, 5)
         np.testing.assert_array_equal(others, Shuffled(3, tensors_)(first, layout, 5))

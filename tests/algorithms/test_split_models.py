@@ -13,16 +13,17 @@ import fedsim
 from fedsim import algorithms
 from fedsim.algorithms import fedrod, knnper
 from fedsim.algorithms.base import Layers
-from fedsim.client import LocalEnv, Phase
+from fedsim.client import Phase
 from fedsim.client.trainer import enter
 from fedsim.core.errors import ConfigError
 from fedsim.core.layout import FlatModel, as_tensor, select
-from fedsim.core.types import Slot, Training
+from fedsim.core.types import Slot
 from fedsim.engine.worker import Worker
 from fedsim.models.vision import SplitModel
 from fedsim.testing.rounds import config, rounds, small
 from fedsim.training.assemble import prepare
-from tests.algorithms.training import context, train, worker
+from tests.algorithms.cases import Quadratic
+from tests.algorithms.training import context, scalar_env, train, worker
 from tests.oracles import losses
 from tests.rounding import of_update, sgd_operations
 from tests.tasks import run, train_local
@@ -62,43 +63,18 @@ def whole(num_classes, in_channels, image_size):
 WIDE_HEAD, WHOLE = f"{__name__}:wide_head", f"{__name__}:whole"
 
 
-class Distance:
-    """(f - 1)^2 / 2 in place of the cross-entropy."""
-
-    def __call__(self, logits, labels):
-        return self.with_cross_entropy(logits, labels)[0]
-
-    def count(self, labels):
-        return len(labels)
-
-    def with_cross_entropy(self, logits, labels):
-        loss = 0.5 * (logits - 1).square().mean()
-        return loss, loss
-
-
-def product(start, **given):
-    """A client of :class:`Product` that begins with ``start``, h and phi; the places of these."""
+def product(start, state=None):
+    """A client of :class:`Product`, from ``start``, h and phi, at (f - 1)^2 / 2; their places."""
     flat = FlatModel(Product(), torch.device("cpu"), torch.float64)
     places = {slot.name: slot.start for slot in flat.layout.slots}
     order = [places["head.weight"], places["body.weight"]]
     vector = np.zeros(2)
     vector[order] = start
     flat.load(as_tensor(vector))
-    fields = {"training": Training(momentum=0.0, weight_decay=0.0), "state": {}} | given
-    env = LocalEnv(
-        flat=flat,
-        start=as_tensor(vector),
-        x=torch.ones(1, 1, dtype=torch.float64),
-        y=torch.zeros(1, dtype=torch.int64),
-        train=lambda x: x,
-        test=lambda x: x,
-        criterion=Distance(),
-        num_classes=1,
-        ctx=context(lr=0.1),
-        client_id=0,
-        downlink={},
-        **fields,
-    )
+    env = scalar_env(0.0, 1, 0.1)
+    env.flat, env.start, env.state = flat, as_tensor(vector), state or {}
+    env.x, env.train, env.test = torch.ones(1, 1), torch.Tensor.double, torch.Tensor.double
+    env.criterion = Quadratic(torch.ones(1), torch.ones(1))
     return env, order
 
 
@@ -157,19 +133,6 @@ def test_all_or_no_layers_are_local_or_fedavg_byte_for_byte(name, layers, limit)
             np.testing.assert_array_equal(report.state[key], array)
 
 
-@pytest.mark.parametrize("name", ["fedper", "lgfedavg"])
-def test_the_first_update_is_that_of_fedavg_in_the_shared_layers(name):
-    w = worker(name)
-    own = select(w.flat.layout, algorithms.load(name).personal)
-    reports, deltas = train(w)
-    _, expected = train(worker("fedavg"))
-    np.testing.assert_array_equal(deltas[:, ~own], expected[:, ~own])
-    assert np.all(deltas[:, own] == 0)
-    for report, moved in zip(reports, expected[:, own], strict=True):
-        rest = report.state["personal"] - w.flat.vector()[own]
-        np.testing.assert_allclose(rest, moved, rtol=0, atol=1e-7)  # of weights below 1
-
-
 def test_fedrep_without_head_epochs_is_fedbabu_byte_for_byte():
     reports, deltas = train(worker("fedrep", head_epochs=0))
     others, expected = train(worker("fedbabu"))
@@ -178,14 +141,6 @@ def test_fedrep_without_head_epochs_is_fedbabu_byte_for_byte():
     head = w.flat.vector()[select(w.flat.layout, lambda slot: slot.head)]
     for report in (*reports, *others):
         np.testing.assert_array_equal(report.state["personal"], head)
-
-
-def test_a_head_without_a_rate_for_the_body_is_all_that_fedrep_trains():
-    w = worker("fedrep", training=Training(local_epochs=0, batch_size=8))
-    reports, deltas = train(w)
-    assert np.all(deltas == 0)
-    head = w.flat.vector()[select(w.flat.layout, lambda slot: slot.head)]
-    assert all(not np.array_equal(r.state["personal"], head) for r in reports)
 
 
 STEPS, LR, MOMENTUM, DECAY = 2, 0.2, 0.5, 0.01
@@ -224,32 +179,40 @@ def flat(parts):
     return torch.cat([part.flatten() for part in parts]).numpy()
 
 
+def cross_entropy(x, y):
+    return lambda params: losses.mean_cross_entropy(losses.network(params, x)[1], y)
+
+
+def compared(settings, compute, steps, objective=cross_entropy):
+    """The states of the clients after a run, what was computed for them, and the error allowed.
+
+    ``compute`` gives the shared tensors, which are compared here, and what the clients keep from
+    the start, the clients' objectives, and their numbers of samples.
+    """
+    setup, last = prepare(settings), rounds(settings)[-1].after
+    clients, start = clients_of(setup), tensors(setup, setup.initial)
+    objectives = [objective(x, y) for x, y in clients]
+    shared, *own = compute(start, objectives, [len(y) for _, y in clients])
+    length, size = np.linalg.norm(flat(shared) - flat(start)), np.linalg.norm(flat(start))
+    error = of_update(np.float32, length, size, steps, sgd_operations(steps, 2, 64))
+    assert error < 1e-3 * length
+    assert np.linalg.norm(last.params - flat(shared)) <= error
+    states = [last.clients[client] for client in range(len(clients))]
+    return [(state, *made) for state, *made in zip(states, *own, strict=True)], error
+
+
 @pytest.mark.integration
 @pytest.mark.parametrize("name", SPLIT)
 def test_three_rounds_against_an_independent_computation(name):
     options = {"fedrep": {"head_epochs": 3}} if name == "fedrep" else {}
-    settings = small(name, "mlp", train=SETTINGS, **options)
-    setup = prepare(settings)
-    last = rounds(settings)[-1].after
-    clients, start = clients_of(setup), tensors(setup, setup.initial)
-    objectives = [
-        lambda p, x=x, y=y: losses.mean_cross_entropy(losses.network(p, x)[1], y)
-        for x, y in clients
-    ]
-    shared, own = losses.split_rounds(
-        start, objectives, [len(y) for _, y in clients], 3, PHASES[name], KEPT[name],
-        LR, MOMENTUM, DECAY,
-    )  # fmt: skip
-    length = np.linalg.norm(flat(shared) - flat(start))
-    steps = 3 * sum(n for n, _ in PHASES[name])
-    error = of_update(
-        np.float32, length, np.linalg.norm(flat(start)), steps, sgd_operations(steps, 2, 64)
-    )
-    assert error < 1e-3 * length
-    assert np.linalg.norm(last.params - flat(shared)) <= error
-    for client, parts in enumerate(own):
-        wanted = flat([parts[k] for k in KEPT[name]])
-        assert np.linalg.norm(last.clients[client]["personal"] - wanted) <= error
+    settings, kept = small(name, "mlp", train=SETTINGS, **options), KEPT[name]
+
+    def compute(*given):
+        return losses.split_rounds(*given, 3, PHASES[name], kept, LR, MOMENTUM, DECAY)
+
+    made, error = compared(settings, compute, 3 * sum(n for n, _ in PHASES[name]))
+    for state, parts in made:
+        assert np.linalg.norm(state["personal"] - flat([parts[k] for k in kept])) <= error
 
 
 def test_balanced_softmax_by_hand():
@@ -264,11 +227,9 @@ def test_balanced_softmax_by_hand():
 def test_three_rounds_of_fedrod_against_an_independent_computation():
     settings = small("fedrod", "mlp", train=SETTINGS, data={"partition": "dirichlet"})
     setup = prepare(settings)
-    last = rounds(settings)[-1].after
-    clients, start = clients_of(setup), tensors(setup, setup.initial)
     names = [slot.name.partition(".")[2] for slot in setup.layout.slots[2:]]
     assert names == ["generic.weight", "generic.bias", "personal.weight", "personal.bias"]
-    assert float(start[4].abs().max()) == float(start[5].abs().max()) == 0
+    assert not np.any(setup.initial[setup.layout.slots[4].start :])
 
     def objective(x, y):
         y = y.numpy()
@@ -286,18 +247,13 @@ def test_three_rounds_of_fedrod_against_an_independent_computation():
 
         return loss
 
-    everything = tuple(range(6))
-    shared, own = losses.split_rounds(
-        start, [objective(x, y) for x, y in clients], [len(y) for _, y in clients], 3,
-        [(STEPS, everything)], (4, 5), LR, MOMENTUM, DECAY,
-    )  # fmt: skip
-    length, size = np.linalg.norm(flat(shared) - flat(start)), np.linalg.norm(flat(start))
-    steps = 3 * STEPS
-    error = of_update(np.float32, length, size, steps, sgd_operations(steps, 2, 64))
-    assert error < 1e-3 * length
-    assert np.linalg.norm(last.params - flat(shared)) <= error
-    for client, parts in enumerate(own):
-        assert np.linalg.norm(last.clients[client]["personal"] - flat(parts[4:])) <= error
+    def compute(*given):
+        everything = [(STEPS, tuple(range(6)))]
+        return losses.split_rounds(*given, 3, everything, (4, 5), LR, MOMENTUM, DECAY)
+
+    made, error = compared(settings, compute, 3 * STEPS, objective)
+    for state, parts in made:
+        assert np.linalg.norm(state["personal"] - flat(parts[4:])) <= error
         assert np.linalg.norm(flat(parts[4:])) > 100 * error
 
 
@@ -354,27 +310,16 @@ def test_four_rounds_of_fedala_against_an_independent_computation():
     settings = small(
         "fedala", "mlp", train=SETTINGS | {"rounds": 4}, fedala={"share": 1.0, "layers": "head"}
     )
-    setup = prepare(settings)
-    last = rounds(settings)[-1].after
-    clients, start = clients_of(setup), tensors(setup, setup.initial)
-    objectives = [
-        lambda p, x=x, y=y: losses.mean_cross_entropy(losses.network(p, x)[1], y)
-        for x, y in clients
-    ]
-    shared, own, weights = losses.fedala_rounds(
-        start, objectives, [len(y) for _, y in clients], 4, STEPS, HEAD, 1.0, LR, MOMENTUM, DECAY
-    )
-    length = np.linalg.norm(flat(shared) - flat(start))
-    size, steps = np.linalg.norm(flat(start)), 4 * (STEPS + 1)
-    error = of_update(np.float32, length, size, steps, sgd_operations(steps, 2, 64))
-    assert error < 1e-3 * length
-    assert np.linalg.norm(last.params - flat(shared)) <= error
-    for client, parts in enumerate(own):
-        assert np.linalg.norm(last.clients[client]["own"] - flat(parts)) <= error
-        learnt = flat(weights[client])
-        assert learnt.min() < 1 - 1e-3  # some have moved
+
+    def compute(*given):
+        return losses.fedala_rounds(*given, 4, STEPS, HEAD, 1.0, LR, MOMENTUM, DECAY)
+
+    made, error = compared(settings, compute, 4 * (STEPS + 1))
+    for state, parts, weights in made:
+        assert np.linalg.norm(state["own"] - flat(parts)) <= error
+        assert flat(weights).min() < 1 - 1e-3  # some have moved
         # a weight's step is eta times gradient times difference of layers, of error each
-        np.testing.assert_allclose(last.clients[client]["weights"], learnt, rtol=0, atol=error)
+        np.testing.assert_allclose(state["weights"], flat(weights), rtol=0, atol=error)
 
 
 @pytest.mark.integration
@@ -448,13 +393,13 @@ def test_the_mixture_with_neighbours_by_hand():
 
 @pytest.mark.integration
 def test_knnper_without_weight_is_fedavg():
-    ends = [
+    one, other = (
         rounds(small(name, "mlp", **options))[-1]
         for name, options in (("fedavg", {}), ("knnper", {"knnper": {"weight": 0.0}}))
-    ]
-    np.testing.assert_array_equal(ends[0].after.params, ends[1].after.params)
-    assert ends[0].row["test_accuracy"] == pytest.approx(ends[1].row["test_accuracy"], rel=1e-12)
-    assert ends[0].row["test_loss"] == pytest.approx(ends[1].row["test_loss"], rel=1e-12)
+    )
+    np.testing.assert_array_equal(one.after.params, other.after.params)
+    for column in ("test_accuracy", "test_loss"):
+        assert one.row[column] == pytest.approx(other.row[column], rel=1e-12)
 
 
 NEAREST = {"k": 1, "weight": 1.0}
@@ -464,13 +409,8 @@ NEAREST = {"k": 1, "weight": 1.0}
 @pytest.fixture(scope="module")
 def neighbours(tmp_path_factory):
     """A run of kNN-Per with two held-out clients."""
-    settings = config(
-        "knnper",
-        "mlp",
-        knnper=NEAREST,
-        data={"heldout_clients": 2},
-        evaluation={"clients_every": 3},
-    )
+    sections = {"data": {"heldout_clients": 2}, "evaluation": {"clients_every": 3}}
+    settings = config("knnper", "mlp", knnper=NEAREST, **sections)
     return fedsim.run(settings, tmp_path_factory.mktemp("knnper") / "run")
 
 
