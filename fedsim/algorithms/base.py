@@ -110,13 +110,11 @@ class Algorithm:
         one_model: personal slots do not change predictions, so that the global model is evaluated.
         owns_model: clients train and send the global model, and each keeps a model of its own in
             its state, (D,) by the name ``personal``, which is evaluated; nothing else is personal.
-        beside: trains that model after ``local``, from what the client kept of it (the received
-            model in its first round), on the same batches.
+        beside: trains that model after ``local`` on the same batches, at first from the received.
         personalise: what a client makes of the received model before it is evaluated, neither sent
             nor kept: training of its phases, and what ``begin`` and ``finish`` leave in the model.
-        predict: the logits of a client's model, from the network, the state that ``personalise``
-            returned, and model input (B, ...); the network is then the global model. Without it
-            they are those of the network.
+        predict: a client's logits from the global model, the state that ``personalise`` returned,
+            and model input (B, ...); by default they are those of the client's model.
         probe: a pass over the clients before training.
         assign: the clients of a round -> whose samples each task sees, by default its client's own.
             The samples of several clients are pooled, and the update is that of each of them.

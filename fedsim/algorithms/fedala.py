@@ -53,18 +53,16 @@ class MixedStart(LocalRule):
     def begin(self, env: LocalEnv) -> Tensor:
         """Learns the weights (S,), which it returns, and loads the mixture."""
         params, where = self.chosen(env)
-        sent = env.start[where]
-        weights = torch.ones_like(sent)
+        sent, first = env.start[where], "weights" not in env.state
+        weights = torch.ones_like(sent) if first else as_tensor(env.state["weights"]).to(sent)
         if "own" not in env.state or not params:
             return weights
-        own, first = as_tensor(env.state["own"]).to(sent.device), "weights" not in env.state
-        if not first:
-            weights = as_tensor(env.state["weights"]).to(sent.device)
+        own = as_tensor(env.state["own"]).to(sent)
         order = torch_generator(env.ctx.seed, "fedala", env.key, env.client_id)
         drawn = torch.randperm(len(env.x), generator=order)[: max(int(self.share * len(env.x)), 1)]
         vector, losses = env.start.clone(), list[float]()
         env.still()
-        while not losses or (first and not _at_rest(losses)):
+        for _ in range(MOST if first else 1):
             for batch in drawn.to(env.x.device).split(env.training.batch_size):
                 vector[where] = torch.lerp(own, sent, weights)
                 env.flat.load(vector)
@@ -73,6 +71,8 @@ class MixedStart(LocalRule):
                 slope = torch.cat([g.flatten() for g in torch.autograd.grad(loss, params)])
                 weights = (weights - self.eta * slope * (sent - own)).clamp(0, 1)
             losses.append(float(loss.detach()))
+            if len(losses) > RECENT and pstdev(losses[-RECENT:]) < STILL:
+                break
         vector[where] = torch.lerp(own, sent, weights)
         env.flat.load(vector)
         return weights
@@ -90,11 +90,6 @@ class Mixture(NoTraining, MixedStart):
     def finish(self, env: LocalEnv, s: Tensor) -> Uplink:
         """Nothing is kept."""
         return Uplink()
-
-
-def _at_rest(losses: list[float]) -> bool:
-    """Whether passes with these losses have been enough."""
-    return len(losses) >= MOST or (len(losses) > RECENT and pstdev(losses[-RECENT:]) < STILL)
 
 
 def build(layers: str = "head", eta: NonNegative = 1.0, share: Fraction = 0.8) -> Algorithm:

@@ -20,13 +20,10 @@ from fedsim.metrics.scores import GroupScore, group_score
 from fedsim.metrics.splits import clients_with
 from fedsim.storage.checkpoint import ServerState
 from fedsim.training.evaluate import MEMORY, Candidate, Split, measured, own_model, trained
-from fedsim.training.personal import with_own_models
+from fedsim.training.personal import FEWEST, with_own_models
 from fedsim.training.round import context, without_diverged
 from fedsim.training.rows import RoundLog
 from fedsim.training.setup import Setup
-
-FEWEST = 16
-"""Clients that fine-tune in one go at least, so that several actors have work."""
 
 
 def final_scores(
