@@ -56,9 +56,8 @@ class LocalRule:
       puts it into ``s``, as a tensor on the device;
     - ask no tensor for its value (``.item()``, ``float()``, ``if tensor``): that waits for the GPU.
 
-    ``s`` has tensors, in lists, tuples or dicts, which are copied to a place of their own before
-    the first step, numbers, strings and None, for each of which a step is recorded anew. ``begin``
-    and ``finish`` run as always.
+    ``s`` has tensors, in lists, tuples or dicts, and numbers, strings and None, for each of which a
+    step is recorded anew. ``begin`` and ``finish`` run as always.
     """
     gradients_only: ClassVar[bool] = True
     """Whether all that the rule makes of the client's data are the gradients of the plain loss, so
