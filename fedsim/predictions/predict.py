@@ -29,12 +29,17 @@ from fedsim.data.dataset import in_one_part
 from fedsim.engine.base import OUTPUTS, PREDICTIONS
 from fedsim.engine.serial import SerialExecutor
 from fedsim.identity.environment import device_of
-from fedsim.identity.provenance import Provenance, check_code, check_data, code_of
+from fedsim.identity.provenance import Provenance, check_data
 from fedsim.identity.resume import data_at
 from fedsim.metrics.splits import clients_with, count, counts, indices
-from fedsim.predictions import masks, new_images, new_rows
-from fedsim.predictions.final_model import check_alone, columns_of, probabilities
-from fedsim.predictions.models import finished_run
+from fedsim.predictions import masks, new_samples
+from fedsim.predictions.models import (
+    check_alone,
+    check_users_code,
+    columns_of,
+    final_model,
+    finished_run,
+)
 from fedsim.storage import final_models
 from fedsim.storage.checkpoint import ServerState
 from fedsim.storage.client_states import ClientStates
@@ -113,13 +118,14 @@ def predict(
     given = [name for name, new in {"images": images, "rows": rows}.items() if new is not None]
     if given and (len(given) > 1 or split is not None or data_dir is not None):
         raise ConfigError(f"{given[0]}: does not go with split or data_dir, nor rows with images")
+    if given:
+        model = final_model(path, client, accept_changed_code=accept_changed_code)
     if images is not None:
-        model = new_images.image_model(path, client, accept_changed_code=accept_changed_code)
-        found = new_images.image_files(several(images))
-        return (masks.of_images if model.spec.per_pixel else new_images.predict)(model, found)
+        new_samples.check_takes_images(path, model)
+        found = new_samples.image_files(_several(images))
+        return (masks.of_images if model.spec.per_pixel else new_samples.of_images)(model, found)
     if rows is not None:
-        accept = {"accept_changed_code": accept_changed_code}
-        return new_rows.predict(path, several(rows), client, **accept)
+        return new_samples.of_rows(path, model, _several(rows), client)
     split = (ALL if data_dir else SPLITS[0]) if split is None else split
     if split not in SPLITS:
         raise ConfigError(
@@ -131,8 +137,7 @@ def predict(
         client = client_number(path, config.data.num_clients, client)
     description = Description.read(path)
     description.check(path, config)
-    if check_code(path, Provenance.read(path), code_of(config), accept=accept_changed_code):
-        logger.warning("%s: its models were trained with the code before the change", path)
+    check_users_code(path, config, accept=accept_changed_code)
     config = _with_device(config, path)
     if split == ALL and data_dir is not None:
         check_alone(path, config)
@@ -157,7 +162,7 @@ def predict(
     return pd.concat(_frames(setup, state, client, owned, part), ignore_index=True)
 
 
-def several(paths: Path | str | Sequence[Path | str]) -> Sequence[Path | str]:
+def _several(paths: Path | str | Sequence[Path | str]) -> Sequence[Path | str]:
     """One path, or several, as a sequence."""
     return [paths] if isinstance(paths, Path | str) else paths
 
@@ -201,19 +206,18 @@ def _passes(
             yield count(setup.spec, part) * [c], own_model(state, c), part
 
 
-def _frame(dataset: Dataset, index: I64, logits: Array) -> pd.DataFrame:
-    """The rows of the samples ``index`` (n,), without the client, from their logits (n, C)."""
-    names, task = np.array(dataset.class_names, dtype=object), tasks.of(dataset)
+def _frame(dataset: Dataset, index: I64, outputs: Array) -> pd.DataFrame:
+    """The rows of the samples ``index`` (n,), without the client, from their outputs (n, C)."""
+    task, classes, y = tasks.of(dataset), dataset.class_names, dataset.y[index]
+    names = () if task.cross_entropy else classes  # classes have numbers, and names beside
+    said = columns_of(task, outputs, names, lambda i: f"sample {index[i]}")
     columns: dict[str, Any] = {"sample": index}
     if task.cross_entropy:
-        label, predicted = dataset.y[index], logits.argmax(axis=1)
-        chances = probabilities(logits, lambda i: f"sample {index[i]}")
-        columns |= {"label": label, "prediction": predicted}
-        columns |= {f"probability_{k}": chances[:, k] for k in range(dataset.num_classes)}
-        columns |= {"label_name": names[label], "prediction_name": names[predicted]}
+        called = np.array(classes, dtype=object)
+        columns |= {"label": y, **said}
+        columns |= {"label_name": called[y], "prediction_name": called[said["prediction"]]}
     else:
-        columns |= {"target": [*task.prints(dataset.y[index])]}
-        columns |= columns_of(task, logits, dataset.class_names, lambda i: f"sample {index[i]}")
+        columns |= {"target": [*task.prints(y)], **said}
     if dataset.files:
         columns["file"] = [dataset.files[i] for i in index.tolist()]
     return pd.DataFrame(columns)
