@@ -15,7 +15,6 @@ from fedsim.core.types import I64, Array, Dataset
 from fedsim.data.masks import enlarged, size_of, write_mask
 from fedsim.metrics.samples import predicted
 from fedsim.predictions.models import FinalModel
-from fedsim.predictions.new_samples import pixels
 
 
 def of_samples(dataset: Dataset, index: I64, masks: Array) -> pd.DataFrame:
@@ -37,7 +36,7 @@ def of_samples(dataset: Dataset, index: I64, masks: Array) -> pd.DataFrame:
 def of_images(model: FinalModel, paths: Sequence[Path]) -> pd.DataFrame:
     """A row for each image file with its mask, of the image's own size: ``file``, and as
     :func:`_pixels`; what the model does not see, beside the central square, is background."""
-    each = model.outputs(lambda some: pixels(model, paths[some]), len(paths), 1)
+    each = model.outputs(lambda some: model.pixels(paths[some]), len(paths), 1)
     found = (predicted(model.task, outputs)[0] for outputs in each)
     masks = [enlarged(mask, size_of(path)[::-1]) for mask, path in zip(found, paths, strict=True)]
     frame = pd.DataFrame({"file": list(map(str, paths))})

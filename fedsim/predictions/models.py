@@ -23,7 +23,9 @@ from fedsim.core.files import MODEL
 from fedsim.core.layout import Pristine, layout_of
 from fedsim.core.rng import seed_for, torch_scope
 from fedsim.core.task import Task
-from fedsim.core.types import Array, ModelSpec
+from fedsim.core.types import Array, ModelSpec, Pipeline
+from fedsim.data.images import decode, grey
+from fedsim.data.transforms import Transforms
 from fedsim.identity.provenance import Provenance, check_code, code_of
 from fedsim.storage import final_models, tensors
 from fedsim.storage.final_models import START_WEIGHTS, Description
@@ -115,6 +117,15 @@ class FinalModel:
     def spec(self) -> ModelSpec:
         """What the network takes."""
         return self.description.model
+
+    def pixels(self, files: Sequence[Path]) -> Tensor:
+        """Image files as the network takes them, (n, channels, size, size)."""
+        size, given = self.spec.image_size, self.description
+        images = [decode(file, size) for file in files]
+        if self.spec.in_channels == 1:
+            images = [grey(image) for image in images]
+        pipeline = Pipeline(size=size, mean=given.mean, std=given.std)
+        return Transforms(pipeline, torch.device("cpu")).test(torch.from_numpy(np.stack(images)))
 
     def outputs(
         self, inputs: Callable[[slice], Tensor], count: int, size: int | None = None

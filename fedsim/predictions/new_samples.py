@@ -18,12 +18,11 @@ import torch
 from fedsim.core.errors import ConfigError, DataError, StoreError
 from fedsim.core.files import PREPROCESSING
 from fedsim.core.tables import Table
-from fedsim.core.types import Array, Pipeline
+from fedsim.core.types import Array
 from fedsim.data import new_rows
 from fedsim.data.files import listed_files
-from fedsim.data.images import decode, grey
 from fedsim.data.readers.leaf_text import tokens
-from fedsim.data.transforms import Transforms
+from fedsim.predictions import masks
 from fedsim.predictions.models import FinalModel
 from fedsim.storage.run_dir import RunStore
 
@@ -32,22 +31,17 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
 _KEYS = {"features", "missing", "scaling", "all", "sites", "site", "patient"}
 
 
-def of_images(model: FinalModel, files: Sequence[Path]) -> pd.DataFrame:
-    """A row per file: ``file``, ``prediction`` (a class's name), ``probability_<class>``."""
+def of_images(run: Path, model: FinalModel, paths: Sequence[Path | str]) -> pd.DataFrame:
+    """A row per file: ``file``, ``prediction`` (a class's name), ``probability_<class>``; of a
+    class for each pixel as :func:`fedsim.predictions.masks.of_images`."""
+    check_takes_images(run, model)
+    files = image_files(paths)
+    if model.spec.per_pixel:
+        return masks.of_images(model, files)
     columns = model.predict(
-        lambda some: pixels(model, files[some]), len(files), lambda i: str(files[i])
+        lambda some: model.pixels(files[some]), len(files), lambda i: str(files[i])
     )
     return pd.DataFrame({"file": list(map(str, files)), **columns})
-
-
-def pixels(model: FinalModel, files: Sequence[Path]) -> torch.Tensor:
-    """Image files as the model takes them, (n, channels, size, size)."""
-    size, given = model.spec.image_size, model.description
-    images = [decode(file, size) for file in files]
-    if model.spec.in_channels == 1:
-        images = [grey(image) for image in images]
-    pipeline = Pipeline(size=size, mean=given.mean, std=given.std)
-    return Transforms(pipeline, torch.device("cpu")).test(torch.from_numpy(np.stack(images)))
 
 
 def check_takes_images(run: Path, model: FinalModel) -> None:

@@ -99,13 +99,12 @@ def predict(
     Returns:
         A row per model and sample: ``sample`` (index in the data set), ``client_id`` (of the model,
         or of the samples' owner; missing where the global model meets common samples), ``label``
-        and ``prediction`` (class indices), ``probability_0`` to ``probability_<C-1>`` (softmax,
-        float64), the names of both classes, ``label_name`` and ``prediction_name``, and ``file``
-        where samples are files. Other tasks than of classes have ``target``, as text, and columns
-        of their own: ``prediction``, ``risk``, or ``probability_<label>``; of masks see
-        :mod:`fedsim.predictions.masks`. Of ``images`` a row per file: ``file``, ``prediction`` (the
-        name of the class) and ``probability_<name>`` of each class; of ``rows`` likewise, for each
-        ``row`` (as an editor counts), with its ``site`` and ``patient`` where these are known.
+        and ``prediction`` (class indices), ``probability_<k>`` (softmax, float64), ``label_name``
+        and ``prediction_name``, and ``file`` where samples are files. Other tasks have ``target``,
+        as text, and columns of their own: ``prediction``, ``risk``, or ``probability_<label>``; of
+        masks see :mod:`fedsim.predictions.masks`. Of ``images`` and ``rows`` a row per ``file``, or
+        ``row`` (as an editor counts) with ``site`` and ``patient`` where known, with ``prediction``
+        (the name of the class) and ``probability_<name>``.
 
     Raises:
         ConfigError: no finished run, no such client or split, data that do not fit the model, or a
@@ -117,13 +116,13 @@ def predict(
     path = Path(run)
     given = [name for name, new in {"images": images, "rows": rows}.items() if new is not None]
     if given and (len(given) > 1 or split is not None or data_dir is not None):
-        raise ConfigError(f"{given[0]}: does not go with split or data_dir, nor rows with images")
+        raise ConfigError(
+            f"--{given[0]} does not go with --split or --data-dir, nor --rows with --images"
+        )
     if given:
         model = final_model(path, client, accept_changed_code=accept_changed_code)
     if images is not None:
-        new_samples.check_takes_images(path, model)
-        found = new_samples.image_files(_several(images))
-        return (masks.of_images if model.spec.per_pixel else new_samples.of_images)(model, found)
+        return new_samples.of_images(path, model, _several(images))
     if rows is not None:
         return new_samples.of_rows(path, model, _several(rows), client)
     split = (ALL if data_dir else SPLITS[0]) if split is None else split
@@ -188,22 +187,22 @@ def _passes(
     setup: Setup, state: ServerState, client: int | None, owned: Own | None, part: str
 ) -> Iterator[tuple[Sequence[int | None], Candidate, Part]]:
     """Each row's client, the model and the samples of every pass, as the evaluation has it."""
-    split = setup.partition
-    clients = split.participants if client is None else (client,)
-    one = Candidate(None, lambda: (state.params, {}))
-    owners = () if owned is None else clients_with(split, owned, held_out=client is not None)
-    if owned is not None and not setup.personalised:
-        samples = Owned(owned, owners)
-        yield np.repeat(owners, counts(split, samples)).tolist(), one, samples
-    elif owned is not None:
+    partition = setup.partition
+    clients = partition.participants if client is None else (client,)
+    owners = clients
+    if owned is not None:
+        owners = clients_with(partition, owned, held_out=client is not None)
+    if setup.personalised:
         for c in (c for c in owners if c in clients):
-            samples = Owned(owned, (c,))
-            yield sum(counts(split, samples)) * [c], own_model(state, c), samples
-    elif not setup.personalised:
+            samples = part if owned is None else Owned(owned, (c,))
+            yield count(setup.spec, samples) * [c], own_model(state, c), samples
+        return
+    one = Candidate(None, lambda: (state.params, {}))
+    if owned is None:
         yield count(setup.spec, part) * [client], one, part
     else:
-        for c in clients:
-            yield count(setup.spec, part) * [c], own_model(state, c), part
+        samples = Owned(owned, owners)
+        yield np.repeat(owners, counts(partition, samples)).tolist(), one, samples
 
 
 def _frame(dataset: Dataset, index: I64, outputs: Array) -> pd.DataFrame:

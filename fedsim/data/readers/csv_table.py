@@ -16,22 +16,14 @@ from fedsim.core.errors import ConfigError, DataError, nearest
 from fedsim.core.settings import Names, listed
 from fedsim.core.tables import Table
 from fedsim.core.types import F64, I64, Array
+from fedsim.data import table_features
 from fedsim.data.dataset import OWN_TEST, TEST, TRAIN, DatasetInfo, Parts, Raw, Request
 from fedsim.data.files import listed_files
 from fedsim.data.new_rows import OF_FILE, complete, needed_cells, new_features, read_files, sites_of
 from fedsim.data.readers.folder import odd_labels
 from fedsim.data.readers.tables import PARTS, coded, coded_column, parts_of_rows, people
 from fedsim.data.readers.targets import SURVIVAL, names_of, ordered, targets
-from fedsim.data.table_features import (
-    NO_CATEGORY,
-    encoded,
-    inputs,
-    level,
-    number,
-    prepared,
-    present,
-    rows_by_site,
-)
+from fedsim.data.table_features import NO_CATEGORY, encoded, level, number, present, rows_by_site
 from fedsim.tasks import find
 
 USUAL = ("target", "site", "patient", "split")
@@ -73,11 +65,11 @@ def read_csv(
     table, roles = _read(request)
     of_target = {role: roles[role] for role in names_of(request)}
     known, own = request.preprocessing, missing_categories == "own"
-    kinds = {} if known is not None else _features(table, roles, features, categorical)
+    kinds = _features(table, roles, features, categorical) if known is None else {}
     remarks: tuple[str, ...] = ()
     if missing == "drop":
         needed = [name for name, kind in kinds.items() if kind == NUMBERS or not own]
-        needed = needed if known is None else needed_cells(known)
+        needed += needed_cells(known) if known is not None else []
         table, remarks = complete(table, (*needed, *of_target.values()))
     classes, y = targets(table, of_target, request, () if known is None else known["classes"])
     survival = "time" in of_target and request.task is None
@@ -91,15 +83,13 @@ def read_csv(
     if known is None:
         settled = [_settled(table, name, kind, missing, own) for name, kind in kinds.items()]
         remarks += _codes(table, kinds, missing)
-        settings: dict[str, Any] = {
-            "classes": classes,
-            "site": roles.get("site"),
-            "patient": roles.get("patient"),
-        }
+        settings: dict[str, Any] = {"classes": classes}
+        settings |= {role: roles.get(role) for role in ("site", "patient")}
         settings |= {"missing": missing, "scaling": scaling, "features": settled}
-        rows, of_row = encoded(table.columns, settled), _by_row(names, site, len(table))
-        prepare = Prepare(file=table.file, x=rows, sites=of_row, settings=settings)
-        x: Array = prepare.x
+        of_row = [""] * len(table) if site is None else [names[code] for code in site]
+        of_row = ["" if name == NO_SITE else name for name in of_row]
+        x: Array = encoded(table.columns, settled)
+        prepare = Prepare(file=table.file, x=x, sites=of_row, settings=settings)
     else:
         x, prepare = new_features(table, sites_of(table, known), known), None
     return Raw(
@@ -152,22 +142,6 @@ def _read(request: Request) -> tuple[Table, dict[str, str]]:
     return table, roles
 
 
-def _named(request: Request) -> dict[str, str]:
-    """``data.columns``, with several columns of labels or values one by one, as in a+b."""
-    named, times = dict(request.columns), [role for role in SURVIVAL if role in request.columns]
-    if times and (len(times) == 1 or request.target != "survival"):
-        raise ConfigError(
-            f"data.columns.{times[0]}: {named[times[0]]} given; time and event go together, with "
-            "--task survival"
-        )
-    if request.target == "survival" and not times:
-        raise ConfigError("--task survival needs data.columns.time and data.columns.event")
-    if request.target in ("labels", "value"):
-        first, *more = named.get("target", "target").split("+")
-        named |= {"target": first} | {f"target {i}": name for i, name in enumerate(more, 2)}
-    return named
-
-
 def _column(table: Table, name: str, key: str) -> str:
     """The column's name as the table has it, in small letters."""
     if name.lower() not in table.columns:
@@ -182,10 +156,7 @@ def _features(
     table: Table, roles: Mapping[str, str], features: str, categorical: str
 ) -> dict[str, str | None]:
     """By feature the category without a column; None where each has one; NUMBERS."""
-    chosen, taken = (
-        [_column(table, name, "csv.features") for name in listed(features)],
-        roles.values(),
-    )
+    chosen, taken = [_column(table, c, "csv.features") for c in listed(features)], roles.values()
     for name in chosen:
         if [*chosen, *taken].count(name) > 1:
             raise ConfigError(f"csv.features: {name!r} is given twice, here or in data.columns")
@@ -242,12 +213,11 @@ def _codes(table: Table, kinds: Mapping[str, str | None], missing: str) -> tuple
         whole = all((number(value) or 0.0).is_integer() for value in values)
         if whole and 2 < len(values) <= _CODES and not all(map(present, table.columns[name])):
             columns.append(f"{name} ({', '.join(ordered(values))})")
-    if not columns:
-        return ()
-    return (
+    remark = (
         f"csv.missing={missing} fills columns of few whole numbers: {'; '.join(columns)}; where "
-        "these are codes, name the column in csv.categorical",
+        "these are codes, name the column in csv.categorical"
     )
+    return (remark,) if columns else ()
 
 
 def _sites(table: Table, column: str, parts: Parts | None) -> tuple[tuple[str, ...], I64]:
@@ -280,7 +250,7 @@ class Prepare:
         """(n, d) float32: without gaps and scaled, by the numbers of the training rows."""
         known = self.record(training)
         sites = [site if site in known["sites"] else "" for site in self.sites]
-        features: Array = prepared(self.x, sites, known)
+        features: Array = table_features.prepared(self.x, sites, known)
         return features
 
     def record(self, training: I64, /) -> dict[str, Any]:
@@ -322,7 +292,9 @@ class Prepare:
             if there[:, column].any():
                 fill[column] = centre(rows[there[:, column], column])
             elif default is None:
-                names = [name for f in self.settings["features"] for name in inputs(f)]
+                names = [
+                    name for f in self.settings["features"] for name in table_features.inputs(f)
+                ]
                 raise DataError(
                     f"{self.file}: no training row has a value in column {names[column]}"
                 )
@@ -331,12 +303,6 @@ class Prepare:
 
 _NUMBERS = ("fill", "mean", "scale")
 """What is known of each input by site, None where it is not needed."""
-
-
-def _by_row(names: Sequence[str], site: I64 | None, rows: int) -> list[str]:
-    """The site of each row, "" where it has none."""
-    known = ["" if name == NO_SITE else name for name in names]
-    return [""] * rows if site is None else [known[code] for code in site.tolist()]
 
 
 def _statistics(training: F64) -> dict[str, list[float]]:

@@ -242,7 +242,7 @@ def test_runs_without_what_rows_need_are_refused(runs, table, tmp_path):
         fedsim.predict(old, rows=new)
     with pytest.raises(ConfigError, match="each client has a model of its own; choose one by"):
         fedsim.predict(runs["local"], rows=new)
-    with pytest.raises(ConfigError, match="rows: does not go with split or data_dir"):
+    with pytest.raises(ConfigError, match="--rows does not go with --split or --data-dir"):
         fedsim.predict(runs["site"], rows=new, split="test")
 
 

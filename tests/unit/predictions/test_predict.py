@@ -515,5 +515,5 @@ def test_python_predicts_images_too(alone, scans, tmp_path):
     np.testing.assert_allclose(result.iloc[:, 2:], written.iloc[:, 2:], rtol=1e-6)
     files = sorted(scans.glob("*.png"))
     assert fedsim.predict(alone / "fedavg", images=files)["file"].tolist() == [*map(str, files)]
-    with pytest.raises(ConfigError, match="images: does not go with split or data_dir"):
+    with pytest.raises(ConfigError, match="--images does not go with --split or --data-dir"):
         fedsim.predict(alone / "fedavg", images=scans, split="test")
