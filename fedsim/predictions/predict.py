@@ -8,7 +8,7 @@ Nothing is trained, Ray is not started, and the run directory stays as it is.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -32,14 +32,7 @@ from fedsim.identity.environment import device_of
 from fedsim.identity.provenance import Provenance, check_data
 from fedsim.identity.resume import data_at
 from fedsim.metrics.splits import clients_with, count, counts, indices
-from fedsim.predictions import masks, new_samples
-from fedsim.predictions.models import (
-    check_alone,
-    check_users_code,
-    columns_of,
-    final_model,
-    finished_run,
-)
+from fedsim.predictions import masks, models, new_samples
 from fedsim.storage import final_models
 from fedsim.storage.checkpoint import ServerState
 from fedsim.storage.client_states import ClientStates
@@ -56,11 +49,11 @@ from fedsim.training.round import context
 from fedsim.training.setup import Setup
 
 ALL = "all"
-SPLITS = ("test", "val", "train", "own_test", "own_val", "own_train", ALL)
+Own = Literal["train", "val", "test"]
+OWNED: Mapping[str, Own] = {"own_test": "test", "own_val": "val", "own_train": "train"}
+SPLITS = ("test", "val", "train", *OWNED, ALL)
 """Common parts (the test part may be nothing but the clients' own), parts that clients own, and
 every sample of the data set."""
-Own = Literal["train", "val", "test"]
-OWN: tuple[Own, ...] = ("train", "val", "test")
 
 _few = partial(few, most=6)
 _NOT_THESE = (
@@ -120,7 +113,7 @@ def predict(
             f"--{given[0]} does not go with --split or --data-dir, nor --rows with --images"
         )
     if given:
-        model = final_model(path, client, accept_changed_code=accept_changed_code)
+        model = models.final_model(path, client, accept_changed_code=accept_changed_code)
     if images is not None:
         return new_samples.of_images(path, model, _several(images))
     if rows is not None:
@@ -131,22 +124,24 @@ def predict(
             f"--split {split}: there is no such split{nearest(split, SPLITS)}; allowed: "
             f"{', '.join(SPLITS)}"
         )
-    config = finished_run(path, data_at(data_dir))
+    config = models.finished_run(path, data_at(data_dir))
     if client is not None:
         client = client_number(path, config.data.num_clients, client)
     description = Description.read(path)
     description.check(path, config)
-    check_users_code(path, config, accept=accept_changed_code)
+    models.check_users_code(path, config, accept=accept_changed_code)
     config = _with_device(config, path)
     if split == ALL and data_dir is not None:
-        check_alone(path, config)
+        models.check_alone(path, config)
         setup = _new_data(path, config, description)
     else:
         setup = _own_data(path, config)
     _check_fit(setup, description, _origin(config, setup.dataset))
-    owned, part = _owned(setup, split), split
+    owned, part = OWNED.get(split), split
+    if split == "test" and setup.tests_are_owned:
+        owned = "test"
     if split == ALL:
-        setup, owned, part = replace(setup, dataset=in_one_part(setup.dataset)), None, "test"
+        setup, part = replace(setup, dataset=in_one_part(setup.dataset)), "test"
     _check_samples(setup, client, owned, part, split)
     setup = replace(setup, frozen=final_models.load_tensors(path, setup.frozen))
     state = ServerState(params=final_models.load_vector(path, setup.layout))
@@ -209,7 +204,7 @@ def _frame(dataset: Dataset, index: I64, outputs: Array) -> pd.DataFrame:
     """The rows of the samples ``index`` (n,), without the client, from their outputs (n, C)."""
     task, classes, y = tasks.of(dataset), dataset.class_names, dataset.y[index]
     names = () if task.cross_entropy else classes  # classes have numbers, and names beside
-    said = columns_of(task, outputs, names, lambda i: f"sample {index[i]}")
+    said = models.columns_of(task, outputs, names, lambda i: f"sample {index[i]}")
     columns: dict[str, Any] = {"sample": index}
     if task.cross_entropy:
         called = np.array(classes, dtype=object)
@@ -225,14 +220,13 @@ def _frame(dataset: Dataset, index: I64, outputs: Array) -> pd.DataFrame:
 def _with_device(config: RunConfig, run: Path) -> RunConfig:
     """With a GPU where there is one and the run was done on one."""
     device = device_of(RunStore(run).read_environment())
-    if device == "cpu":
-        return config
-    if not torch.cuda.is_available():
+    if device != "cpu" and torch.cuda.is_available():
+        engine = config.engine.model_copy(update={"gpus_per_client": 1.0})
+        return config.model_copy(update={"engine": engine})
+    if device != "cpu":
         text = "%s: was done on %s; predicting on the CPU, where the last digits may differ"
         logger.warning(text, run, device)
-        return config
-    engine = config.engine.model_copy(update={"gpus_per_client": 1.0})
-    return config.model_copy(update={"engine": engine})
+    return config
 
 
 def _own_data(run: Path, config: RunConfig) -> Setup:
@@ -310,12 +304,6 @@ def _check_fit(setup: Setup, description: Description, origin: str) -> None:
         have, need = getattr(setup.model, name), getattr(description.model, name)
         if have != need:
             raise DataError(f"{origin}: {name} {have}, the model of the run takes {need}")
-
-
-def _owned(setup: Setup, split: str) -> Own | None:
-    """Which of the clients' own parts a split is, None for a common part."""
-    name = "own_test" if split == "test" and setup.tests_are_owned else split
-    return next((part for part in OWN if name == f"own_{part}"), None)
 
 
 def _check_samples(

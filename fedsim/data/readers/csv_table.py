@@ -20,9 +20,8 @@ from fedsim.data import table_features
 from fedsim.data.dataset import OWN_TEST, TEST, TRAIN, DatasetInfo, Parts, Raw, Request
 from fedsim.data.files import listed_files
 from fedsim.data.new_rows import OF_FILE, complete, needed_cells, new_features, read_files, sites_of
+from fedsim.data.readers import tables
 from fedsim.data.readers.folder import odd_labels
-from fedsim.data.readers.tables import PARTS, coded, coded_column, parts_of_rows, people
-from fedsim.data.readers.targets import SURVIVAL, names_of, ordered, targets
 from fedsim.data.table_features import NO_CATEGORY, encoded, level, number, present, rows_by_site
 from fedsim.tasks import find
 
@@ -63,7 +62,7 @@ def read_csv(
         missing_categories: own: a missing category is one more category of its column.
     """
     table, roles = _read(request)
-    of_target = {role: roles[role] for role in names_of(request)}
+    of_target = {role: roles[role] for role in tables.names_of(request)}
     known, own = request.preprocessing, missing_categories == "own"
     kinds = _features(table, roles, features, categorical) if known is None else {}
     remarks: tuple[str, ...] = ()
@@ -71,15 +70,17 @@ def read_csv(
         needed = [name for name, kind in kinds.items() if kind == NUMBERS or not own]
         needed += needed_cells(known) if known is not None else []
         table, remarks = complete(table, (*needed, *of_target.values()))
-    classes, y = targets(table, of_target, request, () if known is None else known["classes"])
+    classes, y = tables.targets(
+        table, of_target, request, () if known is None else known["classes"]
+    )
     survival = "time" in of_target and request.task is None
     by_class = request.target == "class" and not survival
     meant = len(classes) > _COMPARED or all(number(name) is not None for name in classes)
     odd = odd_labels(table, classes, y, named=meant, thing="row") if by_class else ()
-    parts = parts_of_rows(table, roles.get("split", ""), tuple(PARTS))
+    parts = tables.parts_of_rows(table, roles.get("split", ""), tuple(tables.PARTS))
     parts = parts if known is None else np.full(len(table), TEST, np.int8)  # a site need not be
     names, site = _sites(table, roles["site"], parts) if "site" in roles else ((), None)
-    patients = coded_column(table, roles.get("patient", ""))
+    patients = tables.coded_column(table, roles.get("patient", ""))
     if known is None:
         settled = [_settled(table, name, kind, missing, own) for name, kind in kinds.items()]
         remarks += _codes(table, kinds, missing)
@@ -101,14 +102,14 @@ def read_csv(
         prepare=prepare,
         remarks=odd + remarks,
         task=find("survival") if survival else None,
-        **people((names, site), patients, parts, table.where),
+        **tables.people((names, site), patients, parts, table.where),
     )
 
 
 def _read(request: Request) -> tuple[Table, dict[str, str]]:
     """The rows of all files, and the columns by what they are."""
     named, place = request.columns, request.own_folder
-    files, of_target = listed_files(place), names_of(request)
+    files, of_target = listed_files(place), tables.names_of(request)
     wanted = [name.lower() for name in of_target.values()]
     if request.preprocessing is not None:
         wanted += [feature["column"] for feature in request.preprocessing["features"]]
@@ -192,7 +193,7 @@ def _settled(
     if not own:
         how = "the category is missing ({}); fill it in, csv.missing_categories=own, or csv.missing"
         table.cells(column, present, f"{how}=drop")
-    levels = ordered({level(cell) for cell in table.columns[column] if present(cell)})
+    levels = tables.ordered({level(cell) for cell in table.columns[column] if present(cell)})
     if kind is not None and kind not in levels:
         raise ConfigError(
             f"csv.categorical: {column}={kind} given, but no row has it; values are "
@@ -212,7 +213,7 @@ def _codes(table: Table, kinds: Mapping[str, str | None], missing: str) -> tuple
         values = {level(cell) for cell in table.columns[name] if present(cell)}
         whole = all((number(value) or 0.0).is_integer() for value in values)
         if whole and 2 < len(values) <= _CODES and not all(map(present, table.columns[name])):
-            columns.append(f"{name} ({', '.join(ordered(values))})")
+            columns.append(f"{name} ({', '.join(tables.ordered(values))})")
     remark = (
         f"csv.missing={missing} fills columns of few whole numbers: {'; '.join(columns)}; where "
         "these are codes, name the column in csv.categorical"
@@ -227,24 +228,17 @@ def _sites(table: Table, column: str, parts: Parts | None) -> tuple[tuple[str, .
     for row in np.flatnonzero(needed).tolist():
         if names[row] == NO_SITE:
             raise DataError(f"{table.where(row)}, column {column}: the site is missing")
-    return coded(names, table.where, column)
+    return tables.coded(names, table.where, column)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prepare:
-    """The features of all rows, once it is known which of these are for training.
+    """The features of all rows, once it is known which of these are for training."""
 
-    Args:
-        file: for messages.
-        x: (n, d) float64, NaN where a value is missing.
-        sites: (n,) the names of the rows' sites, "" for none.
-        settings: what a run keeps beside the numbers of :meth:`record`.
-    """
-
-    file: Path
-    x: F64
-    sites: Sequence[str]
-    settings: Mapping[str, Any]
+    file: Path  # for messages
+    x: F64  # (n, d) NaN where a value is missing
+    sites: Sequence[str]  # (n,) the names of the rows' sites, "" for none
+    settings: Mapping[str, Any]  # what a run keeps beside the numbers of `record`
 
     def __call__(self, training: I64, /) -> Array:
         """(n, d) float32: without gaps and scaled, by the numbers of the training rows."""
@@ -257,9 +251,7 @@ class Prepare:
         """What new rows are prepared by: ``settings``, and the numbers of all training rows and of
         those of each site."""
         scaling, missing = self.settings["scaling"], self.settings["missing"]
-        train = np.zeros(len(self.x), dtype=bool)
-        train[training] = True
-        gaps = np.isnan(self.x)
+        train, gaps = np.isin(np.arange(len(self.x)), training), np.isnan(self.x)
         if not train.any() and (scaling != "none" or gaps.any()):
             key = f"missing={missing}" if scaling == "none" else f"scaling={scaling}"
             raise DataError(
@@ -321,7 +313,7 @@ DATASETS = (
         default_model="logistic",
         source="a CSV file with a header, or several, as -d csv:FILE, csv:FILE,FILE or csv:DIR",
         needs_folder=True,
-        columns=(*USUAL, *SURVIVAL),
+        columns=(*USUAL, *tables.SURVIVAL),
         prepared=True,
     ),
 )
