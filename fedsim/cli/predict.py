@@ -60,12 +60,7 @@ predict_option = partial(click.option, cls=options.GroupedOption, group="What to
 @options.accept_option
 @options.verbose_option
 def predict(
-    run: str,
-    more: tuple[str, ...],
-    images: str | None,
-    rows: str | None,
-    out: str,
-    **choices: Any,
+    run: str, more: tuple[str, ...], images: str | None, rows: str | None, out: str, **choices: Any
 ) -> None:
     """Write what the final models of a run predict, sample by sample.
 

@@ -77,14 +77,9 @@ def new_features(table: Table, sites: Sequence[str], known: Mapping[str, Any]) -
 
 
 def sites_of(table: Table, known: Mapping[str, Any], client: str | None = None) -> list[str]:
-    """The site of each row, "" for none, as far as the model has other numbers for each.
-
-    It stands in the column that the run had it in, or is the name of the file where that was so in
-    the run, else that of the ``client``.
-
-    Raises:
-        DataError: a site is not known to the run, or is needed and not known at all.
-    """
+    """The site of each row, "" for none, as far as the model has other numbers for each: that of
+    the run's column of sites, or the name of the file where that was so in the run, else that of
+    the ``client``; a DataError where it is not known to the run, or needed and not known at all."""
     column, names = known["site"], known["sites"]
     if not names:
         return [""] * len(table)

@@ -251,11 +251,11 @@ def _new_data(run: Path, config: RunConfig, description: Description) -> Setup:
     store = RunStore(run)
     words, known = store.read_words(), store.read_preprocessing()
     dataset = loading.read(config, whole=True, known_words=words, preprocessing=known)
+    origin = _origin(config, dataset)
     if dataset.words != (words or ()):
         place = run / files.VOCABULARY
-        origin = _origin(config, dataset)
         raise DataError(f"{origin}: the vocabulary is not that of the run, in {place}")
-    dataset = _with_the_classes(dataset, description.classes, _origin(config, dataset))
+    dataset = _with_the_classes(dataset, description.classes, origin)
     if dataset.pipeline is not None and description.mean:
         pipeline = replace(dataset.pipeline, mean=description.mean, std=description.std)
         dataset = replace(dataset, pipeline=pipeline)
@@ -276,10 +276,8 @@ def _with_the_classes(dataset: Dataset, classes: tuple[str, ...], origin: str) -
             f"to the run: {_few(unknown)} (a folder of images can list the classes in classes.txt)"
         )
     logger.info("%s: the classes have the numbers of the run, by name: %s", origin, _few(classes))
-    number = np.arange(max(256, len(names)))  # of masks 255 stands for no class
-    number[: len(names)] = [classes.index(name) for name in names]
-    y = number[dataset.y].astype(dataset.y.dtype)
-    return replace(dataset, y=y, class_names=classes)
+    number = np.array([classes.index(name) for name in names], np.int64)
+    return replace(dataset, y=number[dataset.y], class_names=classes)
 
 
 def _origin(config: RunConfig, dataset: Dataset) -> str:

@@ -49,12 +49,11 @@ def read_csv(
     """A row per sample; see ``docs/how-to/csv.md``.
 
     Args:
-        request: ``columns`` names columns by what they are; ``folder`` is the file, several with
-            commas between, or a folder of them, where each file is a site unless a column says it.
-        features: columns that the model sees, in this order, separated by commas, a name that holds
-            one in quotes; empty: all that are nothing else, in the order of the table.
-        categorical: columns with categories, in the same way, as in cp=1,restecg: a column for each
-            value in ascending order, but for the one after the equals sign.
+        request: ``folder`` is the file, several with commas between, or a folder of them, where
+            each file is a site unless a column says it.
+        features: columns that the model sees, in this order; empty: all that are nothing else.
+        categorical: columns with categories, as in cp=1,restecg: a column for each value in
+            ascending order, but for the one after the equals sign.
         scaling: (x - mean) / (sd + 1e-9), sd with n - 1, from the training rows of the row's site,
             or from all training rows (also for sites without any); none leaves numbers as they are.
         missing: what becomes of rows with a missing value; mean, median: that of the training rows
@@ -278,18 +277,13 @@ class Prepare:
         """(d,) the mean or median of those training rows that have a value, else the default."""
         centre = np.mean if self.settings["missing"] == "mean" else np.median
         fill = np.full(self.x.shape[1], np.nan) if default is None else np.array(default)
-        rows = self.x[training]
-        there = ~np.isnan(rows)
-        for column in range(len(fill)):
-            if there[:, column].any():
-                fill[column] = centre(rows[there[:, column], column])
-            elif default is None:
-                names = [
-                    name for f in self.settings["features"] for name in table_features.inputs(f)
-                ]
-                raise DataError(
-                    f"{self.file}: no training row has a value in column {names[column]}"
-                )
+        for column, cells in enumerate(self.x[training].T):
+            if len(there := cells[~np.isnan(cells)]):
+                fill[column] = centre(there)
+        if np.isnan(fill).any():
+            names = [name for f in self.settings["features"] for name in table_features.inputs(f)]
+            column = names[int(np.isnan(fill).argmax())]
+            raise DataError(f"{self.file}: no training row has a value in column {column}")
         return fill
 
 

@@ -157,6 +157,8 @@ def test_new_rows_of_a_table_and_the_exported_network(task, columns, header, tmp
     fedsim.run(config, out=run)
     new = predict(run, rows=tmp_path / "new.csv")
     assert [*new.columns] == ["row", *header]
+    own = fedsim.predict(run, split="all", data_dir=tmp_path / "t.csv")
+    pd.testing.assert_frame_equal(own, fedsim.predict(run, split="all"))
     export(run, "torch", tmp_path / "exported")
     network = torch.export.load(tmp_path / "exported" / "model.pt2").module()
     ages = pd.read_csv(tmp_path / "t.csv")["age"].loc[predict(run, split="train")["sample"]]
