@@ -282,8 +282,8 @@ class Prepare:
                 fill[column] = centre(there)
         if np.isnan(fill).any():
             names = [name for f in self.settings["features"] for name in table_features.inputs(f)]
-            column = names[int(np.isnan(fill).argmax())]
-            raise DataError(f"{self.file}: no training row has a value in column {column}")
+            empty = names[int(np.isnan(fill).argmax())]
+            raise DataError(f"{self.file}: no training row has a value in column {empty}")
         return fill
 
 

@@ -88,10 +88,10 @@ class Saved(NamedTuple):
             )
         return encoded
 
-    def packed(self, name: str, *given: Any, channels: int = 3) -> Array:
-        """The images of all rows as :func:`fedsim.data.cache.packed_rows` keeps them."""
-        files = [Path(file["filename"]) for file in self.rows.cache_files]
-        return packed_rows(name, files, len(self.rows), *given, channels=channels)
+    @property
+    def files(self) -> list[Path]:
+        """Where the rows are stored."""
+        return [Path(file["filename"]) for file in self.rows.cache_files]
 
 
 def hf(
@@ -118,7 +118,8 @@ def hf(
     masked = request.target == "mask"
     if masked and "image" not in saved.columns:
         raise DataError(f"{folder}: texts have no masks; segmentation needs images")
-    classes, y = ((), np.empty(0)) if masked else _labels(saved)
+    y: Array = np.empty(0)
+    classes, y = ((), y) if masked else _labels(saved)
     parts: Parts | None = None
     if "" not in saved.splits:
         kinds = np.array([SPLITS[name] for name in saved.splits], dtype=np.int8)
@@ -244,7 +245,7 @@ def _masks(saved: Saved, size: int) -> tuple[tuple[str, ...], Array]:
         return decode_mask(saved.content("label", row), size, sides, f"{where}, {name}")
 
     how = f"mask: {name} {saved.columns['image']} {saved.splits}"
-    packed = saved.packed("hf-masks", size, how, decoded, channels=1)[:, 0]
+    packed = packed_rows("hf-masks", saved.files, len(saved.rows), size, how, decoded, 1)[:, 0]
     return of_classes(packed, (), saved.where, "as those of a folder with classes.txt")
 
 
@@ -268,7 +269,7 @@ def _images(saved: Saved, image_size: int | None) -> Array:
         return images.decode(encoded, size, where)
 
     how = f"{'resized' if image_size else 'as stored'}: {saved.columns['image']} {saved.splits}"
-    return saved.packed("hf", size, how, decoded)
+    return packed_rows("hf", saved.files, len(saved.rows), size, how, decoded)
 
 
 DATASETS = (
