@@ -44,19 +44,15 @@ def finished_run(run: Path, settings: Settings | None = None) -> RunConfig:
     if not RunStore(run).finished:
         raise ConfigError(f"{run}: the run is not finished; 'fedsim resume {run}' goes on with it")
     config = resolve(experiments.read(file).settings, settings or {})
-    return config.model_copy(
-        update={
-            "model": config.model.model_copy(update=START_WEIGHTS),
-            "evaluation": config.evaluation.model_copy(update={"decompose_every": 0}),
-            "engine": EngineConfig(
-                kind="serial",
-                precision=config.engine.precision,
-                deterministic=config.engine.deterministic,
-            ),
-            "clock": ClockConfig(),
-            "attack": AttackConfig(),
-        }
-    )
+    kept = {name: getattr(config.engine, name) for name in ("precision", "deterministic")}
+    without: dict[str, object] = {
+        "model": config.model.model_copy(update=START_WEIGHTS),
+        "evaluation": config.evaluation.model_copy(update={"decompose_every": 0}),
+        "engine": EngineConfig(kind="serial", **kept),
+        "clock": ClockConfig(),
+        "attack": AttackConfig(),
+    }
+    return config.model_copy(update=without)
 
 
 def load_model(run: Path | str, client: int | str | None = None) -> nn.Module:

@@ -301,13 +301,9 @@ def _statistics(training: F64) -> dict[str, list[float]]:
 
 DATASETS = (
     DatasetInfo(
-        name="csv",
-        title="tables of numbers and categories, for classes or another task",
-        read=read_csv,
-        default_model="logistic",
-        source="a CSV file with a header, or several, as -d csv:FILE, csv:FILE,FILE or csv:DIR",
-        needs_folder=True,
+        "csv", "tables of numbers and categories, for classes or another task", read_csv,
+        default_model="logistic", needs_folder=True, prepared=True,
         columns=(*USUAL, *tables.SURVIVAL),
-        prepared=True,
+        source="a CSV file with a header, or several, as -d csv:FILE, csv:FILE,FILE or csv:DIR",
     ),
-)
+)  # fmt: skip

@@ -235,13 +235,9 @@ def _listed_classes(file: Path, table: Table) -> tuple[tuple[str, ...], I64]:
 
 DATASETS = (
     DatasetInfo(
-        name="folder",
-        title="your own image files and a table",
-        read=folder,
-        image_size=DEFAULT_SIZE,
-        channels=3,
+        "folder", "your own image files and a table", folder,
+        image_size=DEFAULT_SIZE, channels=3, needs_folder=True,
         source="a folder with labels.csv (filename,label[,site][,patient][,split]) and the images; "
         "for --task segmentation images/ and masks/",
-        needs_folder=True,
     ),
-)
+)  # fmt: skip

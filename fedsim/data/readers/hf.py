@@ -274,12 +274,9 @@ def _images(saved: Saved, image_size: int | None) -> Array:
 
 DATASETS = (
     DatasetInfo(
-        name="hf",
-        title="a saved Hugging Face data set of images or texts",
-        read=hf,
+        "hf", "a saved Hugging Face data set of images or texts", hf,
+        needs_folder=True, columns=tuple(USUAL),
         source="a folder of save_to_disk, also as -d hf:DIR; "
         f"pip install '{DISTRIBUTION}[datasets]'",
-        needs_folder=True,
-        columns=tuple(USUAL),
     ),
-)
+)  # fmt: skip
