@@ -26,8 +26,8 @@ def listing(kind: str | None, form: str) -> None:
 
     Without a kind: what lists there are.
 
-    An algorithm, a data set, a task, a model or a partition may also be a function of your own,
-    module:function or FILE.py:function.
+    An algorithm, a data set, a task, a model, a partition, an attack, a compressor or a selection
+    may also be a function of your own, module:function or FILE.py:function.
 
     \b
       fedsim list algorithms

@@ -72,6 +72,12 @@ def _partitions() -> Rows:
     return [{"name": name, "description": text} for name, text in rows]
 
 
+def _selections() -> Rows:
+    from fedsim.schedules import SELECTIONS
+
+    return [{"name": name, "description": text} for name, text in SELECTIONS.items()]
+
+
 def _parts(package: str, registry: str) -> Rows:
     parts = getattr(importlib.import_module(f"fedsim.{package}"), registry)
     return [{"name": name, "description": parts.describe(name)} for name in parts.names()]
@@ -99,6 +105,7 @@ CATALOGUES: Mapping[str, Callable[[], Rows]] = {
     "tasks": _tasks,
     "attacks": lambda: _parts("attacks", "ATTACKS"),
     "compressors": lambda: _parts("compressors", "COMPRESSORS"),
+    "selections": _selections,
     "presets": _presets,
 }
 """By kind the names with what ``fedsim list`` says of them."""
