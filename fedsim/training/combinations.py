@@ -188,8 +188,8 @@ TRAITS = {
     ),
     "more than gradients": Trait(
         "clients that see more of their samples than gradients of the plain loss (moon, fedsam, "
-        "fedpac, feddecorr, fedrod, fedala, ditto, apfl, pfedme, perfedavg, qffl, afl, ifca, scaffold "
-        "with option I)",
+        "fedpac, feddecorr, fedrod, fedala, ditto, apfl, pfedme, perfedavg, qffl, afl, ifca, "
+        "scaffold with option I)",
         lambda s: not s.algorithm.local.gradients_only or s.algorithm.beside is not None,
     ),
     "reads features": Trait(
