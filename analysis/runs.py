@@ -183,10 +183,12 @@ def default_by(
 
 
 def _axis_of(table: pd.DataFrame, column: str) -> str:
-    """The axis of a grid whose named rows say which value a column has; else the column."""
+    """The axis of a grid whose named rows, of several labels, say which value a column has; else
+    the column."""
     values = table[column].map(text)
     for axis in (c for c in map(str, table.columns) if c.startswith(AXIS)):
-        if table[axis].notna().all() and (values.groupby(table[axis]).nunique() == 1).all():
+        one_each = table[axis].notna().all() and (values.groupby(table[axis]).nunique() == 1).all()
+        if one_each and table.groupby(table[axis])[LABEL].nunique().max() > 1:
             return axis
     return column
 

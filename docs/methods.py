@@ -38,11 +38,15 @@ Of the public code named here, these versions were read: FL-bench 075292b (serve
 (clients), FedLab a0bb295 and 6a41bb4, PFLlib 487a29e, Flower 2d0adc7 and 10d58a7, JianXu95/FedPAC
 7cf08f3; for afl, apfl, ditto, ifca, perfedavg, pfedme and qffl litian96/ditto 26d9b29,
 CharlieDinh/pFedMe caf24b1, litian96/fair_flearn f097971, jichan3751/ifca 61e44b8, MLOPTPSU/FedTorch
-ab8068d, PFLlib d832e76 and FL-bench 06e658b; for robust rules, [how well-known code computes
-it](reference/known-code.md) has them, with what each difference does. Other versions may differ.
-One more difference concerns every method: macro-F1 and balanced accuracy ([tables](TABLES.md)) run
-over the classes with support, while scikit-learn's `f1_score(average="macro")` also counts, with 0,
-a class that is predicted but has no test samples.
+ab8068d, PFLlib d832e76 and FL-bench 06e658b; for the other personalised methods lgcollins/FedRep
+d82e629, jhoon-oh/FedBABU e34c15b, TsingZ0/FedALA a7a9b21, omarfoq/knn-per ee17520,
+pliang279/LG-FedAvg 8ee6a68, PFLlib 2b077c1 and 04240b9, FL-bench 2dc8a04 (on the same samples the
+updates, mixtures and shares of FedRep, FedBABU, FedALA and kNN-Per equal those of their authors'
+codes to rounding); for robust rules, [how well-known code computes it](reference/known-code.md) has
+them, with what each difference does. Other versions may differ. One more difference concerns every
+method: macro-F1 and balanced accuracy ([tables](TABLES.md)) run over the classes with support,
+while scikit-learn's `f1_score(average="macro")` also counts, with 0, a class that is predicted but
+has no test samples.
 """
 
 

@@ -14,7 +14,7 @@ from fedsim import algorithms
 from fedsim.core.errors import ConfigError, ContractError
 from fedsim.core.reading import check_on_disk
 from fedsim.core.types import Array, ClientUpdate, Layout, RoundContext, Slot
-from fedsim.server.base import HistoryGram, RuleState, Server
+from fedsim.server.base import HistoryGram, RuleState, Server, has_trait
 from fedsim.server.cohort import Cohort
 from fedsim.server.plain import PlainRule
 
@@ -266,7 +266,8 @@ def _server(algorithm: str, pre: Sequence[str], hyperparameters: Mapping[str, An
 def _check_alone(algorithm: str, server: Server, round: int) -> None:
     """Refuses a method whose server needs more than updates."""
     why = server.incompatible_reason
-    if server.exchange is not None:
+    reads = any(has_trait(part, "reads_uploads") for part in server.receive)
+    if server.exchange is not None or reads:
         why = "also combines what clients upload beside their updates"
     reduction = server.reduction
     kept = isinstance(reduction, PlainRule) and "state" in reduction.takes

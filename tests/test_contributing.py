@@ -144,7 +144,7 @@ def test_a_schedule(tmp_path):
     config = fedsim.RunConfig(
         data={"num_clients": 4},
         engine={"kind": "serial"},
-        train={"rounds": 2, "sample_rate": 0.5, "schedule": "own_schedule:Turns"},
+        train={"rounds": 2, "sample_rate": 0.5, "selection": "own_schedule:Turns"},
     )
     store = fedsim.run(config, tmp_path / "run")
     assert store.read("clients")["client_id"].tolist() == [0, 1, 2, 3]

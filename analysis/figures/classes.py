@@ -35,7 +35,7 @@ def by_class(facets: Facets) -> Iterator[Drawing | Absent]:
             setting: series.aggregated(groups, "classes", [column], "label", take="last")
             for setting, groups in facets.items()
         }
-        if not any(frames.values()):
+        if not any(f[column]["mean"].notna().any() for of in frames.values() for f in of.values()):
             yield grid.absent(key)
             continue
         labels, tables = labels_of(frames), {}

@@ -236,10 +236,9 @@ def _drawings(
         yield "clients" if by_site > 1 else "answer", pairs_drawn
     yield "clients", scores.draw(main, answer.lacking(main))
     yield "curves", curves.draw(rounds, score, unit, lines, groups)
-    if measures_of(groups).of_classes:
-        for drawing in classes.by_class(split):
+    for drawing in (*classes.by_class(split), classes.confusion(split)):
+        if measures_of(groups).of_classes or isinstance(drawing, Drawing):
             yield "curves", drawing
-        yield "curves", classes.confusion(split)
     for drawing in masks.drawings(split):
         yield "curves", drawing
     yield "curves", client_figures.by_group(split)

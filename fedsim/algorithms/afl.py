@@ -14,7 +14,8 @@ statistics are means by samples. At rate 0 it is FedAvg with uniform weights, bi
 :state: server lambda (N)
 :sends: up one number, the loss of the received model
 :public code: there is none of the authors; that of q-FFL takes single steps, lets losses of batches
-    move lambda and scores the mean of all models so far; FedTorch's keeps every lambda_i above
+    move lambda, scores the mean of all models so far, and projects by a sum that leaves out a term,
+    so that lambda often adds up to more than 1; FedTorch's keeps every lambda_i above
     0.001, which it starts by samples
 """
 
@@ -56,7 +57,7 @@ class WorstMixture:
     ascent: str
 
     name: ClassVar[str] = "afl"
-    needs_own_clients = rescales = True
+    needs_own_clients = reads_uploads = rescales = True
 
     def __call__(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> Received:
         """Keeps ``weights`` (N,), N times lambda, by client id, those that are held out too."""

@@ -17,7 +17,7 @@ alone. At alpha = 0 vbar is w_i, at alpha = 1 it is v, which then trains alone.
 :public code: the official code mixes outputs in place of weights, steps on v after w_i has moved,
     and adds 0.02 alpha to alpha's gradient, which it makes of both models' own; PFLlib trains v
     alone, at v, and replaces it by the mixture after each round; FL-bench moves w_i twice a batch;
-    Ditto's authors have fixed alpha and weights, as here
+    Ditto's authors fix alpha and mix weights, as here, but begin a round at the mixture of the last
 """
 
 from dataclasses import dataclass

@@ -215,6 +215,8 @@ def load(name: str, hyperparameters: Mapping[str, Any] | None = None) -> Algorit
                 f"algorithm {name!r}: its {part} is {type(value).__name__}, needed is "
                 f"{kind.__name__}"
             )
+    if algorithm.beside is not None and not algorithm.owns_model:
+        raise ConfigError(f"algorithm {name!r}: beside trains clients' own models: set owns_model")
     return algorithm
 
 

@@ -6,6 +6,7 @@
 v_i is the client's model that is scored; it starts as the first w that the client receives, and a
 client that never took part has the global model. Both trainings of a round see the same batches, so
 that at lam = 0 and a sample rate of 1 the v_i are those of ``local``, byte for byte; w is FedAvg's.
+Simulated time (section ``clock``) is that of w's training alone.
 
 :client: SGD as in FedAvg; then SGD on its own model with a proximal term towards the received one
 :server: mean by samples

@@ -16,12 +16,14 @@ With all layers it is Local, without any FedAvg; both are refused.
 """
 
 from fedsim.algorithms.base import Algorithm, Layers
+from fedsim.server import Average, Server, Weights
 
 
-def build(layers: str = "head") -> Algorithm:
+def build(layers: str = "head", weights: Weights = "samples") -> Algorithm:
     """FedPer.
 
     Args:
         layers: what stays on the client: ``head``, or patterns of tensor names between commas.
+        weights: client weights by samples (the paper), or uniform.
     """
-    return Algorithm(personal=Layers(layers))
+    return Algorithm(personal=Layers(layers), server=Server(Average(weights)))

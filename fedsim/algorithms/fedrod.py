@@ -28,6 +28,7 @@ from torch import Tensor
 from fedsim.algorithms.base import Algorithm, Layers
 from fedsim.client import LocalEnv, LocalRule, upcast
 from fedsim.models.residual import with_residual
+from fedsim.server import Average, Server, Weights
 
 ABSENT = -1e4
 """In place of log 0: its exponential is 0, and the loss of a class that is absent stays finite."""
@@ -62,12 +63,17 @@ class TwoPredictors(LocalRule):
         return objective + shared, ce
 
 
-def build(balanced: bool = True) -> Algorithm:
+def build(balanced: bool = True, weights: Weights = "samples") -> Algorithm:
     """FedRoD.
 
     Args:
         balanced: balanced softmax for the generic part; false: plain cross-entropy, so that the
             generic model is FedAvg's.
+        weights: client weights by samples (the paper), or uniform.
     """
-    own = Layers("head.personal.*")
-    return Algorithm(local=TwoPredictors(balanced), personal=own, adapt=with_residual)
+    return Algorithm(
+        local=TwoPredictors(balanced),
+        server=Server(Average(weights)),
+        personal=Layers("head.personal.*"),
+        adapt=with_residual,
+    )

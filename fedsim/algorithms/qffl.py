@@ -55,7 +55,7 @@ class ByLosses:
     q: float
 
     name: ClassVar[str] = "qffl"
-    needs_own_clients = rescales = True
+    needs_own_clients = reads_uploads = rescales = True
 
     def __call__(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> Received:
         """Keeps no state."""

@@ -337,9 +337,10 @@ def read(
     where: Mapping[str, object] | None = None,
     *,
     absolute: bool = False,
+    mean: bool = False,
 ) -> float:
-    """The value in a column of a run's table, in its last round and the rows that ``where`` selects
-    by column; NaN where the run is not finished, or has none."""
+    """The value in a column of a run's table, in its last round and the row that ``where`` selects
+    by column, or the ``mean`` over several; NaN where the run is not finished, or has none."""
     store, path, where = RunStore(run), run / f"{table}.csv", where or {}
     if not store.finished:
         return math.nan
@@ -350,9 +351,9 @@ def read(
         frame = frame[frame[name] == value]
     if "round" in frame.columns:
         frame = frame[frame["round"] == frame["round"].max()]
-    if len(frame) != 1:
+    if len(frame) != 1 and not mean:
         raise StoreError(f"{path}: {len(frame)} rows for {column}, needed is one")
-    number = float(frame[column].iloc[0])
+    number = float(frame[column].mean(skipna=False))
     return abs(number) if absolute else number
 
 

@@ -248,7 +248,8 @@ def show(run: Details) -> None:
     _show_privacy(run)
     if run.collapsed:
         chance = "its balanced accuracy is at most that of chance"
-        echo(f"\nthe final model collapsed: {chance if run.measures.of_classes else CONSTANT}")
+        why = chance if run.measures.of_classes else f"it is {CONSTANT}"
+        echo(f"\nthe final model collapsed: {why}")
     _show_classes(run)
     curves, width = run.curves, max(13, *map(len, run.curves))
     lines = [

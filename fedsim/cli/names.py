@@ -72,9 +72,19 @@ def _partitions() -> Rows:
     return [{"name": name, "description": text} for name, text in rows]
 
 
+def _selections() -> Rows:
+    from fedsim.schedules import SELECTIONS
+
+    return [{"name": name, "description": text} for name, text in SELECTIONS.items()]
+
+
 def _parts(package: str, registry: str) -> Rows:
     parts = getattr(importlib.import_module(f"fedsim.{package}"), registry)
     return [{"name": name, "description": parts.describe(name)} for name in parts.names()]
+
+
+def _tasks() -> Rows:
+    return [{**row, "options": defaults(row["name"])} for row in _parts("tasks", "TASKS")]
 
 
 def _presets() -> Rows:
@@ -92,20 +102,23 @@ CATALOGUES: Mapping[str, Callable[[], Rows]] = {
     "datasets": _datasets,
     "models": _models,
     "partitions": _partitions,
-    "tasks": lambda: _parts("tasks", "TASKS"),
+    "tasks": _tasks,
     "attacks": lambda: _parts("attacks", "ATTACKS"),
     "compressors": lambda: _parts("compressors", "COMPRESSORS"),
+    "selections": _selections,
     "presets": _presets,
 }
 """By kind the names with what ``fedsim list`` says of them."""
 
 
 def defaults(section: str) -> dict[str, Any]:
-    """The defaults of the options of a method or data set; empty for names of the user's."""
+    """The defaults of the options of a method, task or data set; empty for names of the user's."""
     from fedsim.algorithms.catalogue import METHODS
+    from fedsim.tasks import TASKS
 
-    if section in METHODS.names():
-        return METHODS.defaults(section)
+    for registry in (METHODS, TASKS):
+        if section in registry.names():
+            return registry.defaults(section)
     from fedsim import data
     from fedsim.core import settings
 

@@ -26,6 +26,7 @@ CLASSES_OF_TEXT = 20
 """Samples of text are counted by class in the table where there are at most so many."""
 MAX_PIXELS = 128
 """Larger images are shown at this size."""
+STRATUM = "stratum {}"
 SITES = 12
 """So many sites are listed with their numbers of training samples."""
 
@@ -96,6 +97,7 @@ def class_table(dataset: Dataset, split: Partition) -> list[dict[str, str]]:
         names = ()
     names = tuple(n if len(n) <= LONG else f"{n[: LONG - 3]}..." for n in names)
     heads = [f"class {n}" if n == str(c) else f"{c} {n}" for c, n in enumerate(names)]
+    heads = [*names] if names and names[0] == STRATUM.format(0) else heads
     rows = []
     for client, samples in enumerate([*split.train, np.concatenate(split.train)]):
         last = client == split.num_clients
@@ -115,7 +117,7 @@ def stratum_names(dataset: Dataset) -> Sequence[str]:
         return dataset.class_names
     most = max(dataset.num_classes, 1 + int(dataset.strata.max(initial=0)))
     named = most == dataset.num_classes
-    return dataset.class_names if named else [f"stratum {k}" for k in range(most)]
+    return dataset.class_names if named else [*map(STRATUM.format, range(most))]
 
 
 def site_line(dataset: Dataset, split: Partition) -> str:

@@ -339,15 +339,17 @@ def columns_of(measures: Measures) -> dict[str, tuple[str, float]]:
     """By heading the metric of aggregate.csv and a factor; of classes :data:`COLUMNS`."""
     if measures.of_classes:
         return {head: (column, 100.0) for head, column in COLUMNS.items()}
-    first, *others = (measures.primary, *(n for n, s in measures.scores.items() if s.takes))
-    takes = [(first, when) for when in WHEN] + [(n, "final") for n in others if n != first]
-    columns = {}
-    for name, when in takes:
-        score = measures.scores[name]
-        percent = score.unit == "%"
-        head = f"{when} {score.title}{' %' * percent}"
-        columns[head] = metric_column("test", name, when), 100.0 if percent else 1.0
-    return columns
+    first, scores = measures.primary, measures.scores
+    takes = [(first, when) for when in WHEN]
+    takes += [(name, "final") for name, score in scores.items() if score.takes and name != first]
+    units = {name: " %" if scores[name].unit == "%" else "" for name, _ in takes}
+    return {
+        f"{when} {scores[n].title}{units[n]}": (
+            metric_column("test", n, when),
+            100.0 if units[n] else 1.0,
+        )
+        for n, when in takes
+    }
 
 
 def show_aggregate(
@@ -403,4 +405,4 @@ def show_aggregate(
     if collapsed.any():
         chance = "runs whose final balanced accuracy is at most that of chance, 1 / classes"
         classes = all(one.of_classes for one in measures)
-        echo(f"collapsed: {chance if classes else f'of the final model, {CONSTANT}'}")
+        echo(f"collapsed: {chance if classes else f'runs whose final model is {CONSTANT}'}")

@@ -34,9 +34,8 @@ class DataConfig(Section):
 
     prefix = "data."
     name: Annotated[str, Common("-d --dataset", names="datasets", column="dataset")] = "digits"
-    """Data set, for classification: a name of `fedsim list datasets`, csv:FILE or csv:DIR, hf:DIR
-    with a saved Hugging Face data set, or a function of your own, module:function or
-    FILE.py:function."""
+    """Data set: a name of `fedsim list datasets`, csv:FILE or csv:DIR, hf:DIR with a saved Hugging
+    Face data set, or a function of your own, module:function or FILE.py:function."""
     dir: Annotated[str | None, Common("--data-dir", "DIR", path="dir", column=None)] = None
     """Folder that holds the data set's files, or that folder's parent; of csv the file, a folder of
     files, or FILE,FILE."""
@@ -201,11 +200,12 @@ class TrainConfig(Section):
     on the newest), or module:function, which returns a schedule."""
     selection: Annotated[
         Literal["uniform", "size", "power_of_choice", "oort", "round_robin", "fixed"],
-        Key(only_with=OWN_ROUNDS, column_with="selection"),
+        Key(only_with=OWN_ROUNDS, column_with="selection", names="selections"),
     ] = "uniform"
     """The clients of a synchronous round: drawn uniformly or by training samples (size), those with
     the highest losses of some candidates (power_of_choice), drawn by losses and speed (oort), in
-    turn (round_robin), or those of train.clients (fixed)."""
+    turn (round_robin), or those of train.clients (fixed); FILE.py:NAME of your own is a
+    train.schedule."""
     clients: Annotated[
         str | None, Key(path="file", only_with=("train.selection=fixed",), column_with="clients")
     ] = None
@@ -232,6 +232,18 @@ class TrainConfig(Section):
     """Train with BatchNorm in evaluation mode, as the released FedLD code does."""
     clip_norm: Annotated[float | None, Field(gt=0), Key(shape=False)] = None
     """Maximum norm of a step's gradient; unset: no clipping."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _own_selection(cls, values: Any) -> Any:
+        """A selection of the user's own is a schedule."""
+        name = values.get("selection") if isinstance(values, Mapping) else None
+        if ":" not in str(name):
+            return values
+        if values.get("schedule") not in (None, "synchronous", name):
+            reason = f"{name} given beside train.schedule={values['schedule']}"
+            raise settings.InvalidSetting("train.selection", reason)
+        return {**values, "schedule": name, "selection": "uniform"}
 
     @field_validator("clients", mode="plain")
     @classmethod

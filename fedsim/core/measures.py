@@ -65,5 +65,5 @@ class Measures:
         return metric_column(part, self.primary, when)
 
 
-CONSTANT = "it is no better than the same prediction for every sample"
+CONSTANT = "no better than the same prediction for every sample"
 """Of a final model that has collapsed, in tasks without classes."""

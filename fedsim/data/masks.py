@@ -80,7 +80,7 @@ def of_classes(
     for mask in masks:
         counts += np.bincount(mask.ravel(), minlength=256)
     present = np.flatnonzero(counts)
-    binary = set(present.tolist()) <= {0, FOREGROUND} and FOREGROUND in present
+    binary = set(present.tolist()) <= {0, FOREGROUND}
     if binary:
         masks, present = (masks == FOREGROUND).astype(np.uint8), np.array([0, 1])
     classes = present[present != IGNORED]
@@ -97,9 +97,10 @@ def of_classes(
     return tuple(names) or (("background", "foreground") if binary else numbers), masks
 
 
-def size_of(image: Path) -> tuple[int, int]:
-    """Width and height of an image file, upright as its EXIF orientation says."""
-    with opened(image, str(image)) as file:
+def size_of(image: Path | bytes, where: str = "") -> tuple[int, int]:
+    """Width and height of an image file, or the content of one, upright as its EXIF orientation
+    says; messages as of :func:`decode_mask`."""
+    with opened(image, where or str(image)) as file:
         return upright(file)
 
 

@@ -189,4 +189,4 @@ def show_result(path: Path, summary: Mapping[str, object]) -> None:
     if final is not None and final.collapsed:
         echo(final.describe(environment.get("classes", ())))
     elif summary.get("collapsed") and not measures.of_classes:
-        echo(f"the final model collapsed: {CONSTANT}")
+        echo(f"the final model collapsed: it is {CONSTANT}")

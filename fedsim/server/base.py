@@ -133,7 +133,8 @@ def has_trait(part: object, name: str) -> bool:
 
     Of cohort transforms ``needs_own_clients``: it reads what only the clients of its own method
     send; ``by_client``: each client could do it to its own update, which sees no other; ``mixes``:
-    a row is no longer one client's; ``rescales``: the step is multiplied by something that is of
+    a row is no longer one client's; ``reads_uploads``: it reads what clients send beside their
+    update and steps; ``rescales``: the step is multiplied by something that is of
     the clients. Of server optimisers ``blind``: it reads the step alone.
     """
     return bool(getattr(part, name, False))

@@ -18,6 +18,7 @@ from fedsim import data
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, ContractError
 from fedsim.core.settings import Scalar
+from fedsim.core.task import Task
 from fedsim.core.types import Dataset
 from fedsim.data.registry import reader as reader_of
 from fedsim.testing.methods import check_cases, name_of, require, trains
@@ -108,7 +109,7 @@ def content(value: object) -> object:
         return value.dtype, value.shape, value.tobytes()
     if isinstance(value, Mapping):
         return {key: content(item) for key, item in value.items()}
-    return value
+    return value.record() if isinstance(value, Task) else value
 
 
 def other_settings(reader: Reader) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from fedsim.algorithms.base import Layers, no_slot
-from fedsim.client import LocalRule
+from fedsim.client import FeaturePenalty, LocalRule
 from fedsim.core.errors import ConfigError
 from fedsim.core.types import Slot
 from fedsim.server import Average
@@ -142,7 +142,7 @@ TRAITS = {
         lambda s: s.algorithm.needs_exact_updates,
     ),
     "measures progress": Trait(
-        "a method that measures what clients did (fedcm, fednova)",
+        "a method that measures what clients did (fedcm, fednova, qffl)",
         lambda s: s.algorithm.measures_progress,
     ),
     "shares nothing": Trait(
@@ -169,6 +169,13 @@ TRAITS = {
         "a method that trains features(x) and a linear head apart",
         lambda s: s.algorithm.local.needs_features,
     ),
+    "computes with features": Trait(
+        "a loss of features of a sample (moon, feddecorr, fedpac, fedsr, fedrod)",
+        lambda s: (
+            isinstance(s.algorithm.local, FeaturePenalty)
+            or (s.algorithm.local.needs_features and s.algorithm.local.needs_classes)
+        ),
+    ),
     "needs classes": Trait(
         "a method with statistics of classes (fediir, fedpac, fedrod, fedsr, knnper)",
         lambda s: any(
@@ -181,7 +188,8 @@ TRAITS = {
     ),
     "more than gradients": Trait(
         "clients that see more of their samples than gradients of the plain loss (moon, fedsam, "
-        "fedpac, feddecorr, fedrod, fedala, scaffold with option I)",
+        "fedpac, feddecorr, fedrod, fedala, ditto, apfl, pfedme, perfedavg, qffl, afl, ifca, "
+        "scaffold with option I)",
         lambda s: not s.algorithm.local.gradients_only or s.algorithm.beside is not None,
     ),
     "reads features": Trait(
@@ -202,7 +210,8 @@ TRAITS = {
         lambda s: s.algorithm.server.root_samples > 0,
     ),
     "no mean": Trait(
-        "a rule other than the mean (fedld, fedgh, krum; --server fedavg keeps the clients' part)",
+        "a rule other than the mean (fedld, fedgh, krum, ifca; --server fedavg keeps the clients' "
+        "part)",
         lambda s: type(s.algorithm.server.reduction) is not Average,
     ),
     "weighs by samples": Trait(
@@ -210,16 +219,16 @@ TRAITS = {
         _weighs_by_samples,
     ),
     "transforms cohort": Trait(
-        "transforms of the cohort (fednova, nnm, bucketing, norm_clipping)",
+        "transforms of the cohort (fednova, nnm, bucketing, norm_clipping, qffl, afl)",
         lambda s: bool(s.algorithm.server.receive),
     ),
     "compares updates": Trait(
-        "transforms of the cohort (nnm, bucketing; not norm_clipping and fednova, whose clients "
-        "can scale their updates)",
+        "transforms of the cohort (nnm, bucketing, qffl, afl; not norm_clipping and fednova, whose "
+        "clients can scale their updates)",
         lambda s: not all(has_trait(t, "by_client") for t in s.algorithm.server.receive),
     ),
     "rescales the step": Trait(
-        "a step that is rescaled (fednova)",
+        "a step that is rescaled (fednova, qffl, afl)",
         lambda s: any(has_trait(t, "rescales") for t in s.algorithm.server.receive),
     ),
     "reads uploads": Trait(
@@ -278,8 +287,8 @@ _CHANGED = {"decomposes": _DELTA, "personal after": _DELTA}
 _PAIRS: dict[str, dict[str, str]] = {
     "needs features": {
         "not both": "leaves it one of the two at most",
-        "labels of parts": "have no features of a sample with one label",
     },
+    "computes with features": {"labels of parts": "have no features of a sample with one label"},
     "needs classes": {"no classes": "has none"},
     "flips labels": {"no classes": "has none"},
     "target": {"no classes": "has no accuracy"},
@@ -287,7 +296,9 @@ _PAIRS: dict[str, dict[str, str]] = {
     "splits": {"not split": "makes it local or fedavg by another name"},
     "reads features": {
         "no features": "has none to compare",
-        "labels of tokens": "have no features of a sample with one label",
+        "decomposes": "takes models without their neighbours",
+        "personal after": "takes models without their neighbours",
+        "labels of parts": "have no features of a sample with one label",
     },
     "keeps tensors": {"none to keep": "makes it fedavg by another name; fedbn needs BatchNorm"},
     "lr_head": {"phases": "has learning rates of its own", "no head": "leaves it without a place"},

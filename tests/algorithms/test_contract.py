@@ -194,9 +194,9 @@ DEFAULTS = {
     "feddyn": {"alpha": 0.01, "client_alpha": "equal"},
     "fediir": {"gamma": 1e-3, "ema": 0.95, "weights": "uniform"},
     "fednova": {"mu": 0.0, "gmf": 0.0, "gh_on": "normalised"},
-    "fedper": {"layers": "head"},
+    "fedper": {"layers": "head", "weights": "samples"},
     "fedrep": {"head_epochs": 10, "weights": "samples"},
-    "fedrod": {"balanced": True},
+    "fedrod": {"balanced": True, "weights": "samples"},
     "fedsam": {"rho": 0.05, "variant": "sam", "eta": 0.01, "alpha": 1.0, "weights": "samples"},
     "fedsr": {
         "a_l2r": 0.01, "a_cmi": 5e-4, "l2r_power": 1, "z_dim": None, "share_reference": False,

@@ -11,7 +11,7 @@ import torch
 import fedsim
 from fedsim import algorithms
 from fedsim.algorithms.ifca import Shuffled
-from fedsim.client import MarginControl, Phase
+from fedsim.client import LocalRule, MarginControl, Phase
 from fedsim.client.trainer import enter
 from fedsim.core.errors import ConfigError
 from fedsim.core.layout import FlatModel, as_tensor
@@ -136,11 +136,37 @@ def test_the_clients_own_models_are_scored_kept_and_fine_tuned(ditto):
     assert (final["finetuned_loss"] != final["loss"]).all()
 
 
+def lost() -> algorithms.Algorithm:
+    """Trains a second model that nobody keeps."""
+    return algorithms.Algorithm(beside=LocalRule())
+
+
+def test_a_second_training_needs_a_model_of_its_own():
+    with pytest.raises(ConfigError, match="set owns_model"):
+        algorithms.load(f"{__name__}:lost")
+
+
+SAMPLES_PRIVATE = {"dp": {"level": "example", "clip": 1.0, "noise_multiplier": 1.0}}
+USERS_PRIVATE = {"dp": {"level": "user", "clip": 1.0, "noise_multiplier": 1.0}}
+MASKED = {"train": {"secure_aggregation": True}}
+LATER = {"clock": {"mode": "async", "samples_per_second": "10"}, "train": {"sample_rate": 1.0}}
+MORE = "more of their samples than gradients"
+REFUSED = [
+    *((name, SAMPLES_PRIVATE, MORE) for name in ("ditto", "apfl", "pfedme", "perfedavg", "qffl")),
+    ("afl", USERS_PRIVATE, r"transforms of the cohort \(.*afl"),
+    ("qffl", MASKED, r"transforms of the cohort \(.*qffl"),
+    ("ifca", MASKED, r"a rule other than the mean \(.*ifca"),
+    ("ifca", LATER, r"a server that mixes clients' models .*ifca"),
+    ("apfl", {"train": {"momentum": 0.9}}, "clients of apfl train without momentum"),
+    ("pfedme", {"train": {"optimizer": "adamw"}}, "pfedme"),
+]
+
+
 @pytest.mark.integration
-def test_privacy_of_samples_knows_one_training_a_round():
-    private = {"dp": {"level": "example", "clip": 1.0, "noise_multiplier": 1.0}}
-    with pytest.raises(ConfigError, match="more of their samples than gradients"):
-        prepare(config("ditto", "mlp", **private))
+@pytest.mark.parametrize(("name", "settings", "message"), REFUSED)
+def test_what_cannot_be_combined(name, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        prepare(config(name, "mlp", **settings))
 
 
 RNG = np.random.default_rng(11)

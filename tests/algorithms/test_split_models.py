@@ -522,3 +522,9 @@ def test_whose_models_are_scored(name):
     body = sum(s.stop - s.start for s in setup.layout.slots if s.role == "param" and not s.head)
     head = setup.layout.num_params - body
     assert setup.num_sent == (head if name == "lgfedavg" else body)
+
+
+@pytest.mark.parametrize("evaluation", [{"decompose_every": 1}, {"personal": "cohort_after"}])
+def test_models_without_neighbours_are_not_compared_with_those_that_have_them(evaluation):
+    with pytest.raises(ConfigError, match="which takes models without their neighbours"):
+        prepare(fedsim.RunConfig(algorithm="knnper", evaluation=evaluation))

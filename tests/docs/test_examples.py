@@ -268,6 +268,20 @@ def test_the_published_accuracies_of_fed_heart_disease(seeds, monkeypatch):
 
 
 @pytest.mark.slow
+def test_an_attack_that_knows_the_others(monkeypatch):
+    follow("attacks.md#An attack of your own", monkeypatch)
+    table = rows_of("runs/turned/clients.csv")
+    by_round = {row["round"]: [] for row in table}
+    for row in table:
+        by_round[row["round"]].append((row["attacker"], float(row["update_norm"])))
+    for norms in by_round.values():
+        sent = [norm for attacker, norm in norms if attacker == "1"]
+        longest = max(norm for attacker, norm in norms if attacker == "0")
+        assert len(sent) == 2
+        assert sent == pytest.approx([2 * longest] * 2, rel=1e-4)
+
+
+@pytest.mark.slow
 def test_a_study(monkeypatch):
     listed, done, table, _ = follow("tune.md#A study", monkeypatch)
     assert "comparison: 18 runs, 6 rows with training seeds 1, 2, 3" in listed

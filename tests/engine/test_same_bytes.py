@@ -75,6 +75,7 @@ SHAPES = {
     "fedsr": "adapt",
     "fedadam": "server of its own",
     "pfedla": "models kept by the server",
+    "knnper": "predictions that need more than a model",
     "centralized": "a cohort trained as one client",
     "ditto": "a second model of each client",
     "ifca": "models that are made to be scored",

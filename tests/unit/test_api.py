@@ -76,6 +76,7 @@ def test_tensors_of_the_released_rule_are_independent():
         ({"sizes": [10, 10]}, r"sizes \[10, 10\] must be positive and add up to 30"),
         ({"sizes": [31, -1]}, r"sizes \[31, -1\]"),
         ({"algorithm": "fedpac"}, "fedpac also combines what clients upload"),
+        ({"algorithm": "qffl"}, "qffl also combines what clients upload"),
         ({"algorithm": "fedgh_released", "round": 1}, "sorts by its history"),
     ],
 )

@@ -20,7 +20,7 @@ from fedsim.data import images
 from fedsim.data.cache import packed_rows
 from fedsim.data.dataset import TEST, TRAIN, VAL, DatasetInfo, Parts, Raw, Request
 from fedsim.data.files import find_folder
-from fedsim.data.masks import decode_mask, of_classes
+from fedsim.data.masks import decode_mask, of_classes, size_of
 from fedsim.data.readers.leaf_text import VOCABULARY, tokens
 from fedsim.data.readers.tables import Coded, coded, names_by_number, people
 from fedsim.version import DISTRIBUTION
@@ -241,7 +241,7 @@ def _masks(saved: Saved, size: int) -> tuple[tuple[str, ...], Array]:
 
     def decoded(row: int) -> Array:
         where = saved.where(row)
-        sides = images.sides(saved.content("image", row), where)
+        sides = size_of(saved.content("image", row), where)
         return decode_mask(saved.content("label", row), size, sides, f"{where}, {name}")
 
     how = f"mask: {name} {saved.columns['image']} {saved.splits}"

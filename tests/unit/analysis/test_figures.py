@@ -24,6 +24,7 @@ from analysis.figures import (
     curves,
     grid,
     losses,
+    masks,
     partition,
     phases,
     privacy,
@@ -393,3 +394,36 @@ def test_the_last_rounds_accuracy_against_epsilon(tmp_path: Path) -> None:
     assert {*privacy.lines_of(unlisted).values()} == {"A"}
     with pytest.raises(AnalysisError, match="no run has noise"):
         privacy.figure([one for one in groups if "open" in one.label], ["test_accuracy"])
+
+
+# ---- images with masks
+
+
+def test_true_and_predicted_masks_are_outlined_on_their_images(two: list[Path]) -> None:
+    """A row for the only method with examples, two images of each of two sites; the square of the
+    first image is outlined where it is, and its prediction, a row lower, there."""
+    rng = np.random.default_rng(0)
+    true = np.zeros((6, 8, 8), np.uint8)
+    true[:, 2:5, 3:6] = 1
+    true[:, 0, 0] = 255  # counts nowhere
+    arrays = {
+        "images": rng.integers(0, 256, (6, 1, 8, 8), np.uint8),
+        "masks": true,
+        "predictions": np.roll(np.where(true == 1, true, 0), 1, axis=1).astype(np.uint8),
+        "clients": np.repeat(["north", "south"], 3),
+    }
+    np.savez(two[0] / "examples.npz", **arrays)
+    groups = groups_of(two[0].parent)
+    (drawing,) = masks.drawings(facets(groups, []))
+    assert "Not shown: FedAvg" in drawing.caption
+    axes = [one for one in drawing.figure.axes if one.images]
+    assert [one.get_title() for one in axes] == ["north", "north", "south", "south"]
+    np.testing.assert_array_equal(axes[2].images[0].get_array(), arrays["images"][3, 0])
+    solid, dashed = (one.get_paths()[0].vertices for one in axes[0].collections)
+    assert (solid.min(0).tolist(), solid.max(0).tolist()) == ([2.5, 1.5], [5.5, 4.5])
+    assert (dashed - solid).mean(0).tolist() == pytest.approx([0, 1])
+
+
+def test_runs_without_masks_have_no_such_figure(two: list[Path]) -> None:
+    (two[0] / "examples.npz").write_bytes(b"PK damaged")
+    assert not list(masks.drawings(facets(groups_of(two[0].parent), [])))

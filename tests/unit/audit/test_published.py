@@ -94,7 +94,7 @@ def test_a_table_of_the_package(name: str) -> None:
     """Every cell of every job has runs, which differ in nothing but seeds."""
     table = published.load(name)
     assert table.provenance
-    assert table.unit in ("percent", "accuracy", "share", "rounds", "nats")
+    assert table.unit in ("percent", "accuracy", "share", "rounds", "nats", "C-index")
     assert table.jobs or table.missing
     values = {(n.method, n.setting): n.value for n in table.numbers}
     for claim in table.claims:

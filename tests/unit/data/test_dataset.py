@@ -78,7 +78,6 @@ def test_catalogue_names_readers_and_defaults():
     ("name", "options", "message"),
     [
         ("retinamnst", {}, "unknown data set 'retinamnst' .did you mean 'retinamnist'"),
-        ("chestmnist", {}, "14 labels per image"),
         ("digits", {"augment": "flp"}, "data.augment 'flp' is unknown .*'flip'"),
         ("digits", {"split": "split_1"}, "digits has no folders of client lists"),
         ("digits", {"folder": Path("x")}, "digits is embedded"),

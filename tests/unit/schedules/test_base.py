@@ -491,6 +491,8 @@ def odd_clients_diverge():
         ({"train": {"clients": "0,a"}}, "train.clients: '0,a' given; must be ids of clients"),
         ({"train": {"selection": "size", "schedule": "a:b"}}, "no effect without train.schedule="),
         ({"train": {"selection": "size"}, "clock": SPEEDS}, "no effect without clock.mode=sync"),
+        ({"train": {"selection": "a:b", "schedule": "a:c"}}, "a:b given beside train.schedule=a:c"),
+        ({"train": {"selection": "sise"}}, "'sise' given; must be 'uniform', 'size'"),
     ],
 )
 def test_a_bad_setting_names_its_key(sections, said):

@@ -546,7 +546,7 @@ SAMPLES = (3, 1, 2, 5, 4, 2, 6)
 
 
 def context(round=0):
-    return RoundContext(round=round, num_rounds=3, num_clients=10, lr=0.1, seed=4)
+    return RoundContext(round=round, num_rounds=3, num_clients=20, lr=0.1, seed=4)
 
 
 def updates_of(seed=0, m=M):
@@ -568,6 +568,7 @@ def sent(index=range(M), seed=0):
             num_steps=int(steps[i]),
             delta=rows[i],
             staleness=i % 3,
+            extras={"loss": np.array([1.0 + i]), "cluster": np.array([i % 2])},
         )
         for i in index
     ]

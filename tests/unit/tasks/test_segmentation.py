@@ -216,6 +216,23 @@ def test_classes_of_masks_by_number_and_by_name(tmp_path):
     np.testing.assert_array_equal(np.sort(named.y, axis=0), np.sort(loaded.y, axis=0))
 
 
+def test_an_image_that_its_camera_turned_fits_its_upright_mask(tmp_path):
+    """And masks without any foreground still have two classes."""
+    bright = np.full((20, 30), 20, np.uint8)
+    bright[3:10, 4:16] = 200
+    turned = Image.fromarray(np.ascontiguousarray(np.rot90(bright)))
+    exif = turned.getexif()
+    exif[0x0112] = 6  # to be turned clockwise
+    for name, mask in (("a", bright > 100), ("b", np.zeros((20, 30)))):
+        save(tmp_path / "masks" / f"{name}.png", (255 * mask).astype(np.uint8))
+        (tmp_path / "images").mkdir(exist_ok=True)
+        turned.save(tmp_path / "images" / f"{name}.png", exif=exif)
+    loaded = load(tmp_path, test_fraction=0.5)
+    np.testing.assert_array_equal(loaded.y[0], loaded.x[0, 0] > 110)
+    (tmp_path / "masks" / "a.png").write_bytes((tmp_path / "masks" / "b.png").read_bytes())
+    assert load(tmp_path, test_fraction=0.5).class_names == ("background", "foreground")
+
+
 @pytest.mark.parametrize(
     ("mask", "given", "message"),
     [

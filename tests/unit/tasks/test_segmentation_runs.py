@@ -10,6 +10,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from PIL import Image
+from safetensors.numpy import load_file
 
 import fedsim
 from fedsim import data
@@ -114,6 +115,14 @@ def test_stacked_clients_agree_with_one_by_one(tmp_path):
     )
     for name, tensor in one.items():
         torch.testing.assert_close(many[name], tensor, rtol=2e-3, atol=2e-4)
+
+
+def test_the_last_convolution_is_the_head_that_stays_on_the_clients(tmp_path):
+    """FedRep trains it and the rest in phases; examples are of the clients' own models."""
+    run = fedsim.run(config(algorithm="fedrep", fedrep={"head_epochs": 1}), tmp_path / "run").path
+    own = load_file(run / "clients.safetensors")
+    assert set(own) == {f"{c}/head.{name}" for c in range(3) for name in ("weight", "bias")}
+    assert np.load(run / "examples.npz")["predictions"].shape[1:] == (64, 64)
 
 
 @pytest.mark.parametrize(
