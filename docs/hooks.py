@@ -43,7 +43,7 @@ traceback, too.
 NAMES = """# Data sets, models, partitions, presets
 
 What `fedsim list datasets`, `models`, `partitions` and `presets` show; the methods have
-[a page of their own](../METHODS.md). All data sets are for classification.
+[a page of their own](../METHODS.md). [Tasks](../how-to/tasks.md) say what is learnt of the data.
 
 A data set, a model or a method may also be a function of yours, named `module:function`: see
 [add a data set](../tutorials/own-data.md), [a model](../tutorials/own-model.md),
@@ -72,6 +72,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "data sets": ("name", "description", "classes", "pixels", "partition", "options", "source"),
     "models": ("name", "inputs", "description"),
     "partitions": ("name", "description"),
+    "tasks": ("name", "description", "options"),
     "attacks": ("name", "description"),
     "compressors": ("name", "description"),
     "presets": ("name", "runs", "description"),

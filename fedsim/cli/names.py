@@ -83,6 +83,10 @@ def _parts(package: str, registry: str) -> Rows:
     return [{"name": name, "description": parts.describe(name)} for name in parts.names()]
 
 
+def _tasks() -> Rows:
+    return [{**row, "options": defaults(row["name"])} for row in _parts("tasks", "TASKS")]
+
+
 def _presets() -> Rows:
     from fedsim.config import presets
 
@@ -98,7 +102,7 @@ CATALOGUES: Mapping[str, Callable[[], Rows]] = {
     "datasets": _datasets,
     "models": _models,
     "partitions": _partitions,
-    "tasks": lambda: _parts("tasks", "TASKS"),
+    "tasks": _tasks,
     "attacks": lambda: _parts("attacks", "ATTACKS"),
     "compressors": lambda: _parts("compressors", "COMPRESSORS"),
     "selections": _selections,
@@ -108,11 +112,13 @@ CATALOGUES: Mapping[str, Callable[[], Rows]] = {
 
 
 def defaults(section: str) -> dict[str, Any]:
-    """The defaults of the options of a method or data set; empty for names of the user's."""
+    """The defaults of the options of a method, task or data set; empty for names of the user's."""
     from fedsim.algorithms.catalogue import METHODS
+    from fedsim.tasks import TASKS
 
-    if section in METHODS.names():
-        return METHODS.defaults(section)
+    for registry in (METHODS, TASKS):
+        if section in registry.names():
+            return registry.defaults(section)
     from fedsim import data
     from fedsim.core import settings
 

@@ -60,21 +60,14 @@ predict_option = partial(click.option, cls=options.GroupedOption, group="What to
 @options.accept_option
 @options.verbose_option
 def predict(
-    run: str,
-    more: tuple[str, ...],
-    images: str | None,
-    rows: str | None,
-    split: str | None,
-    data_dir: str | None,
-    out: str,
-    **choices: Any,
+    run: str, more: tuple[str, ...], images: str | None, rows: str | None, out: str, **choices: Any
 ) -> None:
     """Write what the final models of a run predict, sample by sample.
 
     RUN is the directory of a finished run, by default the newest below runs/. FILE gets a row per
     sample: label, prediction and the probability of each class, or the target and what another task
-    predicts. Without --client the models are
-    those that the run evaluates: the global one, or, with personalised methods, each client's own.
+    predicts. Without --client the models are those that the run evaluates: the global one, or, with
+    personalised methods, each client's own.
 
     With --images or --rows the run's own data need not be there. Of a class for each pixel the
     masks are written to FILE_masks/, PNG files of class indices, of new images in their size.
@@ -86,22 +79,18 @@ def predict(
       fedsim predict RUN --client 'hospital b' --split own_test --out hospital_b.csv
       fedsim predict RUN --data-dir new_images/ --out new.csv
     """
-    new = {name: value for name, value in {"images": images, "rows": rows}.items() if value}
-    if not new and more:
+    new = {"images": images, "rows": rows}
+    given: dict[str, Any] = {name: (first, *more) for name, first in new.items() if first}
+    if more and not given:
         raise click.UsageError(
             f"{more[0]!r}: files of images stand after --images, tables after --rows"
-        )
-    if new and (len(new) > 1 or split or data_dir):
-        raise click.UsageError(
-            f"--{next(iter(new))} does not go with --split or --data-dir, nor --rows with --images"
         )
     check_new_file(Path(out), "--out")
     from fedsim.predictions import masks
     from fedsim.predictions.predict import predict as predicted
 
-    given: dict[str, Any] = {name: (first, *more) for name, first in new.items()}
-    frame = predicted(run, split=split, data_dir=data_dir, **given, **choices)
-    what = counted(len(frame), "prediction" if not new else "row" if rows else "image")
+    frame = predicted(run, **given, **choices)
+    what = counted(len(frame), "row" if rows else "image" if images else "prediction")
     said = frame.get("prediction", frame.iloc[:, -1])
     if "mask" in frame:
         frame = masks.written(frame, Path(out))

@@ -95,7 +95,7 @@ class Task:
         measures: those that runs record beside the loss.
         primary: the measure that tables, early stopping and tuning use.
         stratum: targets -> (N,) the class by which samples are dealt and split, or None.
-        predict: outputs -> columns (N,) of predictions, by name.
+        predict: outputs -> columns (N,) of predictions, by name; of a class ``prediction``.
         prints: targets -> how each looks in a table.
         collapsed: final test measures by name -> whether the model is no better than a constant.
         output: what has an output of its own: (B, C), (B, T, C) or (B, C, H, W).

@@ -1,8 +1,11 @@
 """Rows of tables for a trained model: read, and prepared by what its run keeps for them."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from fedsim.core.errors import DataError, nearest
 from fedsim.core.tables import Table, joined, read_table
@@ -10,8 +13,31 @@ from fedsim.core.text import few
 from fedsim.core.types import Array
 from fedsim.data.table_features import BadCell, encoded, prepared, present
 
+logger = logging.getLogger("fedsim")
 OF_FILE = "(file)"
 """The column of sites where these are the names of the files, without their endings."""
+
+
+def read(
+    files: Sequence[Path], known: Mapping[str, Any], client: str | None
+) -> tuple[Table, dict[str, Any], Array]:
+    """The rows, their sites and patients where known, and their features (n, d) float32."""
+    columns = [feature["column"] for feature in known["features"]]
+    table = read_files(files, columns, files[0])
+    if needed := needed_cells(known):
+        table, remarks = complete(table, needed)
+        for remark in remarks:
+            logger.warning("%s: %s", files[0], remark)
+    sites = sites_of(table, known, client)
+    x = new_features(table, sites, known)
+    if not (finite := np.isfinite(x).all(axis=1)).all():
+        raise DataError(f"{table.where(int(finite.argmin()))}: a feature is not finite")
+    about: dict[str, Any] = {"site": sites} if any(sites) else {}
+    for role in ("site", "patient"):
+        column = next((name for name in (known[role], role) if name in table.columns), None)
+        if column is not None and column not in columns:
+            about[role] = list(table.columns[column])
+    return table, about, x
 
 
 def read_files(files: Sequence[Path], needed: Sequence[str], place: Path) -> Table:
@@ -51,14 +77,9 @@ def new_features(table: Table, sites: Sequence[str], known: Mapping[str, Any]) -
 
 
 def sites_of(table: Table, known: Mapping[str, Any], client: str | None = None) -> list[str]:
-    """The site of each row, "" for none, as far as the model has other numbers for each.
-
-    It stands in the column that the run had it in, or is the name of the file where that was so in
-    the run, else that of the ``client``.
-
-    Raises:
-        DataError: a site is not known to the run, or is needed and not known at all.
-    """
+    """The site of each row, "" for none, as far as the model has other numbers for each: that of
+    the run's column of sites, or the name of the file where that was so in the run, else that of
+    the ``client``; a DataError where it is not known to the run, or needed and not known at all."""
     column, names = known["site"], known["sites"]
     if not names:
         return [""] * len(table)

@@ -411,11 +411,13 @@ class Worker:
         with self.precision():
             logits = map(passed, batches, seeds)
             if predictions:
-                return np.concatenate([predicted(self.task, z.cpu().numpy()) for z in logits])
+                return np.concatenate(
+                    [predicted(self.task, z.float().cpu().numpy()) for z in logits]
+                )
             if self.task.streams:
                 targets = (np.asarray(self.samples.labels(b).cpu()) for b in batches)
                 several = zip(logits, targets, strict=True)
-                return joined([streamed(self.task, z.cpu().numpy(), y) for z, y in several])
+                return joined([streamed(self.task, z.float().cpu().numpy(), y) for z, y in several])
             if self.spec.dataset.per_token:
                 labels = map(self.samples.labels, batches)
                 wrong = self.spec.dataset.never_right

@@ -18,11 +18,8 @@ import torch
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, one_line
 from fedsim.data import table_features
-from fedsim.predictions.final_model import FinalModel, final_model
-from fedsim.predictions.models import finished_run
-from fedsim.predictions.new_images import image_model
-from fedsim.predictions.new_rows import preprocessing_of
-from fedsim.storage.final_models import Description
+from fedsim.predictions.models import FinalModel, final_model
+from fedsim.predictions.new_samples import check_takes_images, preprocessing_of
 from fedsim.storage.run_dir import check_free
 from fedsim.version import DISTRIBUTION
 
@@ -45,17 +42,15 @@ def export(
         install = f"pip install '{DISTRIBUTION}[export]'"
         raise ConfigError(f"--to onnx needs the packages onnx and onnxscript: {install}")
     check_free(folder)
-    scripts = {}
-    finished_run(run)
-    if Description.read(run).model.inputs == "features":
-        model = final_model(run, client, accept_changed_code=accept_changed_code)
+    model, scripts = final_model(run, client, accept_changed_code=accept_changed_code), {}
+    if model.spec.inputs == "features":
         steps = preprocessing_of(run, model)
         steps |= {"steps": "preprocess.py, features(rows, preprocessing, sites)"}
         scripts["preprocess.py"] = Path(table_features.__file__).read_bytes()
     else:
-        model = image_model(run, client, accept_changed_code=accept_changed_code)
+        check_takes_images(run, model)
         steps = _of_images(model)
-    whole = {"classes": list(model.classes), **steps, "model": model.spec.name}
+    whole = {"classes": model.description.classes, **steps, "model": model.spec.name}
     whole |= {"algorithm": model.config.algorithm, "client": client}
     whole |= {} if model.task.cross_entropy else {"task": model.task.name}
     text = json.dumps(whole, indent=1, ensure_ascii=False)
@@ -96,8 +91,8 @@ def _of_images(model: FinalModel) -> dict[str, object]:
     return {
         "channels": model.spec.in_channels,
         "size": model.spec.image_size,
-        "mean": list(model.mean),
-        "std": list(model.std),
+        "mean": model.description.mean,
+        "std": model.description.std,
         "steps": "upright by EXIF, RGB, shorter side to size (bilinear, antialiased), centre crop, "
         "rounded to 0..255; for one channel 0.299 R + 0.587 G + 0.114 B, rounded; divided by 255, "
         "less mean, divided by std",

@@ -8,17 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import torch
 
 from fedsim import tasks
 from fedsim.core import files
-from fedsim.core.layout import Pristine
-from fedsim.core.types import I64, Array, Dataset, Pipeline
+from fedsim.core.types import I64, Array, Dataset
 from fedsim.data.masks import enlarged, size_of, write_mask
-from fedsim.data.transforms import Transforms
 from fedsim.metrics.samples import predicted
-from fedsim.predictions.final_model import FinalModel
-from fedsim.predictions.new_images import read
+from fedsim.predictions.models import FinalModel
 
 
 def of_samples(dataset: Dataset, index: I64, masks: Array) -> pd.DataFrame:
@@ -40,17 +36,11 @@ def of_samples(dataset: Dataset, index: I64, masks: Array) -> pd.DataFrame:
 def of_images(model: FinalModel, paths: Sequence[Path]) -> pd.DataFrame:
     """A row for each image file with its mask, of the image's own size: ``file``, and as
     :func:`_pixels`; what the model does not see, beside the central square, is background."""
-    pipeline = Pipeline(size=model.spec.image_size, mean=model.mean, std=model.std)
-    test = Transforms(pipeline, torch.device("cpu")).test
-    pristine, masks = Pristine(model.network), []
-    for path in paths:
-        pristine.restore()
-        model.network.eval()
-        with torch.no_grad():
-            outputs = model.network(test(torch.from_numpy(read(model, path)[None])))
-        (mask,) = predicted(model.task, outputs.numpy())
-        masks.append(enlarged(mask, size_of(path)[::-1]))
-    return _pixels(pd.DataFrame({"file": list(map(str, paths))}), masks, model.classes)
+    each = model.outputs(lambda some: model.pixels(paths[some]), len(paths), 1)
+    found = (predicted(model.task, outputs)[0] for outputs in each)
+    masks = [enlarged(mask, size_of(path)[::-1]) for mask, path in zip(found, paths, strict=True)]
+    frame = pd.DataFrame({"file": list(map(str, paths))})
+    return _pixels(frame, masks, model.description.classes)
 
 
 def _pixels(frame: pd.DataFrame, masks: Sequence[Array], classes: Sequence[str]) -> pd.DataFrame:

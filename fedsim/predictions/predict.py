@@ -8,7 +8,7 @@ Nothing is trained, Ray is not started, and the run directory stays as it is.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -29,12 +29,10 @@ from fedsim.data.dataset import in_one_part
 from fedsim.engine.base import OUTPUTS, PREDICTIONS
 from fedsim.engine.serial import SerialExecutor
 from fedsim.identity.environment import device_of
-from fedsim.identity.provenance import Provenance, check_code, check_data, code_of
+from fedsim.identity.provenance import Provenance, check_data
 from fedsim.identity.resume import data_at
 from fedsim.metrics.splits import clients_with, count, counts, indices
-from fedsim.predictions import masks, new_images, new_rows
-from fedsim.predictions.final_model import check_alone, columns_of, probabilities
-from fedsim.predictions.models import finished_run
+from fedsim.predictions import masks, models, new_samples
 from fedsim.storage import final_models
 from fedsim.storage.checkpoint import ServerState
 from fedsim.storage.client_states import ClientStates
@@ -51,11 +49,11 @@ from fedsim.training.round import context
 from fedsim.training.setup import Setup
 
 ALL = "all"
-SPLITS = ("test", "val", "train", "own_test", "own_val", "own_train", ALL)
+Own = Literal["train", "val", "test"]
+OWNED: Mapping[str, Own] = {"own_test": "test", "own_val": "val", "own_train": "train"}
+SPLITS = ("test", "val", "train", *OWNED, ALL)
 """Common parts (the test part may be nothing but the clients' own), parts that clients own, and
 every sample of the data set."""
-Own = Literal["train", "val", "test"]
-OWN: tuple[Own, ...] = ("train", "val", "test")
 
 _few = partial(few, most=6)
 _NOT_THESE = (
@@ -94,13 +92,12 @@ def predict(
     Returns:
         A row per model and sample: ``sample`` (index in the data set), ``client_id`` (of the model,
         or of the samples' owner; missing where the global model meets common samples), ``label``
-        and ``prediction`` (class indices), ``probability_0`` to ``probability_<C-1>`` (softmax,
-        float64), the names of both classes, ``label_name`` and ``prediction_name``, and ``file``
-        where samples are files. Other tasks than of classes have ``target``, as text, and columns
-        of their own: ``prediction``, ``risk``, or ``probability_<label>``; of masks see
-        :mod:`fedsim.predictions.masks`. Of ``images`` a row per file: ``file``, ``prediction`` (the
-        name of the class) and ``probability_<name>`` of each class; of ``rows`` likewise, for each
-        ``row`` (as an editor counts), with its ``site`` and ``patient`` where these are known.
+        and ``prediction`` (class indices), ``probability_<k>`` (softmax, float64), ``label_name``
+        and ``prediction_name``, and ``file`` where samples are files. Other tasks have ``target``,
+        as text, and columns of their own: ``prediction``, ``risk``, or ``probability_<label>``; of
+        masks see :mod:`fedsim.predictions.masks`. Of ``images`` and ``rows`` a row per ``file``, or
+        ``row`` (as an editor counts) with ``site`` and ``patient`` where known, with ``prediction``
+        (the name of the class) and ``probability_<name>``.
 
     Raises:
         ConfigError: no finished run, no such client or split, data that do not fit the model, or a
@@ -112,37 +109,39 @@ def predict(
     path = Path(run)
     given = [name for name, new in {"images": images, "rows": rows}.items() if new is not None]
     if given and (len(given) > 1 or split is not None or data_dir is not None):
-        raise ConfigError(f"{given[0]}: does not go with split or data_dir, nor rows with images")
+        raise ConfigError(
+            f"--{given[0]} does not go with --split or --data-dir, nor --rows with --images"
+        )
+    if given:
+        model = models.final_model(path, client, accept_changed_code=accept_changed_code)
     if images is not None:
-        model = new_images.image_model(path, client, accept_changed_code=accept_changed_code)
-        found = new_images.image_files(several(images))
-        return (masks.of_images if model.spec.per_pixel else new_images.predict)(model, found)
+        return new_samples.of_images(path, model, _several(images))
     if rows is not None:
-        accept = {"accept_changed_code": accept_changed_code}
-        return new_rows.predict(path, several(rows), client, **accept)
+        return new_samples.of_rows(path, model, _several(rows), client)
     split = (ALL if data_dir else SPLITS[0]) if split is None else split
     if split not in SPLITS:
         raise ConfigError(
             f"--split {split}: there is no such split{nearest(split, SPLITS)}; allowed: "
             f"{', '.join(SPLITS)}"
         )
-    config = finished_run(path, data_at(data_dir))
+    config = models.finished_run(path, data_at(data_dir))
     if client is not None:
         client = client_number(path, config.data.num_clients, client)
     description = Description.read(path)
     description.check(path, config)
-    if check_code(path, Provenance.read(path), code_of(config), accept=accept_changed_code):
-        logger.warning("%s: its models were trained with the code before the change", path)
+    models.check_users_code(path, config, accept=accept_changed_code)
     config = _with_device(config, path)
     if split == ALL and data_dir is not None:
-        check_alone(path, config)
+        models.check_alone(path, config)
         setup = _new_data(path, config, description)
     else:
         setup = _own_data(path, config)
     _check_fit(setup, description, _origin(config, setup.dataset))
-    owned, part = _owned(setup, split), split
+    owned, part = OWNED.get(split), split
+    if split == "test" and setup.tests_are_owned:
+        owned = "test"
     if split == ALL:
-        setup, owned, part = replace(setup, dataset=in_one_part(setup.dataset)), None, "test"
+        setup, part = replace(setup, dataset=in_one_part(setup.dataset)), "test"
     _check_samples(setup, client, owned, part, split)
     setup = replace(setup, frozen=final_models.load_tensors(path, setup.frozen))
     state = ServerState(params=final_models.load_vector(path, setup.layout))
@@ -157,7 +156,7 @@ def predict(
     return pd.concat(_frames(setup, state, client, owned, part), ignore_index=True)
 
 
-def several(paths: Path | str | Sequence[Path | str]) -> Sequence[Path | str]:
+def _several(paths: Path | str | Sequence[Path | str]) -> Sequence[Path | str]:
     """One path, or several, as a sequence."""
     return [paths] if isinstance(paths, Path | str) else paths
 
@@ -183,37 +182,36 @@ def _passes(
     setup: Setup, state: ServerState, client: int | None, owned: Own | None, part: str
 ) -> Iterator[tuple[Sequence[int | None], Candidate, Part]]:
     """Each row's client, the model and the samples of every pass, as the evaluation has it."""
-    split = setup.partition
-    clients = split.participants if client is None else (client,)
-    one = Candidate(None, lambda: (state.params, {}))
-    owners = () if owned is None else clients_with(split, owned, held_out=client is not None)
-    if owned is not None and not setup.personalised:
-        samples = Owned(owned, owners)
-        yield np.repeat(owners, counts(split, samples)).tolist(), one, samples
-    elif owned is not None:
+    partition = setup.partition
+    clients = partition.participants if client is None else (client,)
+    owners = clients
+    if owned is not None:
+        owners = clients_with(partition, owned, held_out=client is not None)
+    if setup.personalised:
         for c in (c for c in owners if c in clients):
-            samples = Owned(owned, (c,))
-            yield sum(counts(split, samples)) * [c], own_model(state, c), samples
-    elif not setup.personalised:
+            samples = part if owned is None else Owned(owned, (c,))
+            yield count(setup.spec, samples) * [c], own_model(state, c), samples
+        return
+    one = Candidate(None, lambda: (state.params, {}))
+    if owned is None:
         yield count(setup.spec, part) * [client], one, part
     else:
-        for c in clients:
-            yield count(setup.spec, part) * [c], own_model(state, c), part
+        samples = Owned(owned, owners)
+        yield np.repeat(owners, counts(partition, samples)).tolist(), one, samples
 
 
-def _frame(dataset: Dataset, index: I64, logits: Array) -> pd.DataFrame:
-    """The rows of the samples ``index`` (n,), without the client, from their logits (n, C)."""
-    names, task = np.array(dataset.class_names, dtype=object), tasks.of(dataset)
+def _frame(dataset: Dataset, index: I64, outputs: Array) -> pd.DataFrame:
+    """The rows of the samples ``index`` (n,), without the client, from their outputs (n, C)."""
+    task, classes, y = tasks.of(dataset), dataset.class_names, dataset.y[index]
+    names = () if task.cross_entropy else classes  # classes have numbers, and names beside
+    said = models.columns_of(task, outputs, names, lambda i: f"sample {index[i]}")
     columns: dict[str, Any] = {"sample": index}
     if task.cross_entropy:
-        label, predicted = dataset.y[index], logits.argmax(axis=1)
-        chances = probabilities(logits, lambda i: f"sample {index[i]}")
-        columns |= {"label": label, "prediction": predicted}
-        columns |= {f"probability_{k}": chances[:, k] for k in range(dataset.num_classes)}
-        columns |= {"label_name": names[label], "prediction_name": names[predicted]}
+        called = np.array(classes, dtype=object)
+        columns |= {"label": y, **said}
+        columns |= {"label_name": called[y], "prediction_name": called[said["prediction"]]}
     else:
-        columns |= {"target": [*task.prints(dataset.y[index])]}
-        columns |= columns_of(task, logits, dataset.class_names, lambda i: f"sample {index[i]}")
+        columns |= {"target": [*task.prints(y)], **said}
     if dataset.files:
         columns["file"] = [dataset.files[i] for i in index.tolist()]
     return pd.DataFrame(columns)
@@ -222,14 +220,13 @@ def _frame(dataset: Dataset, index: I64, logits: Array) -> pd.DataFrame:
 def _with_device(config: RunConfig, run: Path) -> RunConfig:
     """With a GPU where there is one and the run was done on one."""
     device = device_of(RunStore(run).read_environment())
-    if device == "cpu":
-        return config
-    if not torch.cuda.is_available():
+    if device != "cpu" and torch.cuda.is_available():
+        engine = config.engine.model_copy(update={"gpus_per_client": 1.0})
+        return config.model_copy(update={"engine": engine})
+    if device != "cpu":
         text = "%s: was done on %s; predicting on the CPU, where the last digits may differ"
         logger.warning(text, run, device)
-        return config
-    engine = config.engine.model_copy(update={"gpus_per_client": 1.0})
-    return config.model_copy(update={"engine": engine})
+    return config
 
 
 def _own_data(run: Path, config: RunConfig) -> Setup:
@@ -254,11 +251,11 @@ def _new_data(run: Path, config: RunConfig, description: Description) -> Setup:
     store = RunStore(run)
     words, known = store.read_words(), store.read_preprocessing()
     dataset = loading.read(config, whole=True, known_words=words, preprocessing=known)
+    origin = _origin(config, dataset)
     if dataset.words != (words or ()):
         place = run / files.VOCABULARY
-        origin = _origin(config, dataset)
         raise DataError(f"{origin}: the vocabulary is not that of the run, in {place}")
-    dataset = _with_the_classes(dataset, description.classes, _origin(config, dataset))
+    dataset = _with_the_classes(dataset, description.classes, origin)
     if dataset.pipeline is not None and description.mean:
         pipeline = replace(dataset.pipeline, mean=description.mean, std=description.std)
         dataset = replace(dataset, pipeline=pipeline)
@@ -279,10 +276,8 @@ def _with_the_classes(dataset: Dataset, classes: tuple[str, ...], origin: str) -
             f"to the run: {_few(unknown)} (a folder of images can list the classes in classes.txt)"
         )
     logger.info("%s: the classes have the numbers of the run, by name: %s", origin, _few(classes))
-    number = np.arange(max(256, len(names)))  # of masks 255 stands for no class
-    number[: len(names)] = [classes.index(name) for name in names]
-    y = number[dataset.y].astype(dataset.y.dtype)
-    return replace(dataset, y=y, class_names=classes)
+    number = np.array([classes.index(name) for name in names], np.int64)
+    return replace(dataset, y=number[dataset.y], class_names=classes)
 
 
 def _origin(config: RunConfig, dataset: Dataset) -> str:
@@ -307,12 +302,6 @@ def _check_fit(setup: Setup, description: Description, origin: str) -> None:
         have, need = getattr(setup.model, name), getattr(description.model, name)
         if have != need:
             raise DataError(f"{origin}: {name} {have}, the model of the run takes {need}")
-
-
-def _owned(setup: Setup, split: str) -> Own | None:
-    """Which of the clients' own parts a split is, None for a common part."""
-    name = "own_test" if split == "test" and setup.tests_are_owned else split
-    return next((part for part in OWN if name == f"own_{part}"), None)
 
 
 def _check_samples(

@@ -298,7 +298,7 @@ _PAIRS: dict[str, dict[str, str]] = {
         "no features": "has none to compare",
         "decomposes": "takes models without their neighbours",
         "personal after": "takes models without their neighbours",
-        "labels of tokens": "have no features of a sample with one label",
+        "labels of parts": "have no features of a sample with one label",
     },
     "keeps tensors": {"none to keep": "makes it fedavg by another name; fedbn needs BatchNorm"},
     "lr_head": {"phases": "has learning rates of its own", "no head": "leaves it without a place"},

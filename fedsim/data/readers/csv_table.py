@@ -16,22 +16,13 @@ from fedsim.core.errors import ConfigError, DataError, nearest
 from fedsim.core.settings import Names, listed
 from fedsim.core.tables import Table
 from fedsim.core.types import F64, I64, Array
+from fedsim.data import table_features
 from fedsim.data.dataset import OWN_TEST, TEST, TRAIN, DatasetInfo, Parts, Raw, Request
 from fedsim.data.files import listed_files
 from fedsim.data.new_rows import OF_FILE, complete, needed_cells, new_features, read_files, sites_of
+from fedsim.data.readers import tables
 from fedsim.data.readers.folder import odd_labels
-from fedsim.data.readers.tables import PARTS, coded, coded_column, parts_of_rows, people
-from fedsim.data.readers.targets import SURVIVAL, names_of, ordered, targets
-from fedsim.data.table_features import (
-    NO_CATEGORY,
-    encoded,
-    inputs,
-    level,
-    number,
-    prepared,
-    present,
-    rows_by_site,
-)
+from fedsim.data.table_features import NO_CATEGORY, encoded, level, number, present, rows_by_site
 from fedsim.tasks import find
 
 USUAL = ("target", "site", "patient", "split")
@@ -58,12 +49,11 @@ def read_csv(
     """A row per sample; see ``docs/how-to/csv.md``.
 
     Args:
-        request: ``columns`` names columns by what they are; ``folder`` is the file, several with
-            commas between, or a folder of them, where each file is a site unless a column says it.
-        features: columns that the model sees, in this order, separated by commas, a name that holds
-            one in quotes; empty: all that are nothing else, in the order of the table.
-        categorical: columns with categories, in the same way, as in cp=1,restecg: a column for each
-            value in ascending order, but for the one after the equals sign.
+        request: ``folder`` is the file, several with commas between, or a folder of them, where
+            each file is a site unless a column says it.
+        features: columns that the model sees, in this order; empty: all that are nothing else.
+        categorical: columns with categories, as in cp=1,restecg: a column for each value in
+            ascending order, but for the one after the equals sign.
         scaling: (x - mean) / (sd + 1e-9), sd with n - 1, from the training rows of the row's site,
             or from all training rows (also for sites without any); none leaves numbers as they are.
         missing: what becomes of rows with a missing value; mean, median: that of the training rows
@@ -71,35 +61,35 @@ def read_csv(
         missing_categories: own: a missing category is one more category of its column.
     """
     table, roles = _read(request)
-    of_target = {role: roles[role] for role in names_of(request)}
+    of_target = {role: roles[role] for role in tables.names_of(request)}
     known, own = request.preprocessing, missing_categories == "own"
-    kinds = {} if known is not None else _features(table, roles, features, categorical)
+    kinds = _features(table, roles, features, categorical) if known is None else {}
     remarks: tuple[str, ...] = ()
     if missing == "drop":
         needed = [name for name, kind in kinds.items() if kind == NUMBERS or not own]
-        needed = needed if known is None else needed_cells(known)
+        needed += needed_cells(known) if known is not None else []
         table, remarks = complete(table, (*needed, *of_target.values()))
-    classes, y = targets(table, of_target, request, () if known is None else known["classes"])
+    classes, y = tables.targets(
+        table, of_target, request, () if known is None else known["classes"]
+    )
     survival = "time" in of_target and request.task is None
     by_class = request.target == "class" and not survival
     meant = len(classes) > _COMPARED or all(number(name) is not None for name in classes)
     odd = odd_labels(table, classes, y, named=meant, thing="row") if by_class else ()
-    parts = parts_of_rows(table, roles.get("split", ""), tuple(PARTS))
+    parts = tables.parts_of_rows(table, roles.get("split", ""), tuple(tables.PARTS))
     parts = parts if known is None else np.full(len(table), TEST, np.int8)  # a site need not be
     names, site = _sites(table, roles["site"], parts) if "site" in roles else ((), None)
-    patients = coded_column(table, roles.get("patient", ""))
+    patients = tables.coded_column(table, roles.get("patient", ""))
     if known is None:
         settled = [_settled(table, name, kind, missing, own) for name, kind in kinds.items()]
         remarks += _codes(table, kinds, missing)
-        settings: dict[str, Any] = {
-            "classes": classes,
-            "site": roles.get("site"),
-            "patient": roles.get("patient"),
-        }
+        settings: dict[str, Any] = {"classes": classes}
+        settings |= {role: roles.get(role) for role in ("site", "patient")}
         settings |= {"missing": missing, "scaling": scaling, "features": settled}
-        rows, of_row = encoded(table.columns, settled), _by_row(names, site, len(table))
-        prepare = Prepare(file=table.file, x=rows, sites=of_row, settings=settings)
-        x: Array = prepare.x
+        of_row = [""] * len(table) if site is None else [names[code] for code in site]
+        of_row = ["" if name == NO_SITE else name for name in of_row]
+        x: Array = encoded(table.columns, settled)
+        prepare = Prepare(file=table.file, x=x, sites=of_row, settings=settings)
     else:
         x, prepare = new_features(table, sites_of(table, known), known), None
     return Raw(
@@ -111,14 +101,14 @@ def read_csv(
         prepare=prepare,
         remarks=odd + remarks,
         task=find("survival") if survival else None,
-        **people((names, site), patients, parts, table.where),
+        **tables.people((names, site), patients, parts, table.where),
     )
 
 
 def _read(request: Request) -> tuple[Table, dict[str, str]]:
     """The rows of all files, and the columns by what they are."""
     named, place = request.columns, request.own_folder
-    files, of_target = listed_files(place), names_of(request)
+    files, of_target = listed_files(place), tables.names_of(request)
     wanted = [name.lower() for name in of_target.values()]
     if request.preprocessing is not None:
         wanted += [feature["column"] for feature in request.preprocessing["features"]]
@@ -152,22 +142,6 @@ def _read(request: Request) -> tuple[Table, dict[str, str]]:
     return table, roles
 
 
-def _named(request: Request) -> dict[str, str]:
-    """``data.columns``, with several columns of labels or values one by one, as in a+b."""
-    named, times = dict(request.columns), [role for role in SURVIVAL if role in request.columns]
-    if times and (len(times) == 1 or request.target != "survival"):
-        raise ConfigError(
-            f"data.columns.{times[0]}: {named[times[0]]} given; time and event go together, with "
-            "--task survival"
-        )
-    if request.target == "survival" and not times:
-        raise ConfigError("--task survival needs data.columns.time and data.columns.event")
-    if request.target in ("labels", "value"):
-        first, *more = named.get("target", "target").split("+")
-        named |= {"target": first} | {f"target {i}": name for i, name in enumerate(more, 2)}
-    return named
-
-
 def _column(table: Table, name: str, key: str) -> str:
     """The column's name as the table has it, in small letters."""
     if name.lower() not in table.columns:
@@ -182,10 +156,7 @@ def _features(
     table: Table, roles: Mapping[str, str], features: str, categorical: str
 ) -> dict[str, str | None]:
     """By feature the category without a column; None where each has one; NUMBERS."""
-    chosen, taken = (
-        [_column(table, name, "csv.features") for name in listed(features)],
-        roles.values(),
-    )
+    chosen, taken = [_column(table, c, "csv.features") for c in listed(features)], roles.values()
     for name in chosen:
         if [*chosen, *taken].count(name) > 1:
             raise ConfigError(f"csv.features: {name!r} is given twice, here or in data.columns")
@@ -221,7 +192,7 @@ def _settled(
     if not own:
         how = "the category is missing ({}); fill it in, csv.missing_categories=own, or csv.missing"
         table.cells(column, present, f"{how}=drop")
-    levels = ordered({level(cell) for cell in table.columns[column] if present(cell)})
+    levels = tables.ordered({level(cell) for cell in table.columns[column] if present(cell)})
     if kind is not None and kind not in levels:
         raise ConfigError(
             f"csv.categorical: {column}={kind} given, but no row has it; values are "
@@ -241,13 +212,12 @@ def _codes(table: Table, kinds: Mapping[str, str | None], missing: str) -> tuple
         values = {level(cell) for cell in table.columns[name] if present(cell)}
         whole = all((number(value) or 0.0).is_integer() for value in values)
         if whole and 2 < len(values) <= _CODES and not all(map(present, table.columns[name])):
-            columns.append(f"{name} ({', '.join(ordered(values))})")
-    if not columns:
-        return ()
-    return (
+            columns.append(f"{name} ({', '.join(tables.ordered(values))})")
+    remark = (
         f"csv.missing={missing} fills columns of few whole numbers: {'; '.join(columns)}; where "
-        "these are codes, name the column in csv.categorical",
+        "these are codes, name the column in csv.categorical"
     )
+    return (remark,) if columns else ()
 
 
 def _sites(table: Table, column: str, parts: Parts | None) -> tuple[tuple[str, ...], I64]:
@@ -257,39 +227,30 @@ def _sites(table: Table, column: str, parts: Parts | None) -> tuple[tuple[str, .
     for row in np.flatnonzero(needed).tolist():
         if names[row] == NO_SITE:
             raise DataError(f"{table.where(row)}, column {column}: the site is missing")
-    return coded(names, table.where, column)
+    return tables.coded(names, table.where, column)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prepare:
-    """The features of all rows, once it is known which of these are for training.
+    """The features of all rows, once it is known which of these are for training."""
 
-    Args:
-        file: for messages.
-        x: (n, d) float64, NaN where a value is missing.
-        sites: (n,) the names of the rows' sites, "" for none.
-        settings: what a run keeps beside the numbers of :meth:`record`.
-    """
-
-    file: Path
-    x: F64
-    sites: Sequence[str]
-    settings: Mapping[str, Any]
+    file: Path  # for messages
+    x: F64  # (n, d) NaN where a value is missing
+    sites: Sequence[str]  # (n,) the names of the rows' sites, "" for none
+    settings: Mapping[str, Any]  # what a run keeps beside the numbers of `record`
 
     def __call__(self, training: I64, /) -> Array:
         """(n, d) float32: without gaps and scaled, by the numbers of the training rows."""
         known = self.record(training)
         sites = [site if site in known["sites"] else "" for site in self.sites]
-        features: Array = prepared(self.x, sites, known)
+        features: Array = table_features.prepared(self.x, sites, known)
         return features
 
     def record(self, training: I64, /) -> dict[str, Any]:
         """What new rows are prepared by: ``settings``, and the numbers of all training rows and of
         those of each site."""
         scaling, missing = self.settings["scaling"], self.settings["missing"]
-        train = np.zeros(len(self.x), dtype=bool)
-        train[training] = True
-        gaps = np.isnan(self.x)
+        train, gaps = np.isin(np.arange(len(self.x)), training), np.isnan(self.x)
         if not train.any() and (scaling != "none" or gaps.any()):
             key = f"missing={missing}" if scaling == "none" else f"scaling={scaling}"
             raise DataError(
@@ -316,27 +277,18 @@ class Prepare:
         """(d,) the mean or median of those training rows that have a value, else the default."""
         centre = np.mean if self.settings["missing"] == "mean" else np.median
         fill = np.full(self.x.shape[1], np.nan) if default is None else np.array(default)
-        rows = self.x[training]
-        there = ~np.isnan(rows)
-        for column in range(len(fill)):
-            if there[:, column].any():
-                fill[column] = centre(rows[there[:, column], column])
-            elif default is None:
-                names = [name for f in self.settings["features"] for name in inputs(f)]
-                raise DataError(
-                    f"{self.file}: no training row has a value in column {names[column]}"
-                )
+        for column, cells in enumerate(self.x[training].T):
+            if len(there := cells[~np.isnan(cells)]):
+                fill[column] = centre(there)
+        if np.isnan(fill).any():
+            names = [name for f in self.settings["features"] for name in table_features.inputs(f)]
+            empty = names[int(np.isnan(fill).argmax())]
+            raise DataError(f"{self.file}: no training row has a value in column {empty}")
         return fill
 
 
 _NUMBERS = ("fill", "mean", "scale")
 """What is known of each input by site, None where it is not needed."""
-
-
-def _by_row(names: Sequence[str], site: I64 | None, rows: int) -> list[str]:
-    """The site of each row, "" where it has none."""
-    known = ["" if name == NO_SITE else name for name in names]
-    return [""] * rows if site is None else [known[code] for code in site.tolist()]
 
 
 def _statistics(training: F64) -> dict[str, list[float]]:
@@ -349,13 +301,9 @@ def _statistics(training: F64) -> dict[str, list[float]]:
 
 DATASETS = (
     DatasetInfo(
-        name="csv",
-        title="tables of numbers and categories, for classes or another task",
-        read=read_csv,
-        default_model="logistic",
+        "csv", "tables of numbers and categories, for classes or another task", read_csv,
+        default_model="logistic", needs_folder=True, prepared=True,
+        columns=(*USUAL, *tables.SURVIVAL),
         source="a CSV file with a header, or several, as -d csv:FILE, csv:FILE,FILE or csv:DIR",
-        needs_folder=True,
-        columns=(*USUAL, *SURVIVAL),
-        prepared=True,
     ),
-)
+)  # fmt: skip

@@ -24,18 +24,14 @@ from fedsim.data.dataset import DatasetInfo, Raw, Request
 from fedsim.data.files import find_folder, inside
 from fedsim.data.images import IMAGENET, decode
 from fedsim.data.masks import SUFFIXES, decode_mask, of_classes, size_of
-from fedsim.data.readers.tables import (
-    coded,
-    coded_column,
-    names_by_number,
-    parts_of_rows,
-    people,
-)
+from fedsim.data.readers import tables
 
 DEFAULT_SIZE = 224
 ALIASES = dict.fromkeys(("image", "file", "name", "id_code"), "filename")
 ALIASES |= dict.fromkeys(("level", "grade", "diagnosis", "class"), "label")
 _EXTENSIONS = ("", ".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
+_WITH_MASKS = "a folder with images/, masks/ and maybe labels.csv (filename[,site][,patient])"
+_REMEDY = "or named in a file classes.txt, one a line"
 LISTED = 10
 """So many missing files or odd labels are named; of more the number is given."""
 SIMILAR, RARE = 0.85, 0.1
@@ -47,26 +43,31 @@ def folder(request: Request, *, strict_labels: bool = False) -> Raw:
     """A folder of images, stored as RGB at Resize(P), CenterCrop(P) for the model's P x P pixels.
 
     Normalised with ImageNet's mean and standard deviation. Labels that look like typing errors,
-    and classes with one image, are remarks, or refused with ``strict_labels``. For masks see
-    :func:`with_masks`.
+    and classes with one image, are remarks, or refused with ``strict_labels``. Masks hold class
+    indices, or 0 and 255; they are resized as the images, to the nearest pixel.
     """
-    if request.target == "mask":
-        return with_masks(request)
-    root = find_folder(request.own_folder, (), ("labels.csv",), request.source)
-    table = read_table(root / "labels.csv", ("filename", "label"), ALIASES)
+    masked, size = request.target == "mask", request.image_size or DEFAULT_SIZE
+    wanted = _WITH_MASKS if masked else request.source
+    root = find_folder(request.own_folder, (), ("masks" if masked else "labels.csv",), wanted)
     listed = root / "classes.txt"
-    classes, y = _listed_classes(listed, table) if listed.exists() else _classes(table)
-    remarks = odd_labels(table, classes, y, named=listed.exists())
-    if remarks and strict_labels:
-        raise DataError(
-            f"{root / 'labels.csv'}: {'; '.join(remarks)}; correct the table, or leave out "
-            "folder.strict_labels"
-        )
-    files = _files(root, table)
-    sites, patients = coded_column(table, "site"), coded_column(table, "patient")
-    parts = parts_of_rows(table, "split", ("train", "val", "test"))
-    of_people = people(sites, patients, parts, table.where)
-    size = request.image_size or DEFAULT_SIZE
+    remarks: tuple[str, ...] = ()
+    if masked:
+        table = _table_of_images(root)
+        files = _files(root, table)
+        classes, y = _masks(root, table, files, listed, size)
+    else:
+        table = read_table(root / "labels.csv", ("filename", "label"), ALIASES)
+        classes, y = _listed_classes(listed, table) if listed.exists() else _classes(table)
+        remarks = odd_labels(table, classes, y, named=listed.exists())
+        if remarks and strict_labels:
+            raise DataError(
+                f"{root / 'labels.csv'}: {'; '.join(remarks)}; correct the table, or leave out "
+                "folder.strict_labels"
+            )
+        files = _files(root, table)
+    parts = tables.parts_of_rows(table, "split", ("train", "val", "test"))
+    sites, patients = tables.coded_column(table, "site"), tables.coded_column(table, "patient")
+    of_people = tables.people(sites, patients, parts, table.where)
     return Raw(
         source=root,
         x=packed("folder", files, size, decode),
@@ -82,58 +83,22 @@ def folder(request: Request, *, strict_labels: bool = False) -> Raw:
     )
 
 
-def with_masks(request: Request) -> Raw:
-    """A folder with the images in images/, for each a file of the same name in masks/, and maybe
-    labels.csv: filename, and where known site, patient, split.
-
-    Masks hold class indices, or 0 and 255; they are resized as the images, to the nearest pixel.
-    """
-    wanted = "a folder with images/, masks/ and maybe labels.csv (filename[,site][,patient])"
-    root = find_folder(request.own_folder, (), ("masks",), wanted)
-    table = _table_of_images(root, wanted)
-    files = _files(root, table)
-    masks = _masks(root, table, files)
-    size = request.image_size or DEFAULT_SIZE
-
-    def decoded(i: int) -> Array:
-        return decode_mask(masks[i], size, size_of(files[i]))
-
-    listed = root / "classes.txt"
-    names = [name for _, name in read_lines(listed)] if listed.exists() else ()
-    stored = packed_rows("masks", [*masks, *files], len(masks), size, "mask", decoded, 1)[:, 0]
-    classes, y = of_classes(
-        stored, names, lambda i: str(masks[i]), "or named in a file classes.txt, one a line"
-    )
-    parts = parts_of_rows(table, "split", ("train", "val", "test"))
-    sites, patients = coded_column(table, "site"), coded_column(table, "patient")
-    return Raw(
-        source=root,
-        x=packed("folder", files, size, decode),
-        y=y,
-        class_names=classes,
-        mean=IMAGENET[0],
-        std=IMAGENET[1],
-        parts=parts,
-        size=size,
-        files=tuple(file.relative_to(root).as_posix() for file in files),
-        **people(sites, patients, parts, table.where),
-    )
-
-
-def _table_of_images(root: Path, wanted: str) -> Table:
+def _table_of_images(root: Path) -> Table:
     """labels.csv, or the names of all images where there is none."""
     file, images = root / "labels.csv", root / "images"
     if file.exists():
         return read_table(file, ("filename",), ALIASES)
     found = sorted(f for f in images.rglob("*") if f.suffix.lower() in _EXTENSIONS[1:])
     if not found:
-        raise DataError(f"data.dir {root}: no image in {images}; wanted is {wanted}")
+        raise DataError(f"data.dir {root}: no image in {images}; wanted is {_WITH_MASKS}")
     names = [f.relative_to(images).as_posix() for f in found]
     return Table(images, {"filename": names}, range(1, 1 + len(names)))
 
 
-def _masks(root: Path, table: Table, files: Sequence[Path]) -> list[Path]:
-    """The file of each image's mask; a DataError says which are missing."""
+def _masks(
+    root: Path, table: Table, files: Sequence[Path], listed: Path, size: int
+) -> tuple[tuple[str, ...], Array]:
+    """The class names, and the mask of each image; a DataError says which are missing."""
     masks, missing = [], []
     for file, row in zip(files, table, strict=True):
         place = root / "images" if file.is_relative_to(root / "images") else root
@@ -148,7 +113,13 @@ def _masks(root: Path, table: Table, files: Sequence[Path]) -> list[Path]:
             f"{table.file}: {len(missing)} of {len(files)} images have no mask "
             f"({', '.join(SUFFIXES)}): {few(missing, LISTED)}"
         )
-    return masks
+
+    def decoded(i: int) -> Array:
+        return decode_mask(masks[i], size, size_of(files[i]))
+
+    names = [name for _, name in read_lines(listed)] if listed.exists() else ()
+    stored = packed_rows("masks", [*masks, *files], len(masks), size, "mask", decoded, 1)[:, 0]
+    return of_classes(stored, names, lambda i: str(masks[i]), _REMEDY)
 
 
 def odd_labels(
@@ -231,7 +202,7 @@ def _classes(table: Table) -> tuple[tuple[str, ...], I64]:
     texts = [re.sub(r"^(-?\d+),(0+)$", r"\1.\2", text) for text in table.columns["label"]]
     numeric = [text.replace(".", "", 1).lstrip("-").isdecimal() for text in texts]
     if not any(numeric):
-        return coded(texts, table.where, "the label")
+        return tables.coded(texts, table.where, "the label")
     if not all(numeric):
         rare = 2 * sum(numeric) < len(numeric)  # the rarer kind is the mistake
         odd, other = numeric.index(rare), numeric.index(not rare)
@@ -240,7 +211,7 @@ def _classes(table: Table) -> tuple[tuple[str, ...], I64]:
             "or names, not both"
         )
     y = Table(table.file, {"label": texts}, table.numbers).whole("label")
-    return names_by_number(y, table.where, "or named in a file classes.txt, one a line"), y
+    return tables.names_by_number(y, table.where, _REMEDY), y
 
 
 def _listed_classes(file: Path, table: Table) -> tuple[tuple[str, ...], I64]:
@@ -264,13 +235,9 @@ def _listed_classes(file: Path, table: Table) -> tuple[tuple[str, ...], I64]:
 
 DATASETS = (
     DatasetInfo(
-        name="folder",
-        title="your own image files and a table",
-        read=folder,
-        image_size=DEFAULT_SIZE,
-        channels=3,
+        "folder", "your own image files and a table", folder,
+        image_size=DEFAULT_SIZE, channels=3, needs_folder=True,
         source="a folder with labels.csv (filename,label[,site][,patient][,split]) and the images; "
         "for --task segmentation images/ and masks/",
-        needs_folder=True,
     ),
-)
+)  # fmt: skip

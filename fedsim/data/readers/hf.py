@@ -7,8 +7,6 @@ image has to be in the data set, not only its path.
 import logging
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -79,6 +77,22 @@ class Saved(NamedTuple):
             raise DataError(f"{self.where(values.index(None))}: there is no {role}")
         return values, tuple(feature.names) if kind == "classes" else ()
 
+    def content(self, role: str, row: int) -> bytes:
+        """The file of an image, or mask."""
+        value = self.rows.data.column(self.columns[role])[row].as_py()
+        encoded = value.get("bytes") if isinstance(value, dict) else value
+        if not isinstance(encoded, bytes):
+            raise DataError(
+                f"{self.where(row)}: there is no image, or its path alone: save_to_disk has to "
+                "write the images themselves"
+            )
+        return encoded
+
+    @property
+    def files(self) -> list[Path]:
+        """Where the rows are stored."""
+        return [Path(file["filename"]) for file in self.rows.cache_files]
+
 
 def hf(
     request: Request,
@@ -104,31 +118,25 @@ def hf(
     masked = request.target == "mask"
     if masked and "image" not in saved.columns:
         raise DataError(f"{folder}: texts have no masks; segmentation needs images")
-    classes, y = ((), np.zeros(len(saved.rows), np.int64)) if masked else _labels(saved)
+    y: Array = np.empty(0)
+    classes, y = ((), y) if masked else _labels(saved)
     parts: Parts | None = None
     if "" not in saved.splits:
         kinds = np.array([SPLITS[name] for name in saved.splits], dtype=np.int8)
         parts = np.repeat(kinds, list(saved.splits.values()))
     whose = "user" if "user" in saved.columns else "site"
     sites, patients = _names_of(saved, whose), _names_of(saved, "patient")
-    raw = Raw(
-        source=folder,
-        x=y,
-        y=y,
-        class_names=classes,
-        parts=parts,
-        sites_are_users=whose == "user",
-        **people(sites, patients, parts, saved.where),
-    )
+    about = people(sites, patients, parts, saved.where) | {"sites_are_users": whose == "user"}
     if "image" in saved.columns:
-        x = _images(saved, request.image_size)
-        if masked:
-            classes, y = _masks(saved, x.shape[-1])
-            raw = replace(raw, y=y, class_names=classes)
-        return replace(raw, x=x, size=x.shape[-1], mean=images.IMAGENET[0], std=images.IMAGENET[1])
-    known = np.ones(len(y), bool) if parts is None else parts == TRAIN
-    x, dictionary = tokens(saved.values("text")[0], words, known, vocabulary, request.known_words)
-    return replace(raw, x=x, vocabulary=len(dictionary) + 1, words=dictionary)
+        x, (mean, std) = _images(saved, request.image_size), images.IMAGENET
+        about |= {"size": x.shape[-1], "mean": mean, "std": std}
+        classes, y = _masks(saved, x.shape[-1]) if masked else (classes, y)
+    else:
+        known = np.ones(len(y), bool) if parts is None else parts == TRAIN
+        texts, _ = saved.values("text")
+        x, dictionary = tokens(texts, words, known, vocabulary, request.known_words)
+        about |= {"vocabulary": len(dictionary) + 1, "words": dictionary}
+    return Raw(source=folder, x=x, y=y, class_names=classes, parts=parts, **about)
 
 
 def read(folder: Path, named: Mapping[str, str]) -> Saved:
@@ -225,41 +233,26 @@ def _names_of(saved: Saved, role: str) -> Coded:
     return coded(texts, saved.where, f"the {role}")
 
 
-def _content(saved: Saved, stored: Sequence[Any], row: int) -> bytes:
-    """The file of an image, or mask, of a column."""
-    value = stored[row].as_py()
-    encoded = value.get("bytes") if isinstance(value, dict) else value
-    if not isinstance(encoded, bytes):
-        raise DataError(
-            f"{saved.where(row)}: there is no image, or its path alone: save_to_disk has to "
-            "write the images themselves"
-        )
-    return encoded
-
-
 def _masks(saved: Saved, size: int) -> tuple[tuple[str, ...], Array]:
     """The numbers of the classes, and masks (N, size, size) uint8, from the cache as images."""
     name = saved.columns["label"]
     if _kind(saved.rows.features[name]) != "images":
         raise DataError(f"{saved.folder}, column {name}: needed for segmentation are images")
-    stored, images_ = (saved.rows.data.column(saved.columns[r]) for r in ("label", "image"))
 
     def decoded(row: int) -> Array:
         where = saved.where(row)
-        sides = size_of(_content(saved, images_, row), where)
-        return decode_mask(_content(saved, stored, row), size, sides, f"{where}, {name}")
+        sides = size_of(saved.content("image", row), where)
+        return decode_mask(saved.content("label", row), size, sides, f"{where}, {name}")
 
-    files = [Path(file["filename"]) for file in saved.rows.cache_files]
     how = f"mask: {name} {saved.columns['image']} {saved.splits}"
-    packed = packed_rows("hf-masks", files, len(stored), size, how, decoded, channels=1)[:, 0]
+    packed = packed_rows("hf-masks", saved.files, len(saved.rows), size, how, decoded, 1)[:, 0]
     return of_classes(packed, (), saved.where, "as those of a folder with classes.txt")
 
 
 def _images(saved: Saved, image_size: int | None) -> Array:
     """(N, 3, size, size) uint8, from the cache where they were decoded before."""
-    stored, _ = saved.values("image")
-    content = partial(_content, saved, stored)
-    width, height = images.sides(content(0), saved.where(0))
+    saved.values("image")  # refuses another type
+    width, height = images.sides(saved.content("image", 0), saved.where(0))
     if image_size is None and width != height:
         raise DataError(
             f"{saved.where(0)}: {width} x {height} pixels are no square: set data.image_size"
@@ -267,7 +260,7 @@ def _images(saved: Saved, image_size: int | None) -> Array:
     size = image_size or width
 
     def decoded(row: int) -> Array:
-        encoded, where = content(row), saved.where(row)
+        encoded, where = saved.content("image", row), saved.where(row)
         if image_size is None and (sides := images.sides(encoded, where)) != (size, size):
             raise DataError(
                 f"{where}: {sides[0]} x {sides[1]} pixels, the first image has {size} x {size}: "
@@ -275,19 +268,15 @@ def _images(saved: Saved, image_size: int | None) -> Array:
             )
         return images.decode(encoded, size, where)
 
-    files = [Path(file["filename"]) for file in saved.rows.cache_files]
     how = f"{'resized' if image_size else 'as stored'}: {saved.columns['image']} {saved.splits}"
-    return packed_rows("hf", files, len(stored), size, how, decoded)
+    return packed_rows("hf", saved.files, len(saved.rows), size, how, decoded)
 
 
 DATASETS = (
     DatasetInfo(
-        name="hf",
-        title="a saved Hugging Face data set of images or texts",
-        read=hf,
+        "hf", "a saved Hugging Face data set of images or texts", hf,
+        needs_folder=True, columns=tuple(USUAL),
         source="a folder of save_to_disk, also as -d hf:DIR; "
         f"pip install '{DISTRIBUTION}[datasets]'",
-        needs_folder=True,
-        columns=tuple(USUAL),
     ),
-)
+)  # fmt: skip

@@ -11,12 +11,7 @@ import numpy as np
 from fedsim.core.errors import DataError, one_line
 from fedsim.core.types import I64, Array
 from fedsim.data.dataset import TEST, TRAIN, DatasetInfo, Raw, Request
-from fedsim.data.files import (
-    ArrayUnpickler,
-    check_images,
-    check_labels,
-    unreadable,
-)
+from fedsim.data.files import ArrayUnpickler, check_images, check_labels, unreadable
 from fedsim.data.masks import of_classes
 from fedsim.data.readers.tables import Coded, coded, names_by_number, of_users, people
 

@@ -182,13 +182,11 @@ def test_the_reader_keeps_the_contract(tmp_path: Path):
     ("change", "given", "message"),
     [
         ((",grade,", ",level,"), {}, "needed are the columns grade"),
-        (("9.0", "x"), {}, r"table\.csv, row 5, column weight: 'x' is no finite number"),
-        (("9.0", "1e39"), {}, "row 5, column weight: '1e39' is no finite number"),
+        (("9.0", "1e39"), {}, r"table\.csv, row 5, column weight: '1e39' is no finite number"),
         (("9.0", "?"), {}, r"row 5, column weight: the value is missing \('\?'\); csv.missing"),
         ((",b,", ",,"), {"missing": "mean"}, "row 3, column kind: the category is missing"),
         (("50,c,3.0,no", "50,c,3.0,"), {}, "row 4, column grade: the class is missing"),
         (("south,test", "south,tset"), {}, "row 8, column fold: 'tset' is unknown; known are"),
-        (("1.5,no,north", "1.5,no,"), {}, "row 2, column hospital: the site is missing"),
         (("30,a,1.5,no", "30,a,1.5,no,1"), {}, "row 2: 7 values, the header has 6"),
         (("train", "test"), {}, "csv.scaling=site needs training rows"),
         (("no", "yes"), {}, "column grade: one class, needed are two"),
@@ -305,10 +303,6 @@ def test_a_column_of_sites_counts_before_the_names_of_files(tmp_path: Path):
     ("tables", "message"),
     [
         ({}, "no CSV file"),
-        (
-            {"a": "v,target\n1,0\n", "b": "w,target\n1,0\n"},
-            r"b\.csv: there is no column 'v', as in ",
-        ),
         ({"a": "v,target\n1,0\n", "b": "vv,v,target\n1,1,0\n"}, r"a\.csv: there is no column 'vv'"),
         ({"a": "v,target\n1,0\n", "b": "v,class\n1,0\n"}, r"b\.csv: the header is v,class, needed"),
         ({"a": "v,target\n1,0\n", "b": "v,target\n1,0\nx,1\n"}, r"b\.csv, row 3, column v: 'x' is"),
@@ -405,12 +399,8 @@ def test_what_a_run_keeps_makes_the_same_features_of_the_same_cells(tmp_path: Pa
     """From the texts of the table and JSON, to the bit; with numbers from the standard library."""
     file = tmp_path / "t.csv"
     file.write_text(GAPS.replace("1,0,a,test", "1,0,,test"))
-    for given in (
-        {},
-        {"scaling": "all"},
-        {"scaling": "none"},
-        {"categorical": "w", "missing_categories": "own"},
-    ):
+    own = {"categorical": "w", "missing_categories": "own"}
+    for given in ({}, {"scaling": "all"}, {"scaling": "none"}, own):
         d = data.load("csv", file, missing="median", **given)
         kept = json.loads(json.dumps(d.prepare.record(d.train)))
         with file.open() as rows:

@@ -301,10 +301,7 @@ EYES = replace(
     data.load(SHORTCUT, sites=6, samples_per_site=20), site=None, site_names=(), groups={}
 )
 SPLIT = hold_out(
-    EYES,
-    partitions.make(EYES, "iid", num_clients=6),
-    val_fraction=0.1,
-    test_fraction=0.2,
+    EYES, partitions.make(EYES, "iid", num_clients=6), val_fraction=0.1, test_fraction=0.2
 )
 
 

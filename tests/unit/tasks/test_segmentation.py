@@ -233,51 +233,29 @@ def test_an_image_that_its_camera_turned_fits_its_upright_mask(tmp_path):
     assert load(tmp_path, test_fraction=0.5).class_names == ("background", "foreground")
 
 
-def _wrong_size(root):
-    save(root / "masks" / "3.png", np.zeros((20, 29), np.uint8))
-
-
-def _three_channels(root):
-    save(root / "masks" / "3.png", np.zeros((20, 30, 3), np.uint8))
-
-
-def _missing(root):
-    (root / "masks" / "3.png").unlink()
-
-
-def _unknown(root):
-    save(root / "masks" / "3.png", np.full((20, 30), 7, np.uint8))
-
-
-def _named(root):
-    save(root / "masks" / "3.png", np.full((20, 30), 2, np.uint8))
-    (root / "classes.txt").write_text("background\ndisc\n")
-
-
-def _no_pixels(root):
-    save(root / "masks" / "4.png", np.full((20, 30), 1, np.uint8))
-    save(root / "masks" / "3.png", np.full((20, 30), 255, np.uint8))
-
-
 @pytest.mark.parametrize(
-    ("damage", "given", "message"),
+    ("mask", "given", "message"),
     [
-        (_wrong_size, {}, r"masks/3\.png: 29 x 20 pixels, its image has 30 x 20"),
-        (_three_channels, {}, r"masks/3\.png: mode RGB; a mask has one channel"),
-        (_missing, {}, r"1 of 10 images have no mask .*: masks/3\.png \(row 5\)"),
-        (_unknown, {}, r"masks/3\.png: class 7; .* without a gap.*classes\.txt"),
-        (_named, {}, r"masks/3\.png: class 2; allowed are 0\.\.1 of background, disc"),
-        (_no_pixels, {}, r"sample 3 \(images/3\.png\): all pixels of a mask are 255"),
-        (None, {"augment": "flip"}, "'flip': moves pixels, and masks would stay"),
-        (None, {"task": None}, "needed are the columns filename, label"),
+        (np.zeros((20, 29)), {}, r"masks/3\.png: 29 x 20 pixels, its image has 30 x 20"),
+        (np.zeros((20, 30, 3)), {}, r"masks/3\.png: mode RGB; a mask has one channel"),
+        (None, {}, r"1 of 10 images have no mask .*: masks/3\.png \(row 5\)"),
+        (np.full((20, 30), 7), {}, r"masks/3\.png: class 7; .* without a gap.*classes\.txt"),
+        (np.full((20, 30), 2), {"names": True}, r"class 2; allowed are 0\.\.1 of background, disc"),
+        (np.full((20, 30), 255), {}, r"sample 3 \(images/3\.png\): all pixels of a mask are 255"),
+        (np.zeros((20, 30)), {"augment": "flip"}, "'flip': moves pixels, and masks would stay"),
+        (np.zeros((20, 30)), {"task": None}, "needed are the columns filename, label"),
     ],
 )
-def test_folders_that_are_refused(tmp_path, damage, given, message):
+def test_folders_that_are_refused(tmp_path, mask, given, message):
     root = write_folder(tmp_path)
-    if damage is not None:
-        damage(root)
+    (root / "masks" / "3.png").unlink()
+    save(root / "masks" / "4.png", np.ones((20, 30), np.uint8))
+    if mask is not None:
+        save(root / "masks" / "3.png", mask.astype(np.uint8))
+    if "names" in given:
+        (root / "classes.txt").write_text("background\ndisc\n")
     with pytest.raises(DataError, match=message):
-        load(root, **given)
+        load(root, **{key: value for key, value in given.items() if key != "names"})
 
 
 def test_arrays_with_masks(tmp_path):

@@ -157,6 +157,8 @@ def test_new_rows_of_a_table_and_the_exported_network(task, columns, header, tmp
     fedsim.run(config, out=run)
     new = predict(run, rows=tmp_path / "new.csv")
     assert [*new.columns] == ["row", *header]
+    own = fedsim.predict(run, split="all", data_dir=tmp_path / "t.csv")
+    pd.testing.assert_frame_equal(own, fedsim.predict(run, split="all"))
     export(run, "torch", tmp_path / "exported")
     network = torch.export.load(tmp_path / "exported" / "model.pt2").module()
     ages = pd.read_csv(tmp_path / "t.csv")["age"].loc[predict(run, split="train")["sample"]]
@@ -175,3 +177,40 @@ def test_a_task_that_needs_more_outputs_than_have_names(tmp_path, monkeypatch):
     )
     config = RunConfig(**RUN | {"task": "two_heads.py:task", "data": DIABETES})
     assert prepare(config).dataset.class_names == ("output_0", "output_1")
+
+
+def test_parameters_of_a_task_are_settings(tmp_path, monkeypatch):
+    """Of fedsim's and of one's own: they change the loss and are columns of the summary."""
+    monkeypatch.chdir(tmp_path)
+    Path("scaled.py").write_text(
+        "from dataclasses import replace\n\nfrom fedsim import tasks\n\n\n"
+        "def task(factor: float = 1.0):\n    mse = tasks.find('regression')\n"
+        "    return replace(mse, loss=lambda outputs, y: factor * mse.loss(outputs, y))\n"
+    )
+    given = {"plain": {"task": "regression"}}
+    given["mae"] = {"task": "regression", "regression": {"loss": "mae"}}
+    given["own"] = {"task": "scaled.py:task", "scaled.py:task": {"factor": 0.0}}
+    runs = {
+        name: fedsim.run(RunConfig(**RUN | {"data": DIABETES} | settings), out=tmp_path / name)
+        for name, settings in given.items()
+    }
+    last = {name: run.rounds.iloc[-1] for name, run in runs.items()}
+    assert last["plain"]["test_loss"] == pytest.approx(last["plain"]["test_rmse"] ** 2)
+    assert last["mae"]["test_loss"] == pytest.approx(last["mae"]["test_mae"])
+    assert (last["own"]["test_loss"], last["own"]["train_loss"]) == (0, 0)
+    assert pd.read_csv("mae/summary.csv")["regression.loss"].tolist() == ["mae"]
+    assert pd.read_csv("own/summary.csv")["scaled.py:task.factor"].tolist() == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"regression": {"loss": "mae"}}, r"regression\.loss: 'mae' given; give task=regression"),
+        ({"task": "regression", "regression": {"loss": "l1"}}, "must be 'mse', 'mae' or 'huber'"),
+        ({"task": "regression", "regression": {"delta": 0}}, r"regression\.delta: .* 0"),
+        ({"task": "survival", "survival": {"tie": "x"}}, "unknown option 'tie'.*'ties'"),
+    ],
+)
+def test_wrong_parameters_of_a_task_are_refused(sections, message):
+    with pytest.raises(ConfigError, match=message):
+        RunConfig(**RUN | sections)
