@@ -118,6 +118,15 @@ CURVATURES, CENTRES = (1.0, 2.0), (0.0, 3.0)
 """The two clients of ALGORITHMS part E; the optimum of the mean objective is 2."""
 
 
+RNG = np.random.default_rng(11)
+A, B = RNG.uniform(0.5, 2.0, (4, 3)), RNG.normal(size=(4, 3))
+COUNTS, SAMPLES = (1, 5, 3, 2), (30, 10, 20, 1)
+PARTICIPANTS = ([0, 1, 2, 3], [1, 3], [0, 1], [2], [0, 1, 2, 3])
+"""Four clients in three dimensions, their steps and samples, and who takes part in five rounds."""
+EXACT = {"rtol": 1e-9, "atol": 1e-12}
+"""For formulas in float64."""
+
+
 class Point(nn.Module):
     """A model that is a point in space; the data do not matter."""
 

@@ -12,16 +12,11 @@ from fedsim.algorithms.afl import WorstMixture, projected
 from fedsim.algorithms.qffl import ByLosses
 from fedsim.core.types import RoundContext
 from fedsim.testing.rounds import rounds, small
-from tests.algorithms.cases import LAYOUT, Federation, cohort
+from tests.algorithms.cases import COUNTS, LAYOUT, PARTICIPANTS, SAMPLES, A, B, Federation, cohort
 from tests.algorithms.training import TRAINING, classification, tensors, train, worker
 from tests.oracles import rounds as oracle
 from tests.rounding import rounding, sgd_operations
 
-RNG = np.random.default_rng(12)
-A, B = RNG.uniform(0.5, 2.0, (4, 3)), RNG.normal(size=(4, 3))
-STEPS, SAMPLES = (1, 5, 3, 2), (30, 10, 20, 1)
-COHORTS = ([0, 1, 2, 3], [1, 3], [0, 1], [2], [0, 1, 2, 3])
-EXACT = {"rtol": 1e-9, "atol": 1e-12}
 SETTINGS = {"train": {"rounds": 3, "sample_rate": 0.375, "momentum": 0.9, "weight_decay": 0.01}}
 
 
@@ -73,9 +68,9 @@ def test_qfedavg_by_hand():
 
 @pytest.mark.parametrize("q", [0.0, 0.5, 1.0, 3.0])
 def test_qfedavg_oracle(q):
-    federation = Federation("qffl", {"q": q}, A, B, STEPS, SAMPLES)
-    path = [federation.step(cohort) for cohort in COHORTS]
-    wanted = oracle.qfedavg(A, B, COHORTS, STEPS, 0.1, q)
+    federation = Federation("qffl", {"q": q}, A, B, COUNTS, SAMPLES)
+    path = [federation.step(cohort) for cohort in PARTICIPANTS]
+    wanted = oracle.qfedavg(A, B, PARTICIPANTS, COUNTS, 0.1, q)
     np.testing.assert_allclose(path, wanted, rtol=1e-8, atol=1e-12)
 
 
@@ -121,14 +116,14 @@ def test_projection_oracle(m, total):
 
 @pytest.mark.parametrize("ascent", ["projected", "mirror"])
 def test_afl_oracle(ascent):
-    federation = Federation("afl", {"rate": 0.2, "ascent": ascent}, A, B, STEPS, SAMPLES)
+    federation = Federation("afl", {"rate": 0.2, "ascent": ascent}, A, B, COUNTS, SAMPLES)
     found = []
     for _ in range(8):
         federation.step()
         weights = federation.state.receive["afl"]["weights"]
         found.append([*federation.w, *(weights / 4)])
     project = (lambda y: nearest(y, 1.0)) if ascent == "projected" else None
-    path, lam = oracle.afl(A, B, 8, STEPS, 0.1, 0.2, project)
+    path, lam = oracle.afl(A, B, 8, COUNTS, 0.1, 0.2, project)
     # clients send float64 losses here; sums in another order
     np.testing.assert_allclose(found, np.hstack([path, lam]), rtol=1e-9, atol=1e-11)
     assert np.ptp(lam[-1]) > 0.1

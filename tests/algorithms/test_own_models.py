@@ -19,7 +19,7 @@ from fedsim.core.types import Layout, Slot, Training
 from fedsim.testing.rounds import config, difference, rounds, small
 from fedsim.training import personal
 from fedsim.training.assemble import prepare
-from tests.algorithms.cases import Federation
+from tests.algorithms.cases import COUNTS, EXACT, PARTICIPANTS, SAMPLES, A, B, Federation
 from tests.algorithms.training import (
     LR,
     TRAINING,
@@ -89,16 +89,12 @@ def test_a_step_of_ditto_by_hand():
     np.testing.assert_allclose(made[1.0] - made[3.0], 0.2, atol=1e-6)
 
 
-@pytest.fixture(scope="module")
-def ditto(tmp_path_factory):
+@pytest.mark.integration
+def test_the_clients_own_models_are_scored_kept_and_fine_tuned(tmp_path):
     settings = {"data": {"num_clients": 6, "client_test_fraction": 0.3}}
     settings["evaluation"] = {"every": 1, "clients_every": 3, "finetune_epochs": 1}
     settings["train"] = {"rounds": 3, "sample_rate": 1 / 3}
-    return fedsim.run(config("ditto", "mlp", **settings), tmp_path_factory.mktemp("ditto") / "run")
-
-
-@pytest.mark.integration
-def test_the_clients_own_models_are_scored_kept_and_fine_tuned(ditto):
+    ditto = fedsim.run(config("ditto", "mlp", **settings), tmp_path / "run")
     took_part = set(ditto.read("clients")["client_id"])
     assert 0 < len(took_part) < 6
     shared = fedsim.load_model(ditto.path).state_dict()
@@ -149,19 +145,11 @@ def test_what_cannot_be_combined(name, settings, message):
         prepare(config(name, "mlp", **settings))
 
 
-RNG = np.random.default_rng(11)
-A, B = RNG.uniform(0.5, 2.0, (4, 3)), RNG.normal(size=(4, 3))
-COUNTS, SAMPLES = (1, 5, 3, 2), (30, 10, 20, 1)
-COHORTS = ([0, 1, 2, 3], [1, 3], [0, 1], [2], [0, 1, 2, 3])
-EXACT = {"rtol": 1e-9, "atol": 1e-12}
-"""For formulas in float64."""
-
-
 def followed(name, options, **settings):
     """The points after each of some rounds on quadratics, and the clients' states then."""
     federation = Federation(name, options, A, B, COUNTS, SAMPLES, **settings)
     path, states = [], []
-    for cohort in COHORTS:
+    for cohort in PARTICIPANTS:
         path.append(federation.step(cohort))
         states.append({i: dict(state) for i, state in federation.clients.items()})
     return np.array(path), states
@@ -182,7 +170,7 @@ def test_pfedme_oracle(k, beta, decay):
     options = {"lam": 2.0, "steps": k, "personal_lr": 0.2, "beta": beta}
     path, states = followed("pfedme", options, weight_decay=decay)
     wanted, own_models = oracle.pfedme(
-        A, B, COHORTS, COUNTS, SAMPLES, 0.1, 2.0, k, 0.2, beta, decay
+        A, B, PARTICIPANTS, COUNTS, SAMPLES, 0.1, 2.0, k, 0.2, beta, decay
     )
     np.testing.assert_allclose(path, wanted, **EXACT)
     for kept, models in zip(states, own_models, strict=True):
@@ -216,7 +204,7 @@ def test_apfl_by_hand():
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
 def test_apfl_oracle(alpha, adaptive):
     path, states = followed("apfl", {"alpha": alpha, "adaptive": adaptive}, weight_decay=0.05)
-    wanted, kept = oracle.apfl(A, B, COHORTS, COUNTS, SAMPLES, 0.1, alpha, adaptive, 0.05)
+    wanted, kept = oracle.apfl(A, B, PARTICIPANTS, COUNTS, SAMPLES, 0.1, alpha, adaptive, 0.05)
     np.testing.assert_allclose(path, wanted, **EXACT)
     for found, expected in zip(states, kept, strict=True):
         for client, (v, share, mixed) in expected.items():
@@ -252,7 +240,7 @@ def test_perfedavg_on_quadratics(variant):
     scale = A * (powers if variant == "fo" else powers**2)
     path, _ = followed("perfedavg", {"alpha": 0.3, "variant": variant, "delta": 0.1})
     w, wanted = np.zeros(3), []
-    for cohort in COHORTS:
+    for cohort in PARTICIPANTS:
         ends = [oracle.gradient_steps(w, scale[i], B[i], 0.1, COUNTS[i]) for i in cohort]
         w = np.average(ends, axis=0, weights=[SAMPLES[i] for i in cohort])
         wanted.append(w)
@@ -374,10 +362,10 @@ def clustered(starts, **settings):
 def test_ifca_oracle(seed):
     starts = np.random.default_rng(seed).normal(size=(3, 3))
     federation, path = clustered(starts), []
-    for cohort in COHORTS:
+    for cohort in PARTICIPANTS:
         federation.step(cohort)
         path.append([federation.w, *federation.downlink["models"]])
-    wanted, groups = oracle.ifca(A, B, COHORTS, COUNTS, SAMPLES, 0.1, starts)
+    wanted, groups = oracle.ifca(A, B, PARTICIPANTS, COUNTS, SAMPLES, 0.1, starts)
     np.testing.assert_allclose(path, wanted, **EXACT)
     assert {j for g in groups for j in g} != {0}
 

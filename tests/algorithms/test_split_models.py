@@ -323,13 +323,15 @@ def test_four_rounds_of_fedala_against_an_independent_computation():
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("options", [{"eta": 0.0}, {"layers": "none"}])
-def test_fedala_that_learns_no_weights_is_fedavg_byte_for_byte(options):
-    first, expected = (
-        rounds(small(n, **o))[-1] for n, o in (("fedala", {"fedala": options}), ("fedavg", {}))
-    )
-    np.testing.assert_array_equal(first.after.params, expected.after.params)
-    assert first.row["test_loss"] == pytest.approx(expected.row["test_loss"], rel=1e-12)
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [("fedala", "eta", 0.0), ("fedala", "layers", "none"), ("knnper", "weight", 0.0)],
+)
+def test_without_a_mixture_it_is_fedavg(name, key, value):
+    one, other = rounds(small(name, **{name: {key: value}}))[-1], rounds(small("fedavg"))[-1]
+    np.testing.assert_array_equal(one.after.params, other.after.params)
+    for column in ("test_accuracy", "test_loss"):
+        assert one.row[column] == pytest.approx(other.row[column], rel=1e-12)
 
 
 @pytest.mark.integration
@@ -389,17 +391,6 @@ def test_the_mixture_with_neighbours_by_hand():
     alone = replace(NEAR, weight=1.0)(model, kept, x)
     assert alone[0, 0] == 0
     assert torch.isfinite(alone).all()
-
-
-@pytest.mark.integration
-def test_knnper_without_weight_is_fedavg():
-    one, other = (
-        rounds(small(name, "mlp", **options))[-1]
-        for name, options in (("fedavg", {}), ("knnper", {"knnper": {"weight": 0.0}}))
-    )
-    np.testing.assert_array_equal(one.after.params, other.after.params)
-    for column in ("test_accuracy", "test_loss"):
-        assert one.row[column] == pytest.approx(other.row[column], rel=1e-12)
 
 
 NEAREST = {"k": 1, "weight": 1.0}
