@@ -44,9 +44,7 @@ class OwnModels(Mapping[int, Vectors]):
     made: dict[int, Vectors] = field(default_factory=dict)
 
     def __getitem__(self, client: int) -> Vectors:
-        if client not in self:
-            raise KeyError(client)
-        if client not in self.made:
+        if client in self and client not in self.made:
             self._make(client)
         return self.made[client]
 
