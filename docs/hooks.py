@@ -43,7 +43,7 @@ traceback, too.
 NAMES = """# Data sets, models, partitions, presets
 
 What `fedsim list datasets`, `models`, `partitions` and `presets` show; the methods have
-[a page of their own](../METHODS.md). All data sets are for classification.
+[a page of their own](../METHODS.md).
 
 A data set, a model or a method may also be a function of yours, named `module:function`: see
 [add a data set](../tutorials/own-data.md), [a model](../tutorials/own-model.md),

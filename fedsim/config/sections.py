@@ -34,7 +34,7 @@ class DataConfig(Section):
 
     prefix = "data."
     name: Annotated[str, Common("-d --dataset", names="datasets", column="dataset")] = "digits"
-    """Data set, for classification: a name of `fedsim list datasets`, csv:FILE or csv:DIR, hf:DIR
+    """Data set: a name of `fedsim list datasets`, csv:FILE or csv:DIR, hf:DIR
     with a saved Hugging Face data set, or a function of your own, module:function or
     FILE.py:function."""
     dir: Annotated[str | None, Common("--data-dir", "DIR", path="dir", column=None)] = None
