@@ -48,10 +48,8 @@ def figure(
     frame: pd.DataFrame, class_names: Sequence[str] = (), rows: Sequence[ImageRow] = (),
     held_out: Collection[int] = (),
 ) -> Figure:  # fmt: skip
-    """A heat map of the training samples of each class and client, rows of images below it.
-
-    The clients ``held_out``, which never train, are marked.
-    """
+    """A heat map of the training samples of each class and client, rows of images below it. The
+    clients ``held_out``, which never train, are marked."""
     clients, total = frame["client_id"].nunique(), int(frame["train_samples"].sum())
     title = f"{clients:,} client{'' if clients == 1 else 's'}, {total:,} training samples"
     if not (classes := frame["label"].max() >= 0):  # -1, without classes to count
@@ -149,7 +147,7 @@ def drawings(groups: Sequence[Group]) -> Iterator[Drawing | Absent]:
             "partition", figure(frame, class_names(file.parent) or (), held_out=held_out),
             name=f"partition_{index}",
             title=say("partition.one_of", index=index, all=len(first)) if len(first) > 1 else "",
-            words=words, all=len(first), shown=MOST,
+            words=words, all=len(first), shown=MOST, classes=bool((frame["label"] >= 0).any()),
         )  # fmt: skip
 
 

@@ -25,7 +25,6 @@ def listing(kind: str | None, form: str) -> None:
     """List the names that an experiment can use.
 
     Without a kind: what lists there are.
-    All data sets are for classification.
 
     An algorithm, a data set, a model, a partition, an attack, a compressor or a selection may also
     be a function of your own, module:function or FILE.py:function.
