@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
-from collections.abc import Sequence
 
 import numpy as np
-import pandas as pd
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from ..formats import NumberFormat
-from ..tables.layout import COLLAPSE, EMPTY, WORST, Table, means_of, unit_of
+from ..tables.layout import COLLAPSE, EMPTY, WORST, Table, means_of, unit_of, worst
 from ..words import say, sentences
 from . import grid, style
 
 
 def figure(table: Table, unit: NumberFormat, lowest: bool = False) -> Figure:
-    """A cell for each mean, with its interval, as in the table; white where there is none.
-
-    Dark is better; ``lowest`` says that this is lower.
-    """
+    """A cell for each mean, with its interval, as in the table; white where there is none. Dark is
+    better; ``lowest`` says that this is lower."""
     means = unit.factor * means_of(table)
     heads = [head.partition(" (")[0] for head in table.head[1:]]
     if heads[-1] == WORST:
-        means[WORST] = [_shown(row[1:], means.iloc[i]) for i, row in enumerate(table.rows)]
+        means[WORST] = worst(means, lowest)
     values = means.to_numpy()
     finite = values[np.isfinite(values)]
     norm = Normalize(*((finite.min(), finite.max()) if len(finite) else (0, 1)))
@@ -55,12 +50,6 @@ def figure(table: Table, unit: NumberFormat, lowest: bool = False) -> Figure:
         )
         fig.supxlabel(textwrap.fill(note, 110), color=grid.NOTE, fontsize=9)
     return fig
-
-
-def _shown(texts: Sequence[str], means: pd.Series[float]) -> float:
-    """The mean whose text stands last in a row; NaN where there is none."""
-    every = [text.replace("**", "") for text in texts]
-    return math.nan if every[-1] == EMPTY else float(means.iloc[every.index(every[-1])])
 
 
 def _lines(text: str) -> str:

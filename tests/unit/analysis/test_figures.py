@@ -68,11 +68,7 @@ def lines_of(axes: Axes) -> dict[str, np.ndarray]:
 @pytest.fixture
 def two(tmp_path: Path) -> list[Path]:
     """Two seeds of FedLD and one run of FedAvg."""
-    return [
-        write_run(tmp_path, "fedld", 0),
-        write_run(tmp_path, "fedld", 1),
-        write_run(tmp_path, "fedavg", 0),
-    ]
+    return [write_run(tmp_path, *of) for of in (("fedld", 0), ("fedld", 1), ("fedavg", 0))]
 
 
 # ---- settings as panels

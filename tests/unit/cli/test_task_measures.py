@@ -249,9 +249,8 @@ def test_a_search_minimises_the_primary_measure(tmp_path: Path) -> None:
     fedsim("tune", tmp_path / "search.yaml", *options[:-2], "--by", "val_r2", "--out", other)
     highest = pd.read_csv(other / "trials.csv")
     assert highest.loc[highest["value"].idxmax(), "train.lr"] == 0.05
-    assert json.loads(fedsim("show", other, "--format", "json").stdout)["best_params"] == {
-        "train.lr": 0.05
-    }
+    shown = json.loads(fedsim("show", other, "--format", "json").stdout)
+    assert shown["best_params"] == {"train.lr": 0.05}
 
 
 def test_verify_compares_the_measures_and_finds_a_change(run: Path, tmp_path: Path) -> None:
