@@ -168,8 +168,7 @@ class Bar(Lines):
 
 def show_result(path: Path, summary: Mapping[str, object]) -> None:
     """Prints the final table of a finished run, from its row of summary.csv, and a line where its
-    model collapsed.
-    """
+    model collapsed."""
     rounds, seconds = cast("int", summary["rounds"]), cast("float", summary["total_seconds"])
     last, store = min(10, rounds), RunStore(path)
     environment = store.read_environment()

@@ -13,14 +13,7 @@ from scipy import stats
 from fedsim.core import files
 from fedsim.core.analysis import analysis
 from fedsim.core.rows import METRICS, WHEN, metric_column
-from fedsim.training.summary import (
-    CLIENT_COLUMNS,
-    FINAL_CLIENTS,
-    FIRST,
-    GINI,
-    LAST,
-    UNDER_ATTACK,
-)
+from fedsim.training.summary import CLIENT_COLUMNS, FINAL_CLIENTS, FIRST, GINI, LAST, UNDER_ATTACK
 
 AVERAGED = (
     *(metric_column("test", metric, when) for metric in FIRST for when in WHEN),

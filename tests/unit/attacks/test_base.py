@@ -178,10 +178,7 @@ def test_by_hand():
     # benign (1, 0), (3, 0), (2, 3): mean (2, 1), standard deviations 1 and sqrt(3)
     rows = np.array([[1.0, 0.0], [9.0, 9.0], [3.0, 0.0], [2.0, 3.0]])
     got = {kind: sent(of(kind, [1]), rows) for kind in (Mimic, MinMax, MinSum)}
-    got |= {
-        Alie: sent(of(Alie, [1], z=2.0), rows),
-        Ipm: sent(of(Ipm, [1], scale=3.0), rows),
-    }
+    got |= {Alie: sent(of(Alie, [1], z=2.0), rows), Ipm: sent(of(Ipm, [1], scale=3.0), rows)}
     for all_sent in got.values():
         np.testing.assert_array_equal(all_sent[[0, 2, 3]], rows[[0, 2, 3]])
     np.testing.assert_allclose(got[Mimic][1], [1, 0], rtol=1e-12)
