@@ -24,17 +24,17 @@ def figure(table: Table, unit: NumberFormat, lowest: bool = False) -> Figure:
     values = means.to_numpy()
     finite = values[np.isfinite(values)]
     norm = Normalize(*((finite.min(), finite.max()) if len(finite) else (0, 1)))
-    colours = norm(values)
+    shades = 1 - norm(values) if lowest else norm(values)
     texts = {
-        place: (_lines(table.rows[place[0]][place[1] + 1]), bool((colour > 0.55) != lowest))
-        for place, colour in np.ndenumerate(colours)
+        place: (_lines(table.rows[place[0]][place[1] + 1]), bool(shade > 0.55))
+        for place, shade in np.ndenumerate(shades)
     }
     with style.look():
         height = 0.62 * len(values) + 1.3
         fig = Figure(figsize=(max(grid.WIDTH, 1.35 * values.shape[1] + 2.6), height))
         axes = fig.subplots()
-        shades = "Blues_r" if lowest else "Blues"
-        image = grid.heat_cells(axes, values, texts, 9, norm=norm, cmap=shades, linewidth=0.8)
+        cmap = "Blues_r" if lowest else "Blues"
+        image = grid.heat_cells(axes, values, texts, 9, norm=norm, cmap=cmap, linewidth=0.8)
         axes.set_xticks(range(len(heads)), [style.wrapped(head, 1.3) for head in heads])
         axes.set_yticks(range(len(values)), [style.short(row[0], 38) for row in table.rows])
         axes.set_ylim(len(values) - 0.5, -0.5)

@@ -92,11 +92,6 @@ class Sites:
         other = cell.comparison
         return unit_of(self.cells) == "seed" or (other is not None and other.difference.n < FEWEST)
 
-    @property
-    def unseen(self) -> bool:
-        """Whether any approach is of models that never saw the site."""
-        return any(UNSEEN in label for label in self.values)
-
     def name(self, client: int) -> str:
         """The name of a client, marked where it never trained."""
         return self.names[client] + HELD_OUT * (client in self.held_out)
@@ -324,8 +319,8 @@ def _levels(sites: Sites) -> Table:
     caption = say(
         "sites.caption", score=shown.name, part=sites.part, numbers=numbers, unit=unit,
         means=unit == "partition" and bool(samples), without=[*map(title_of, sites.without)],
-        reference=sites.reference, held_out=sites.held_out, unseen=sites.unseen,
-        unit_words=say(f"units.{unit}"),
+        reference=sites.reference, held_out=sites.held_out, unit_words=say(f"units.{unit}"),
+        unseen=any(UNSEEN in label for label in sites.labels),
         interval=interval_words(unit) if numbers[-1] > 1 else "", sign=COLLAPSE,
         collapsed=[*dict.fromkeys(title_of(cell.row) for cell in cells if cell.collapsed)],
     )  # fmt: skip

@@ -67,12 +67,6 @@ def rounds(run: Path) -> pd.DataFrame:
     return pd.read_csv(run / "rounds.csv")
 
 
-def test_a_record_without_a_task_is_of_classes() -> None:
-    plain = Measures.of({"classes": ["a", "b"]})
-    assert (plain.primary, plain.lowest, plain.of_classes) == ("accuracy", False, True)
-    assert plain.column("test", "final") == "final_test_accuracy"
-
-
 def test_measures_beside_those_of_classes_come_before_the_loss(classes: Path) -> None:
     measures = Measures.of(json.loads((classes / "env.json").read_text()))
     assert measures.primary == "accuracy"
