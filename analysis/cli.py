@@ -10,7 +10,7 @@ import pandas as pd
 from fedsim.core.files import write
 from fedsim.core.terminal import echo
 
-from . import AnalysisError, budget, ranks, trials, units
+from . import AnalysisError, budget, ranks, scores, trials, units
 from .facets import settings_by
 from .figures import curves, matrix, privacy, style
 from .figures import ranks as rank_figure
@@ -19,23 +19,12 @@ from .paired import TESTS, Kind, Test
 from .report import page as report
 from .report.page import Descriptions
 from .runs import default_by, find, group, summaries, unit_among, without_repeats
-from .scores import (
-    ALL,
-    METRICS,
-    SCORES,
-    TAKES,
-    Score,
-    curves_of,
-    measure_of,
-    measures_of,
-    scores_of,
-)
+from .scores import ALL, METRICS, SCORES, TAKES, Score
 from .tables import captions, layout
 from .tables import scores as tables
 from .tables.captions import REPEATED, UNFINISHED
 from .units import ExperimentalUnit
 
-CROSSED = "--columns with a figure"
 FILE = click.Path(path_type=Path, dir_okay=False)
 runs_argument = click.argument(
     "dirs", metavar="[DIR]...", nargs=-1, type=click.Path(path_type=Path)
@@ -56,9 +45,7 @@ unit_option = click.option(
 )  # fmt: skip
 
 
-@click.group(
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-)
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 def main() -> None:
     """Tables and figures from the CSV files of run directories.
 
@@ -107,11 +94,11 @@ def curves_command(
     runs, _ = _summaries(dirs)
     by = _grouping(runs, by, unit)
     groups = group(runs, by, unit_among(runs, by, unit))
-    scores, primary = scores_of(runs), measures_of(runs).primary
-    shown = [name if name in curves_of(scores) else f"test_{name}" for name in metrics]
+    known, primary = scores.curves_of(scores.scores_of(runs)), scores.measures_of(runs).primary
+    shown = [name if name in known else f"test_{name}" for name in metrics]
     for name, column in zip(metrics, shown, strict=True):
-        if column not in curves_of(scores):
-            measure_of(runs, name)  # which says what there is
+        if column not in known:
+            scores.measure_of(runs, name)  # which says what there is
     columns = shown or [f"test_{name}" for name in dict.fromkeys((primary, "loss"))]
     if x == "epsilon":
         style.save(privacy.figure(groups, columns, smooth), out)
@@ -210,15 +197,17 @@ def table_command(
     if (caption or label) and not any(out.suffix == ".tex" for out in outs):
         raise AnalysisError("--caption, --label: only LaTeX tables have one, with --out FILE.tex")
     draw = None
-    if ranked or tuned:
-        flag, allowed = ("--budget", SCORES) if tuned else ("--ranks", ALL)
-        if columns or baseline or measure or rope is not None or (tuned and (ranked or by)):
-            more = ", and without --ranks and --by" * tuned
-            raise AnalysisError(
-                f"{flag}: goes without --columns, --baseline, --measure and --rope{more}"
-            )
-        if len(metrics) > 1 or len(takes) > 1 or {*metrics} & {*tables.TABLES}:
-            raise AnalysisError(f"{flag}: takes one --at, and one --metric of {', '.join(allowed)}")
+    crossed = any(out.suffix in style.FORMATS for out in outs)
+    drawn = "--budget" if tuned else "--ranks" if ranked else "--columns with a figure" * crossed
+    alone = (ranked or tuned) and (columns or baseline or measure or rope is not None)
+    if alone or (tuned and (ranked or by)):
+        more = ", and without --ranks and --by" * tuned
+        raise AnalysisError(
+            f"{drawn}: goes without --columns, --baseline, --measure and --rope{more}"
+        )
+    if drawn and (len(metrics) > 1 or len(takes) > 1 or {*metrics} & {*tables.TABLES}):
+        names = ", ".join(SCORES if tuned else ALL)
+        raise AnalysisError(f"{drawn}: takes one --at, and one --metric of {names}")
     if tuned:
         candidates = budget.gather([*map(str, dirs)], *metrics)
         made = [budget.table(candidates, unit or "seed")]
@@ -230,11 +219,7 @@ def table_command(
         made = captions.left_out(ranks.tables(blocks), unfinished)
         draw = partial(rank_figure.figure, blocks)
     else:
-        if drawn := any(out.suffix in style.FORMATS for out in outs):
-            if len(metrics) > 1 or len(takes) > 1 or {*metrics} & {*tables.TABLES}:
-                raise AnalysisError(
-                    f"{CROSSED}: takes one --at, and one --metric of {', '.join(ALL)}"
-                )
+        if drawn:
             takes = takes or ["final"]
         made, score = _scores(dirs, by, metrics, columns, baseline, paired, takes, unit, measure)
         if drawn and score is not None:
@@ -260,7 +245,7 @@ def _scores(
     named on standard error."""
     runs, unfinished = _summaries(dirs)
     by, made = _grouping(runs, by, unit, *([columns] if columns else ())), []
-    metrics = metrics or (measures_of(runs).primary,)
+    metrics = metrics or (scores.measures_of(runs).primary,)
     for metric in metrics:
         shown = tables.make(
             metric, runs, by, columns, baseline, paired, takes or [*TAKES], unit, measure
@@ -270,7 +255,7 @@ def _scores(
             without = tables.without_rows(metric, group(runs, by, unit_among(runs, by, unit)))
         _tell(without)
         made += captions.left_out(shown, unfinished | without)
-    return made, scores_of(runs).get(metrics[0])
+    return made, scores.scores_of(runs).get(metrics[0])
 
 
 @main.command("report")

@@ -39,9 +39,14 @@ def facets(groups: Sequence[Group], columns: Collection[str]) -> Facets:
     return split
 
 
+def groups_in(facets: Facets) -> list[Group]:
+    """All groups."""
+    return [group for inside in facets.values() for group in inside]
+
+
 def unit_of(facets: Facets) -> ExperimentalUnit:
     """The unit of all groups."""
-    return next((group.unit for groups in facets.values() for group in groups), "seed")
+    return next((group.unit for group in groups_in(facets)), "seed")
 
 
 def labels_of(by_setting: Mapping[str, Mapping[str, object]]) -> list[str]:
@@ -51,4 +56,4 @@ def labels_of(by_setting: Mapping[str, Mapping[str, object]]) -> list[str]:
 
 def labels_in(facets: Facets) -> list[str]:
     """The labels of all groups, in the order of their first facet."""
-    return list(dict.fromkeys(group.label for inside in facets.values() for group in inside))
+    return list(dict.fromkeys(group.label for group in groups_in(facets)))

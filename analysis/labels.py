@@ -28,11 +28,10 @@ TITLES: Mapping[str, str] = {
     "fedadam": "FedAdam", "fedyogi": "FedYogi", "fedadagrad": "FedAdagrad", "fedavgm": "FedAvgM",
     "slowmo": "SlowMo", "fedsam": "FedSAM", "pcgrad": "PCGrad", "fediir": "FedIIR",
     "afl": "AFL", "apfl": "APFL", "ditto": "Ditto", "ifca": "IFCA", "perfedavg": "Per-FedAvg",
-    "pfedme": "pFedMe", "qffl": "q-FFL",
-    "fedper": "FedPer", "fedrep": "FedRep", "fedbabu": "FedBABU", "lgfedavg": "LG-FedAvg",
-    "fedrod": "FedRoD", "fedala": "FedALA", "knnper": "kNN-Per",
-    "pfedla": "pFedLA", "matched_mean": "Matched mean",
-    "local": "Local", "centralized": "Centralized",
+    "pfedme": "pFedMe", "qffl": "q-FFL", "fedper": "FedPer", "fedrep": "FedRep",
+    "fedbabu": "FedBABU", "lgfedavg": "LG-FedAvg", "fedrod": "FedRoD", "fedala": "FedALA",
+    "knnper": "kNN-Per", "pfedla": "pFedLA", "matched_mean": "Matched mean", "local": "Local",
+    "centralized": "Centralized",
 }  # fmt: skip
 """How each known method is written in a paper."""
 HALVES: Mapping[str, tuple[str, str]] = {

@@ -107,9 +107,7 @@ def equivalence(differences: Floats, rounding: float, test: Test) -> float:
 
 def tost(mean: float, scale: float, freedom: float, rope: float) -> float:
     """The p value of two one-sided t tests that a true mean is within +-rope (Schuirmann, 1987).
-
-    Without a standard error it is 0 inside, over :data:`FEWEST_EQUAL` values or more, else 1.
-    """
+    Without a standard error it is 0 inside, over :data:`FEWEST_EQUAL` values or more, else 1."""
     margin = rope - abs(mean)
     if scale == 0:
         return 0.0 if margin > 0 and freedom >= FEWEST_EQUAL - 1 else 1.0

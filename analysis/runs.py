@@ -32,6 +32,8 @@ ALIASES = {**COLUMNS, **{title: column for column, title in NAMES.items()}}
 """Columns by their key in config.yaml, and by their name in figures."""
 MEASURES = "measures"  # the column with what env.json says of the measures of a run's task
 NAMED = "named"  # the column that says whether the user has named a run
+DRAWN = ("discs", "synthetic", "synthetic_labels", "synthetic_survival")
+"""Data sets that ``data.seed`` draws, so that partitions have other data."""
 PLACE = "place"  # the column with a run's place in the file of its sweep
 SHOWN = 8  # an error message names at most this many settings, or values of one
 
@@ -68,10 +70,8 @@ def find(paths: Iterable[Path]) -> tuple[list[Path], list[Path]]:
 
 
 def summaries(runs: Iterable[Path]) -> pd.DataFrame:
-    """The rows of the runs' summary.csv, with the run's folder in a column ``path``.
-
-    Each axis of a sweep's grid whose rows have names is a column :data:`~analysis.labels.AXIS`.
-    """
+    """The rows of the runs' summary.csv, with the run's folder in a column ``path``. Each axis of a
+    sweep's grid whose rows have names is a column :data:`~analysis.labels.AXIS`."""
     rows: list[dict[Any, Any]] = []
     grids: dict[Path, dict[str, tuple[int, dict[str, str]]]] = {}
     for run in runs:
@@ -219,8 +219,8 @@ def _checks(
         apart = [c for c in by if c == "dataset" or c.partition(".")[0] in sections]
         for whose, runs in every:
             digested = runs[runs[DATA].notna()]
-            # a function of the user's may draw other data for each partition
-            drawn = digested["dataset"].astype(str).str.contains(":")
+            names = digested["dataset"].astype(str)
+            drawn = names.isin(DRAWN) | names.str.contains(":")  # a function of the user's may, too
             for drawing, same in ((True, digested[drawn]), (False, digested[~drawn])):
                 for part in _parts(same, [*apart, *[PARTITION] * drawing]):
                     yield part, [DATA], whose
@@ -229,11 +229,8 @@ def _checks(
 def _by_label(table: pd.DataFrame, by: Sequence[str]) -> list[tuple[str, pd.DataFrame]]:
     """The runs by label; where all have names, in the order of their sweep's file."""
     keys = labels(table, by)
-    names = sorted(keys.unique(), key=order)
-    named = (LABEL in by and table[NAMED].all()) or any(c.startswith(AXIS) for c in by)
-    if named and table[PLACE].notna().all():
-        names.sort(key=lambda name: table[PLACE][keys == name].min())
-    return [(name, table[keys == name]) for name in names]
+    named = bool(LABEL in by and table[NAMED].all()) or any(c.startswith(AXIS) for c in by)
+    return [(name, table[keys == name]) for name in _ordered(keys, table, named)]
 
 
 def ordered_labels(table: pd.DataFrame, by: Sequence[str]) -> list[str]:
@@ -243,10 +240,14 @@ def ordered_labels(table: pd.DataFrame, by: Sequence[str]) -> list[str]:
 
 def values_of(table: pd.DataFrame, column: str) -> list[str]:
     """The texts of a column, those of an axis of a grid in the order of its file."""
-    of = table[column].map(text)
-    names = sorted(of.unique(), key=order)
-    if column.startswith(AXIS) and table[PLACE].notna().all():
-        names.sort(key=lambda name: table[PLACE][of == name].min())
+    return _ordered(table[column].map(text), table, column.startswith(AXIS))
+
+
+def _ordered(texts: pd.Series[str], table: pd.DataFrame, named: bool) -> list[str]:
+    """The distinct texts in order, ``named`` ones in that of their sweep's file."""
+    names = sorted(texts.unique(), key=order)
+    if named and table[PLACE].notna().all():
+        names.sort(key=lambda name: table[PLACE][texts == name].min())
     return names
 
 

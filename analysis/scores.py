@@ -39,9 +39,14 @@ class Score:
         return self.lowest or self.least < 0
 
     @property
+    def name(self) -> str:
+        """The title at the begin of a sentence: ``Balanced accuracy``."""
+        return self.title[0].upper() + self.title[1:]
+
+    @property
     def axis(self) -> str:
         """The heading of a column, and the label of an axis: ``Balanced accuracy (%)``."""
-        return self.unit.head(self.title[0].upper() + self.title[1:])
+        return self.unit.head(self.name)
 
 
 def _score(metric: tables.Metric, plain: NumberFormat = BUDGET, least: float = 0.0) -> Score:
@@ -122,6 +127,12 @@ def measure_of(runs: Runs, name: str) -> Score:
             f"{', '.join(known)}"
         )
     return known[name]
+
+
+def primary_of(runs: Runs) -> tuple[str, Score]:
+    """The primary measure of the task of runs, and how it is shown."""
+    name = measures_of(runs).primary
+    return name, measure_of(runs, name)
 
 
 def of_rounds(score: str) -> str:

@@ -60,11 +60,9 @@ def by_run(
     groups: Sequence[Group], table: str, columns: Sequence[str], key: Key = "round",
     where: Where = None, take: Take = "all", reduced: str = "mean",
 ) -> dict[str, pd.DataFrame]:  # fmt: skip
-    """Each run's values by key, by label, indexed by (*:data:`analysis.units.COLUMNS`, *key).
-
-    Rows with the same key are ``reduced``, those with an empty one left out; () is one per run.
-    ``take="last"`` keeps a run's last round in which any column has a value.
-    """
+    """Each run's values by key, by label, indexed by (*:data:`analysis.units.COLUMNS`, *key). Rows
+    with the same key are ``reduced``, those with an empty one left out; () is one per run.
+    ``take="last"`` keeps a run's last round in which any column has a value."""
     keys, columns = [*([key] if isinstance(key, str) else key)], list(columns)
     clock = ["round"] if take == "last" else []
     parts: dict[str, list[pd.DataFrame]] = {}

@@ -195,10 +195,8 @@ def cells(values: Values, baseline: str | None = None, test: Test = T) -> list[C
 def compared(
     values: Values, other: Callable[[str, Collection[str]], str | None], test: Test = T
 ) -> list[Cell]:
-    """The statistics of a table, with p values corrected over all its comparisons.
-
-    ``other`` maps a label, and those of its column, to what it is compared with; None: nothing.
-    """
+    """The statistics of a table, with p values corrected over all its comparisons. ``other`` maps a
+    label, and those of its column, to what it is compared with; None: nothing."""
     lacking = {
         (column, label): count
         for (column, _), group in rivals(values).items()

@@ -47,10 +47,8 @@ class Verdict:
 
 
 def standard_error(std: float, k: int, sd: float, n: int | None) -> tuple[float, float]:
-    """Standard error and freedom of our k values' mean minus that of n published: Welch's.
-
-    Without ``sd`` both vary alike; without ``n`` the published number is exact.
-    """
+    """Standard error and freedom of our k values' mean minus that of n published: Welch's. Without
+    ``sd`` both vary alike; without ``n`` the published number is exact."""
     if n is None:
         return std / math.sqrt(k), k - 1.0
     if math.isnan(sd):
@@ -65,10 +63,8 @@ def number(
     values: pd.Series[float], published: float, margin: float, *, sd: float = math.nan,
     n: int | None = None, widest: float = math.inf,
 ) -> Verdict:  # fmt: skip
-    """The verdict on a published number, by one value of ours per run (NaN: a failed one).
-
-    ``sd`` and ``n`` are of the published runs; a 95 % interval beyond ``widest`` tests nothing.
-    """
+    """The verdict on a published number, by one value of ours per run (NaN: a failed one). ``sd``
+    and ``n`` are of the published runs; a 95 % interval beyond ``widest`` tests nothing."""
     each = units.means(units.finite(values).dropna()).to_numpy(float)
     k, unit = len(each), units.unit_of(values.index)
     mean = float(each.mean()) if k else math.nan

@@ -36,11 +36,6 @@ def at(setting: str) -> str:
     return f"{setting}: " if setting else ""
 
 
-def capital(words: str) -> str:
-    """The words with a capital first letter, the others as they are."""
-    return words[:1].upper() + words[1:]
-
-
 def count(number: int, noun: str) -> str:
     """``1 run`` or ``3 runs``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -11,10 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from .. import series
-from ..facets import Facets, labels_in, labels_of, unit_of
+from ..facets import Facets, groups_in, labels_in, labels_of, unit_of
 from ..labels import title_of
 from ..runs import Group
-from ..scores import Score, measure_of, measures_of
+from ..scores import primary_of
 from ..stats import over_units
 from ..tables.clients import PARTS, last_scores
 from . import grid, style
@@ -26,34 +26,26 @@ DARK = "#444444"
 
 def by_client(facets: Facets) -> Drawing | Absent:
     """A dot per client (and partition), a mean over seeds, and a box per method."""
-    name, score = _primary(facets)
-    title, factor = score.title[0].upper() + score.title[1:], score.unit.factor
+    name, score = primary_of(groups_in(facets))
+    factor = score.unit.factor
     by_part = {setting: _by_part(groups, name, factor) for setting, groups in facets.items()}
     part = next((name for name in PARTS if any(parts[name] for parts in by_part.values())), None)
     if part is None:
-        return grid.absent("clients", score=title)
+        return grid.absent("clients", score=score.name)
     chosen = {setting: parts[part] for setting, parts in by_part.items()}
     labels, lines = labels_of(chosen), grid.facet_lines(facets)
     with style.look():
-        fig, places = grid.method_rows(
-            list(chosen), labels, score.unit.head(f"Client {score.title}")
-        )
+        axis = score.unit.head(f"Client {score.title}")
+        fig, places = grid.method_rows(list(chosen), labels, axis)
         for axes, frames in zip(places, chosen.values(), strict=True):
             for label, frame in frames.items():
                 _strip(axes, frame["mean"].to_numpy(), labels.index(label), lines[label].colour)
     counts = [n for frames in chosen.values() for frame in frames.values() for n in frame["n"]]
     return grid.drawing(
-        "clients", fig, part=PARTS[part], unit=unit_of(facets), score=title, lowest=score.lowest,
-        means=grid.means_note(counts, "seed"),
+        "clients", fig, part=PARTS[part], unit=unit_of(facets), score=score.name,
+        lowest=score.lowest, means=grid.means_note(counts, "seed"),
         without="; ".join(title_of(one) for one in labels_in(facets) if one not in labels),
     )  # fmt: skip
-
-
-def _primary(facets: Facets) -> tuple[str, Score]:
-    """The primary measure of the runs."""
-    groups = [group for inside in facets.values() for group in inside]
-    name = measures_of(groups).primary
-    return name, measure_of(groups, name)
 
 
 def _by_part(
@@ -91,20 +83,14 @@ def _strip(
 
 def by_group(facets: Facets) -> Drawing | Absent:
     """Mean accuracy and 95 % interval by group of test samples, one row per method."""
-    condition, (measure, score) = {"split": "test"}, _primary(facets)
-    title, factor = score.title[0].upper() + score.title[1:], score.unit.factor
-    scores = {
-        setting: {
-            label: frame[measure]
-            for label, frame in series.aggregated(
-                groups, "evaluations", [measure], "group", condition, take="last"
-            ).items()
-        }
-        for setting, groups in facets.items()
-    }
+    (name, score), test_part = primary_of(groups_in(facets)), {"split": "test"}
+    scores = {}
+    for setting, groups in facets.items():
+        of = series.aggregated(groups, "evaluations", [name], "group", test_part, take="last")
+        scores[setting] = {label: frame[name] for label, frame in of.items()}
     frames = [frame for by_label in scores.values() for frame in by_label.values()]
     if not frames:
-        return grid.absent("groups", score=title)
+        return grid.absent("groups", score=score.name)
     names = list(dict.fromkeys(name for frame in frames for name in frame.index))
     labels, lines = labels_of(scores), grid.facet_lines(facets)
     looks: dict[str, dict[str, Any]] = {
@@ -114,16 +100,12 @@ def by_group(facets: Facets) -> Drawing | Absent:
     }
     note = grid.unit_note((n for frame in frames for n in frame["n"]), unit_of(facets), "bar")
     with style.look():
-        fig, places = grid.method_rows(
-            list(scores), labels, score.unit.head(f"Test {score.title}"), most=2
-        )
+        axis = score.unit.head(f"Test {score.title}")
+        fig, places = grid.method_rows(list(scores), labels, axis, most=2)
         for axes, by_label in zip(places, scores.values(), strict=True):
             for label, frame in by_label.items():
-                row, means, halves = (
-                    labels.index(label),
-                    factor * frame["mean"],
-                    factor * frame["half"],
-                )
+                row, factor = labels.index(label), score.unit.factor
+                means, halves = factor * frame["mean"], factor * frame["half"]
                 axes.plot([means.min(), means.max()], [row, row], color="#BBBBBB", linewidth=1.2)
                 for name in means.index:
                     axes.errorbar(
@@ -132,4 +114,4 @@ def by_group(facets: Facets) -> Drawing | Absent:
                     )  # fmt: skip
         handles = [Line2D([], [], color=DARK, **look) for look in looks.values()]
         grid.legend(fig, handles, names, note)
-    return grid.drawing("groups", fig, names=", ".join(names), note=note, score=title)
+    return grid.drawing("groups", fig, names=", ".join(names), note=note, score=score.name)

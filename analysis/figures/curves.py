@@ -12,22 +12,12 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from .. import AnalysisError, units
+from .. import AnalysisError, scores, units
 from ..facets import facets
 from ..files import has_rows, read_table
 from ..labels import title_of
 from ..runs import Group
-from ..scores import (
-    EPSILONS,
-    OTHERS,
-    Runs,
-    Score,
-    curves_of,
-    epsilons,
-    measures_of,
-    of_rounds,
-    scores_of,
-)
+from ..scores import EPSILONS, OTHERS, Runs, Score, curves_of, measures_of, of_rounds, scores_of
 from ..series import per_unit
 from ..stats import over_units
 from ..units import ExperimentalUnit
@@ -64,7 +54,7 @@ def _paths(group: Group) -> pd.Series[Any]:
 def _values(run: Path, metric: str) -> pd.Series[float]:
     """The finite values of a metric by round."""
     if metric in EPSILONS:
-        values = epsilons(run, metric)
+        values = scores.epsilons(run, metric)
         return values[values < math.inf]
     frame = read_table(run / "rounds.csv", numbers=("round", metric))
     return frame.set_index("round")[metric].dropna()

@@ -19,6 +19,8 @@ from fedsim.core.terminal import printable
 from .. import series
 from ..facets import Facets, labels_in
 from ..labels import title_of
+from ..scores import Score
+from ..stats import Estimate
 from ..units import ExperimentalUnit
 from ..words import say
 from . import style
@@ -157,6 +159,18 @@ def _frame(axes: Axes, panel: Panel) -> None:
     span = panel.possible[1] - panel.possible[0]
     pad = 0.01 * (span if math.isfinite(span) else high - low)
     axes.set_ylim(max(low, panel.possible[0] - pad), min(high, panel.possible[1] + pad))
+
+
+def mean_dot(
+    axes: Axes, value: Estimate, row: float, score: Score, colour: str, **look: Any
+) -> None:
+    """A mean with its interval within the possible values, at the height of a row."""
+    factor, (least, most) = score.unit.factor, score.possible
+    mean, half = factor * value.mean, factor * value.half
+    ends = [[min(half, mean - least)], [min(half, most - mean)]]
+    axes.errorbar(
+        mean, row, xerr=None if math.isnan(half) else ends, color=colour, markersize=7, **look
+    )
 
 
 def legend(fig: Figure, handles: Sequence[Artist], labels: Sequence[str], note: str = "") -> None:

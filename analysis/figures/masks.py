@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 
 from ..facets import Facets
 from ..labels import title_of
-from ..runs import Group, first_run
+from ..runs import first_run
 from . import grid, style
 from .grid import Drawing
 
@@ -42,12 +42,8 @@ def drawings(facets: Facets) -> Iterator[Drawing]:
         name = "masks" if len(facets) == 1 else f"masks_{number}"
         yield grid.drawing(
             "masks", _figure(found), name=name, setting=setting if len(facets) > 1 else "",
-            without="; ".join(map(title_of, _left_out(groups, found))),
+            without="; ".join(title_of(one.label) for one in groups if one.label not in found),
         )  # fmt: skip
-
-
-def _left_out(groups: Sequence[Group], found: Mapping[str, Arrays]) -> list[str]:
-    return [one.label for one in groups if one.label not in found]
 
 
 def _chosen(clients: np.ndarray[Any, np.dtype[Any]]) -> list[int]:
@@ -85,7 +81,6 @@ def _figure(rows: Mapping[str, Arrays]) -> Figure:
 def _outlines(axes: Any, mask: np.ndarray[Any, np.dtype[Any]], colour: str, line: str) -> None:
     """The outline of each class but the background; pixels of 255 count nowhere."""
     for k in np.unique(mask[(mask > 0) & (mask < 255)]).tolist():
-        if (mask == k).any() and not (mask == k).all():
-            axes.contour(
-                mask == k, levels=[0.5], colors=[colour], linestyles=[line], linewidths=1.2
-            )
+        if not (mask == k).all():
+            look: dict[str, Any] = {"colors": [colour], "linestyles": [line], "linewidths": 1.2}
+            axes.contour(mask == k, levels=[0.5], **look)

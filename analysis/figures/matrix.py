@@ -2,44 +2,39 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
-from collections.abc import Sequence
 
 import numpy as np
-import pandas as pd
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from ..formats import NumberFormat
-from ..tables.layout import COLLAPSE, EMPTY, WORST, Table, means_of, unit_of
+from ..tables.layout import COLLAPSE, EMPTY, WORST, Table, means_of, unit_of, worst
 from ..words import say, sentences
 from . import grid, style
 
 
 def figure(table: Table, unit: NumberFormat, lowest: bool = False) -> Figure:
-    """A cell for each mean, with its interval, as in the table; white where there is none.
-
-    Dark is better; ``lowest`` says that this is lower.
-    """
+    """A cell for each mean, with its interval, as in the table; white where there is none. Dark is
+    better; ``lowest`` says that this is lower."""
     means = unit.factor * means_of(table)
     heads = [head.partition(" (")[0] for head in table.head[1:]]
     if heads[-1] == WORST:
-        means[WORST] = [_shown(row[1:], means.iloc[i]) for i, row in enumerate(table.rows)]
+        means[WORST] = worst(means, lowest)
     values = means.to_numpy()
     finite = values[np.isfinite(values)]
     norm = Normalize(*((finite.min(), finite.max()) if len(finite) else (0, 1)))
-    colours = norm(values)
+    shades = 1 - norm(values) if lowest else norm(values)
     texts = {
-        place: (_lines(table.rows[place[0]][place[1] + 1]), bool((colour > 0.55) != lowest))
-        for place, colour in np.ndenumerate(colours)
+        place: (_lines(table.rows[place[0]][place[1] + 1]), bool(shade > 0.55))
+        for place, shade in np.ndenumerate(shades)
     }
     with style.look():
         height = 0.62 * len(values) + 1.3
         fig = Figure(figsize=(max(grid.WIDTH, 1.35 * values.shape[1] + 2.6), height))
         axes = fig.subplots()
-        shades = "Blues_r" if lowest else "Blues"
-        image = grid.heat_cells(axes, values, texts, 9, norm=norm, cmap=shades, linewidth=0.8)
+        cmap = "Blues_r" if lowest else "Blues"
+        image = grid.heat_cells(axes, values, texts, 9, norm=norm, cmap=cmap, linewidth=0.8)
         axes.set_xticks(range(len(heads)), [style.wrapped(head, 1.3) for head in heads])
         axes.set_yticks(range(len(values)), [style.short(row[0], 38) for row in table.rows])
         axes.set_ylim(len(values) - 0.5, -0.5)
@@ -55,12 +50,6 @@ def figure(table: Table, unit: NumberFormat, lowest: bool = False) -> Figure:
         )
         fig.supxlabel(textwrap.fill(note, 110), color=grid.NOTE, fontsize=9)
     return fig
-
-
-def _shown(texts: Sequence[str], means: pd.Series[float]) -> float:
-    """The mean whose text stands last in a row; NaN where there is none."""
-    every = [text.replace("**", "") for text in texts]
-    return math.nan if every[-1] == EMPTY else float(means.iloc[every.index(every[-1])])
 
 
 def _lines(text: str) -> str:

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from ..files import class_names, read_env, read_partition
+from ..files import class_names, header, read_env, read_partition
 from ..labels import text
 from ..runs import Group
 from ..words import say
@@ -48,10 +48,8 @@ def figure(
     frame: pd.DataFrame, class_names: Sequence[str] = (), rows: Sequence[ImageRow] = (),
     held_out: Collection[int] = (),
 ) -> Figure:  # fmt: skip
-    """A heat map of the training samples of each class and client, rows of images below it.
-
-    The clients ``held_out``, which never train, are marked.
-    """
+    """A heat map of the training samples of each class and client, rows of images below it. The
+    clients ``held_out``, which never train, are marked."""
     clients, total = frame["client_id"].nunique(), int(frame["train_samples"].sum())
     title = f"{clients:,} client{'' if clients == 1 else 's'}, {total:,} training samples"
     if not (classes := frame["label"].max() >= 0):  # -1, without classes to count
@@ -140,7 +138,10 @@ def drawings(groups: Sequence[Group]) -> Iterator[Drawing | Absent]:
             settings = {c: text(run.get(c)) for c in NAMED}
             words = ", ".join(f"{c} {value}" for c, value in settings.items() if value != "unset")
             held_out = tuple(read_env(file.parent).get("heldout_clients", ()))
-            first.setdefault((file.read_bytes(), held_out), (file, words))
+            content = file.read_bytes()
+            if header(file)[-1:] == ["malicious"]:  # a partition is the same with attackers
+                content = b"".join(row.rpartition(b",")[0] + b"\n" for row in content.splitlines())
+            first.setdefault((content, held_out), (file, words))
     if not first:
         yield grid.absent("partition")
     for index, ((_, held_out), (file, words)) in enumerate(list(first.items())[:MOST], start=1):
@@ -149,7 +150,7 @@ def drawings(groups: Sequence[Group]) -> Iterator[Drawing | Absent]:
             "partition", figure(frame, class_names(file.parent) or (), held_out=held_out),
             name=f"partition_{index}",
             title=say("partition.one_of", index=index, all=len(first)) if len(first) > 1 else "",
-            words=words, all=len(first), shown=MOST,
+            words=words, all=len(first), shown=MOST, classes=bool((frame["label"] >= 0).any()),
         )  # fmt: skip
 
 

@@ -23,10 +23,8 @@ NOISE = ("dp.epsilon", "dp.noise_multiplier")
 
 
 def figure(groups: Sequence[Group], metrics: Sequence[str], smooth: int = 1) -> Figure:
-    """A panel per metric; groups that differ in their noise alone are the points of a line.
-
-    The value without noise is a line of its own, from the least to the largest epsilon.
-    """
+    """A panel per metric; groups that differ in their noise alone are the points of a line. The
+    value without noise is a line of its own, from the least to the largest epsilon."""
     spent = {one.label: _epsilon(one) for one in groups}
     finite = [epsilon for epsilon in spent.values() if epsilon < math.inf]
     if not finite:
@@ -56,7 +54,9 @@ def lines_of(groups: Sequence[Group]) -> dict[str, str]:
     names tell the groups apart and no sweep.json says which of them are of the noise."""
     table = pd.concat([one.runs for one in groups])
     noise = table.reindex(columns=list(NOISE)).map(text).agg(" ".join, axis=1)
-    axes = [c for c in map(str, table.columns) if c.startswith(AXIS) and _tells(table[c], noise)]
+    axes = [c for c in map(str, table.columns) if c.startswith(AXIS)]
+    told = [axis for axis in axes if (noise.groupby(table[axis].map(text)).nunique() == 1).all()]
+    axes = told if noise.nunique() > 1 else []
     methods = [column for column in METHOD if column in table]
     lines, by_method = {}, {}
     for one in groups:
@@ -70,11 +70,6 @@ def lines_of(groups: Sequence[Group]) -> dict[str, str]:
         by_method[one.label] = str(computed(one.runs[methods]).iloc[0])
         lines[one.label] = ", ".join(parts) or by_method[one.label]
     return lines if len({*lines.values()}) < len(groups) else by_method
-
-
-def _tells(axis: pd.Series[str], noise: pd.Series[str]) -> bool:
-    """Whether the rows of an axis say the noise, which differs between them."""
-    return noise.nunique() > 1 and bool((noise.groupby(axis.map(text)).nunique() == 1).all())
 
 
 def _epsilon(group: Group) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,7 +50,7 @@ def draw(of: Outcome, lacking: Sequence[str]) -> Drawing:
                         legend[f"{COLLAPSE} with collapsed runs"] = Line2D(
                             [], [], marker="o", markerfacecolor="white", **grey
                         )
-                    values, row = factor * units.means(scores), labels.index(label)
+                    values, row = units.means(scores), labels.index(label)
                     _row(axes, values, row, lines[label].colour, fallen, of)
             guess = None if of.by_site else _guess(of.facets[setting], of.score)
             if guess is not None:
@@ -69,18 +68,17 @@ def _row(
     axes: Axes, values: pd.Series[float], row: int, colour: str, fallen: bool, of: Outcome
 ) -> None:
     """Mean with its interval within the possible values, a tick for each unit, and the mean."""
-    least, most = of.shown.possible
-    summary = estimate(values.tolist())
-    axes.plot(values, [row + 0.27] * len(values), "|", color=colour, markersize=6, alpha=0.8)
-    ends = [[min(summary.half, summary.mean - least)], [min(summary.half, most - summary.mean)]]
-    axes.errorbar(
-        summary.mean, row, xerr=None if math.isnan(summary.half) else ends, fmt="o",
-        color=colour, capsize=3, markersize=7, elinewidth=1.4,
+    summary, unit = estimate(values.tolist()), of.shown.unit
+    shown = unit.factor * values
+    axes.plot(shown, [row + 0.27] * len(shown), "|", color=colour, markersize=6, alpha=0.8)
+    grid.mean_dot(
+        axes, summary, row, of.shown, colour, fmt="o", capsize=3, elinewidth=1.4,
         markerfacecolor="white" if fallen else colour,
     )  # fmt: skip
     axes.annotate(
-        f"{summary.mean:.{of.shown.unit.digits}f}{COLLAPSE if fallen else ''}",
-        (summary.mean, row), (0, 6), textcoords="offset points", ha="center", fontsize=9,
+        f"{unit.number(summary.mean)}{COLLAPSE if fallen else ''}",
+        (unit.factor * summary.mean, row), (0, 6), textcoords="offset points", ha="center",
+        fontsize=9,
     )  # fmt: skip
 
 

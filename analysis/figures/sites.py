@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from ..facets import labels_in
-from ..formats import PERCENT
 from ..labels import title_of
 from ..report.answer import Outcome
-from ..scores import Score
-from ..stats import Estimate
 from ..tables.sites import Sites
-from ..words import capital, say
+from ..words import say
 from . import grid, style
 from .grid import Drawing
 
@@ -62,7 +57,7 @@ def _drawing(of: Outcome, setting: str, sites: Sites, best: list[str], name: str
         grid.legend(fig, handles, list(looks), grid.unit_note(numbers, of.unit, "bar"))
     return grid.drawing(
         "site_pairs", fig, name=name, title=say("site_pairs.title", setting=setting),
-        score=capital(sites.shown.title), reference=reference, lowest=sites.shown.lowest,
+        score=sites.shown.name, reference=reference, lowest=sites.shown.lowest,
         unit=of.unit, few=all(sites.few(cell) for cell in sites.cells if cell.comparison),
         more=len(best) - len(shown), held_out=bool(sites.held_out),
     )  # fmt: skip
@@ -71,34 +66,22 @@ def _drawing(of: Outcome, setting: str, sites: Sites, best: list[str], name: str
 def _panel(axes: Axes, sites: Sites, label: str, colour: str) -> None:
     """A row per site: its own model above, the approach below it, and the verdict."""
     alone, other, factor = sites.of(sites.reference or ""), sites.of(label), sites.shown.unit.factor
-    looks: dict[str, Any] = {"markerfacecolor": "white"}
+    look: dict[str, Any] = {"capsize": 2.5, "elinewidth": 1.3}
+    dots = [(alone, -OFFSET, GREY, {"fmt": "D", "markerfacecolor": "white"})]
+    dots += [(other, OFFSET, colour, {"fmt": "o"})]
     for row, name in enumerate(sites.names.values()):
         pair = [cells[name] for cells in (alone, other) if name in cells]
         means = [factor * cell.estimate.mean for cell in pair]
         axes.plot(means, [row - OFFSET, row + OFFSET][: len(means)], color="#AAAAAA", lw=1.4)
-        if name in alone:
-            _dot(axes, alone[name].estimate, row - OFFSET, sites.shown, GREY, "D", **looks)
-        if name not in other:
-            continue
-        _dot(axes, other[name].estimate, row + OFFSET, sites.shown, colour, "o")
-        word = sites.verdict(other[name]) if other[name].comparison else ""
+        for cells, offset, shade, own in dots:
+            if name in cells:
+                place = row + offset
+                grid.mean_dot(axes, cells[name].estimate, place, sites.shown, shade, **own, **look)
+        compared = name in other and other[name].comparison
+        word = sites.verdict(other[name]) if compared else ""
         if word in WORDS:
             axes.annotate(
                 word, (1, row), (4, 0), xycoords=("axes fraction", "data"), fontsize=10,
                 textcoords="offset points", va="center", color=WORDS[word], fontweight="bold",
             )  # fmt: skip
     axes.margins(x=0.06)
-
-
-def _dot(
-    axes: Axes, value: Estimate, row: float, score: Score, colour: str, marker: str, **look: Any
-) -> None:
-    """A mean with its interval within the possible values."""
-    factor, low, high = score.unit.factor, -math.inf, math.inf
-    if score.unit is PERCENT:
-        low, high = 0.0, 1.0
-    ends = [[min(value.half, value.mean - low)], [min(value.half, high - value.mean)]]
-    axes.errorbar(
-        factor * value.mean, row, fmt=marker, color=colour, markersize=7, capsize=2.5,
-        xerr=None if math.isnan(value.half) else factor * np.array(ends), elinewidth=1.3, **look,
-    )  # fmt: skip

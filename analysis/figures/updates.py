@@ -30,10 +30,11 @@ def agreement(
     rounds: Rounds, unit: ExperimentalUnit, lines: Mapping[str, style.Line]
 ) -> Drawing | Absent:
     """Conflict ratio, gradient diversity and first axis' share by round; ``lines`` by label."""
-    smooth = {
-        title: {label: _smooth(frame) for label, frame in frames.items()}
-        for title, frames in rounds.items()
-    }
+    smooth: dict[str, dict[str, pd.DataFrame]] = {title: {} for title in rounds}
+    for title, label, values in ((t, *item) for t, of in rounds.items() for item in of.items()):
+        window = max(1, values.index.unique("round").size // SMOOTH)
+        means = values.groupby(level=series.UNIT, group_keys=False).rolling(window).mean()
+        smooth[title][label] = stats.over_units(means.droplevel(0), ["round"])
     panels = [
         Panel(
             label=label, curves=grid.curves(frames, column, factor), title=title, possible=possible,
@@ -43,12 +44,6 @@ def agreement(
         for title, frames in smooth.items()
     ]  # fmt: skip
     return grid.of_panels("agreement", panels, lines, rounds=2 * SMOOTH, smooth=SMOOTH)
-
-
-def _smooth(values: pd.DataFrame) -> pd.DataFrame:
-    window = max(1, values.index.unique("round").size // SMOOTH)
-    smooth = values.groupby(level=series.UNIT, group_keys=False).rolling(window).mean()
-    return stats.over_units(smooth.droplevel(0), ["round"])
 
 
 def cosines(facets: Facets) -> Drawing | Absent:

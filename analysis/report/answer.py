@@ -15,12 +15,12 @@ from typing import Any
 import pandas as pd
 
 from .. import stats, units
-from ..facets import Facets, labels_of, unit_of
+from ..facets import Facets, groups_in, labels_of, unit_of
 from ..files import client_names
 from ..formats import NumberFormat
 from ..labels import title_of
 from ..paired import SIGNIFICANT, T
-from ..runs import Group, first_run
+from ..runs import first_run
 from ..scores import COLLAPSED, Score, by_run, counts, heading, measure_of, measures_of
 from ..stats import FEWEST, cells, ranked
 from ..tables.captions import comparisons, interval_words, power_words, signs
@@ -51,7 +51,7 @@ class Outcome:
         """The score of the values."""
         if self.by_site:
             return next(iter(self.sites.values())).shown
-        return measure_of(_groups(self), self.score)
+        return measure_of(groups_in(self.facets), self.score)
 
     @property
     def unit(self) -> ExperimentalUnit:
@@ -108,14 +108,14 @@ class Outcome:
             if several:
                 collapsed = {("", label): n for label, n in self.collapsed[setting].items()}
                 shown = ranked(shown, {"": values}, lowest=lowest, collapsed=collapsed)
-                classes = measures_of(_groups(self)).of_classes
+                classes = measures_of(groups_in(self.facets)).of_classes
                 texts = [signs(shown, T, lowest=lowest, classes=classes)]
             caption = say("answer.caption", score=self.shown.title, signs=" ".join(texts))
             made[setting] = detailed(
                 "sites_mean" if len(self.values) == 1 else f"sites_mean_{number}",
                 f"{self.title} ({setting})" if setting else self.title,
                 caption + comparisons(shown, base, T, self.shown.unit, details=True),
-                shown, self.shown.unit, self.shown.title[0].upper() + self.shown.title[1:],
+                shown, self.shown.unit, self.shown.name,
             )  # fmt: skip
         return made
 
@@ -127,8 +127,11 @@ def outcome(facets: Facets, score: str, sites: Mapping[str, Sites]) -> Outcome:
         facets=facets, wanted=score, score=score, by_site=False, collapsed=collapsed, sites=sites,
         values={setting: by_run(groups, score, "final") for setting, groups in facets.items()},
     )  # fmt: skip
-    if sites.keys() != facets.keys() or not all(map(_comparable, sites.values())):
+    if sites.keys() != facets.keys() or any(one.part != OWN for one in sites.values()):
         return pooled
+    for one in sites.values():  # what sites could do alone, or after
+        if one.reference is None and not any(label.endswith(TUNED) for label in one.labels):
+            return pooled
     by_site = Outcome(
         facets=facets, wanted=score, score=next(iter(sites.values())).score, by_site=True,
         values={setting: of.means() for setting, of in sites.items()}, collapsed=collapsed,
@@ -137,20 +140,10 @@ def outcome(facets: Facets, score: str, sites: Mapping[str, Sites]) -> Outcome:
     return by_site if all(by_site.federated(setting) for setting in facets) else pooled
 
 
-def _comparable(sites: Sites) -> bool:
-    """Whether sites have scores on samples of their own by what they could do alone, or after."""
-    alone = sites.reference is not None
-    return sites.part == OWN and (alone or any(label.endswith(TUNED) for label in sites.labels))
-
-
 def names(labels: Sequence[str]) -> str:
     """``FedAvg and Local``; ``FedAvg; FedAvg, fine-tuned``, where a name has a comma."""
     titles = [title_of(label) for label in labels]
     return "; ".join(titles) if any(", " in name for name in titles) else listed(titles, 8)
-
-
-def _groups(of: Outcome) -> list[Group]:
-    return [group for inside in of.facets.values() for group in inside]
 
 
 def standing(setting: str, of: Outcome) -> dict[str, Any]:
@@ -191,7 +184,7 @@ def standing(setting: str, of: Outcome) -> dict[str, Any]:
 
 def summary(of: Outcome) -> list[str]:
     """What was compared, what came out, and for whom: short paragraphs for any reader."""
-    settings, groups = list(of.values), _groups(of)
+    settings, groups = list(of.values), groups_in(of.facets)
     runs = pd.concat([group.runs for group in groups])
     clients = set(runs["num_clients"]) if "num_clients" in runs else set()
     compared = say(
@@ -212,7 +205,7 @@ def summary(of: Outcome) -> list[str]:
 
 def _whom(of: Outcome) -> str:
     """Which sites the federated approaches help and harm, or why that is not known."""
-    sites, groups = list(of.sites.values()), _groups(of)
+    sites, groups = list(of.sites.values()), groups_in(of.facets)
     if of.by_site and all(one.reference is not None for one in sites):
         return " ".join(_of_sites(setting, of) for setting in list(of.sites)[:MOST])
     if any("attack.name" in one.runs and one.runs["attack.name"].notna().any() for one in groups):
@@ -255,7 +248,7 @@ def _of_sites(setting: str, of: Outcome) -> str:
 
 def unknown(of: Outcome, unfinished: Sequence[Path]) -> list[str]:
     """What the runs cannot say."""
-    runs = [group.runs for group in _groups(of)]
+    runs = [group.runs for group in groups_in(of.facets)]
     fewest = min(r[PARTITION].nunique() if of.unit == "partition" else len(r) for r in runs)
     collapsed = [label for inside in of.collapsed.values() for label, n in inside.items() if n]
     texts = [say("unknown.simulation")]
@@ -289,8 +282,10 @@ def findings(of: Outcome, baseline: str | None, compared: Mapping[str, Table]) -
         for group in groups
         if (number := of.collapsed[setting].get(group.label, 0))
     ]
-    complete = all(COLLAPSED in g.runs and g.runs[COLLAPSED].notna().all() for g in _groups(of))
-    classes = measures_of(_groups(of)).of_classes
+    complete = all(
+        COLLAPSED in g.runs and g.runs[COLLAPSED].notna().all() for g in groups_in(of.facets)
+    )
+    classes = measures_of(groups_in(of.facets)).of_classes
     texts.append(say("finding.collapsed", names=fallen, known=complete, classes=classes))
     return [text for text in texts if text]
 

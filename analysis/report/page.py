@@ -14,14 +14,13 @@ from fedsim.core.files import replacing_folder, run_around
 from fedsim.core.terminal import printable
 
 from .. import AnalysisError, series, trials
-from ..facets import Facets, facets, settings_by, unit_of
+from ..facets import Facets, facets, groups_in, settings_by, unit_of
 from ..figures import classes, curves, losses, masks, partition, phases, scores, style, updates
 from ..figures import clients as client_figures
 from ..figures import sites as site_figures
 from ..figures.grid import Absent, Drawing, facet_lines
 from ..files import client_names
 from ..labels import HALVES, METHOD, meant, text, title_of
-from ..measures import by_client
 from ..runs import (
     Group,
     default_by,
@@ -34,7 +33,7 @@ from ..runs import (
     unit_among,
     without_repeats,
 )
-from ..scores import TAKES, completed, measure_of, measures_of, of_rounds
+from ..scores import TAKES, completed, measure_of, measures_of, of_rounds, primary_of
 from ..tables import captions, layout, pairs, sites
 from ..tables import scores as score_tables
 from ..units import PARTITION, ExperimentalUnit
@@ -83,10 +82,8 @@ def write(
     metrics: Sequence[str] = (), unit: ExperimentalUnit | None = None,
 ) -> Written:  # fmt: skip
     """Writes ``report.html``, ``figures/`` and ``tables/`` to a new, empty or earlier folder.
-
     Settings in ``by`` become panels; the first of the ``metrics`` leads, by default the primary
-    measure. Raises AnalysisError.
-    """
+    measure. Raises AnalysisError."""
     _check(out)
     finished, unfinished = find(dirs)
     runs, repeated = without_repeats(summaries(finished))
@@ -101,7 +98,7 @@ def write(
     split, left_out = sites.split(every, settings)
     groups = every
     if left_out:  # of these runs the page has what they say of the sites that they leave out
-        groups = [one for inside in split.values() for one in inside]
+        groups = groups_in(split)
         runs = pd.concat([one.runs for one in groups])
         by, settings = ([c for c in of if c != sites.LEAVES_OUT] for of in (by, settings))
         groups = group(runs, by, groups[0].unit)
@@ -216,8 +213,8 @@ def _sites(split: Facets, left_out: Facets, score: str) -> dict[str, sites.Sites
     """The scores by site of each setting that has them, where sites can be told apart."""
     if unit_of(split) == "partition" and not client_names(first_run(next(iter(split.values())))):
         return {}
-    groups = [one for inside in split.values() for one in inside]
-    return sites.by_setting(split, left_out, measure=score if score in by_client(groups) else None)
+    known = score in sites.by_client(groups_in(split))
+    return sites.by_setting(split, left_out, measure=score if known else None)
 
 
 def _drawings(
@@ -270,7 +267,7 @@ def _tables(
         made = score_tables.scored(groups, metric, take, baseline)
         yield from layout.with_variances([made], measure_of(runs, metric).unit)
     if pairs.has_pairs(runs, by):
-        paired, shown = [pairs.accuracies(runs, by, unit=unit)], pairs.measure(runs).unit
+        paired, shown = [pairs.accuracies(runs, by, unit=unit)], primary_of(runs)[1].unit
         yield from layout.with_differences(layout.with_variances(paired, shown), shown)
     if pairs.any_target(runs):
         yield pairs.reached(runs, by, unit=unit)

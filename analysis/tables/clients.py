@@ -15,7 +15,7 @@ from .. import AnalysisError, series
 from ..labels import AXIS, title_of
 from ..paired import T, Test
 from ..runs import Group
-from ..scores import Score, measure_of, measures_of
+from ..scores import Score, primary_of
 from ..stats import Values, cells, ranked, reference
 from ..units import COLUMNS
 from ..words import say
@@ -40,10 +40,8 @@ SPREADS: Mapping[str, str] = {
 def last_scores(
     groups: Sequence[Group], score: str = "accuracy"
 ) -> dict[str, dict[str, pd.DataFrame]]:
-    """By part of :data:`PARTS` and label the ``score`` by run and client in its last rows.
-
-    Rows of ``test`` on as many samples as the client owns are of ``own_test``, where it has none.
-    """
+    """By part of :data:`PARTS` and label the ``score`` by run and client in its last rows. Rows of
+    ``test`` on as many samples as the client owns are of ``own_test``, where it has none."""
     columns = [score, "num_samples"]
     last = {
         part: series.by_run(
@@ -77,8 +75,8 @@ def spreads(groups: Sequence[Group], baseline: str | None = None, test: Test = T
         raise AnalysisError(
             f"baseline {baseline}: nothing to compare with it; the runs are {known}"
         )
-    primary = measures_of(groups).primary
-    last, score = last_scores(groups, primary), measure_of(groups, primary)
+    primary, score = primary_of(groups)
+    last = last_scores(groups, primary)
     values = {f"evaluated_{part}": _over_clients(last[part], score.lowest) for part in EVALUATED}
     values |= {prefix: _of_summaries(groups, prefix) for prefix in FINAL}
     scored = series.by_run(groups, "final_clients", ["split"], (), {"held_out": 1}, reduced="first")
@@ -136,7 +134,7 @@ def _table(
         without="; ".join(title_of(label) for label in every if label not in labels),
     )  # fmt: skip
     heads = {name: score.unit.head(SPREADS[name]) for name in values}
-    title = say(f"spreads.{key}", score=score.title[0].upper() + score.title[1:])
+    title = say(f"spreads.{key}", score=score.name)
     return crossed(f"clients_{key}", title, caption, shown, heads, score.unit)
 
 

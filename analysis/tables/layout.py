@@ -159,15 +159,19 @@ def crossed(
 def with_worst(table: Table, lowest: bool) -> Table:
     """A crossed table with the worst cell of each row in a last column."""
     means, rows = means_of(table), []
-    present = means.dropna(axis="columns", how="all")
-    for texts, (_, values) in zip(table.rows, present.iterrows(), strict=True):
-        text = EMPTY
-        if len(values) and values.notna().all():
-            place = list(means).index(values.idxmax() if lowest else values.idxmin())
-            text = texts[1 + place].replace("**", "")
-        rows.append([*texts, text])
+    for texts, (_, values), least in zip(
+        table.rows, means.iterrows(), worst(means, lowest), strict=True
+    ):
+        places = [place for place, value in enumerate(values, 1) if value == least]
+        rows.append([*texts, texts[places[0]].replace("**", "") if places else EMPTY])
     caption = f"{table.caption} {say('tables.worst')}"
     return replace(table, head=[*table.head, WORST], rows=rows, caption=caption)
+
+
+def worst(means: pd.DataFrame, lowest: bool) -> "pd.Series[float]":
+    """The worst of each row of :func:`means_of`; NaN where a mean is missing that others have."""
+    present = means.dropna(axis="columns", how="all")
+    return present.max(axis=1, skipna=False) if lowest else present.min(axis=1, skipna=False)
 
 
 def means_of(table: Table) -> pd.DataFrame:

@@ -13,7 +13,7 @@ from ..formats import NumberFormat
 from ..labels import LABEL, computed, labels, text, title_of
 from ..paired import SIGNIFICANT, T, Test
 from ..runs import Group, check_columns, expanded, group, order
-from ..scores import Score, completed, counts, measure_of, measures_of
+from ..scores import completed, counts, measures_of, primary_of
 from ..stats import Cell, cells, compared, missing, ranked
 from ..units import ExperimentalUnit
 from ..words import say
@@ -42,7 +42,7 @@ def accuracies(
     other tasks the primary measure on pooled data."""
     values: dict[str, dict[str, pd.Series[float]]] = {}
     collapsed: dict[tuple[str, str], int] = {}
-    measures, score = measures_of(table), measure(table)
+    measures, (_, score) = measures_of(table), primary_of(table)
     table = completed(table, ())
     for title, groups in experiments(table, by, differing(table, columns), unit).items():
         local, pooled = (_by_run(groups, c) for c in (LOCAL, measures.column("test", "final")))
@@ -50,11 +50,10 @@ def accuracies(
         for head, series in parts.items():
             values[head.strip()] = series
             collapsed |= {(head.strip(), row): count for row, count in counts(groups).items()}
-    lowest, named = score.lowest, score.title[0].upper() + score.title[1:]
-    made = compared(values, base, test)
+    made, lowest = compared(values, base, test), score.lowest
     statistics = ranked(made, values, test, lowest=lowest, collapsed=collapsed)
     meant = signs(statistics, test, lowest=lowest, classes=measures.of_classes)
-    caption = say("pairs.caption", signs=meant, score=named, percent=score.unit.name == "%")
+    caption = say("pairs.caption", signs=meant, score=score.name, percent=score.unit.name == "%")
     if any(title.endswith("Acc_l") for title in values):
         caption += " " + say("pairs.own")
     if any(cell.comparison for cell in statistics):
@@ -63,11 +62,6 @@ def accuracies(
     rows = titles(dict.fromkeys(cell.row for cell in statistics))
     title = say("pairs.title", score=score.unit.head(f"Final test {score.title}"))
     return crossed("pairs", title, caption, statistics, heads, score.unit, rows=rows)
-
-
-def measure(table: pd.DataFrame) -> Score:
-    """The score of :func:`accuracies`."""
-    return measure_of(table, measures_of(table).primary)
 
 
 def experiments(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from .. import AnalysisError, series, stats
+from ..files import read_env
 from ..formats import NumberFormat
 from ..runs import Group
 from ..units import COLUMNS
@@ -23,23 +24,17 @@ HEADS: Mapping[str, str] = {
 
 def rounds_by_client(groups: Sequence[Group]) -> dict[str, pd.DataFrame]:
     """By label, ``rounds`` in which each client's update counted, ascending, by run."""
-    paths = {str(row["path"]): row for one in groups for row in one.runs.to_dict("records")}
+    every = (row for one in groups for row in one.runs.to_dict("records"))
+    registered = {str(row["path"]): int(float(row["num_clients"])) for row in every}
     found: dict[str, list[pd.DataFrame]] = {}
     for part in series.each(groups, "clients", ["client_id", "status"]):
-        row = paths[str(part.path)]
         counts = part.frame.loc[part.frame["status"] == "ok", "client_id"].value_counts()
-        clients = max(_participants(row), len(counts))
+        held_out = read_env(part.path).get("heldout_clients", ())
+        clients = max(registered[str(part.path)] - len(held_out), len(counts))
         rounds = np.sort(np.append(np.zeros(clients - len(counts)), counts.to_numpy(float)))
         frame = pd.DataFrame({"rounds": rounds, "place": np.arange(clients), **part.run})
         found.setdefault(part.label, []).append(frame.set_index([*part.run, "place"]))
     return {label: pd.concat(frames) for label, frames in found.items()}
-
-
-def _participants(row: Mapping[Hashable, object]) -> int:
-    """The clients of a run that may train, from its summary."""
-    count = int(float(str(row["num_clients"])))
-    out = float(str(row.get("data.heldout_clients", 0)))
-    return count - (max(1, round(out * count)) if 0 < out < 1 else int(out) if out >= 1 else 0)
 
 
 def table(groups: Sequence[Group]) -> Table:

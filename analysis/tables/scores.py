@@ -15,28 +15,8 @@ from ..facets import settings_by
 from ..formats import NONE, PLAIN, NumberFormat
 from ..labels import AXIS, LABEL, labels, meant, text, title_of
 from ..paired import T, Test
-from ..runs import (
-    Group,
-    check_columns,
-    expanded,
-    group,
-    ordered_labels,
-    unit_among,
-    values_of,
-)
-from ..scores import (
-    EPSILONS,
-    SCORES,
-    TAKES,
-    Score,
-    by_run,
-    completed,
-    counts,
-    measure_of,
-    measures_of,
-    scores_of,
-    shown,
-)
+from ..runs import Group, check_columns, expanded, group, ordered_labels, unit_among, values_of
+from ..scores import SCORES, TAKES, Score, by_run, measure_of, measures_of, primary_of, scores_of
 from ..stats import Cell, Values, cells, ranked
 from ..units import COLUMNS, ExperimentalUnit, finite
 from ..words import say
@@ -72,9 +52,8 @@ def make(
     known = scores_of(runs)
     _check(name, known, columns, baseline, test, measure)
     measured = [one for one in known if one not in scores.OTHERS]
-    runs = completed(runs, [name] if shown else measured if name == "scores" else ())
-    if columns is not None:
-        (columns,) = expanded(runs, [columns])
+    runs = scores.completed(runs, [name] if shown else measured if name == "scores" else ())
+    (columns,) = (None,) if columns is None else expanded(runs, [columns])
     if baseline is not None:
         rows = [column for column in expanded(runs, by) if column != columns]
         check_columns(runs, rows)
@@ -85,7 +64,7 @@ def make(
     if name == "target":
         return [pairs.reached(runs, by, columns, unit)]
     if name == "pairs":
-        made, of = [pairs.accuracies(runs, by, columns, test, unit)], pairs.measure(runs).unit
+        made, of = [pairs.accuracies(runs, by, columns, test, unit)], primary_of(runs)[1].unit
         return with_differences(with_variances(made, of), of)
     if shown:
         _check_there(runs, name)
@@ -111,8 +90,7 @@ def _of_groups(name: str, groups: Sequence[Group], baseline: str | None, test: T
     if name == "decomposition":
         return decomposition(groups, baseline, test) or _none(name)
     of = {"clients": clients.spreads, "groups": image_groups, "scores": all_scores}[name]
-    unit = measure_of(groups, measures_of(groups).primary).unit
-    return with_variances(of(groups, baseline, test) or _none(name), unit)
+    return with_variances(of(groups, baseline, test) or _none(name), primary_of(groups)[1].unit)
 
 
 def _none(name: str) -> NoReturn:
@@ -152,7 +130,7 @@ def _check_there(runs: pd.DataFrame, score: str) -> None:
     columns = [scores.column(score, take) for take in TAKES]
     private = score == "epsilon" and "dp.level" in runs and runs["dp.level"].notna().any()
     primary = measures_of(runs).primary
-    if score in EPSILONS and not private:
+    if score in scores.EPSILONS and not private:
         runs = runs.replace(math.inf, math.nan)
     if score != primary and runs[columns].isna().all(axis=None):
         raise AnalysisError(f"in no run rounds.csv has {scores.of_rounds(score)}")
@@ -173,7 +151,7 @@ def scored(
     caption += signs(statistics, test, lowest=shown.lowest, classes=classes)
     caption += comparisons(statistics, baseline, test, shown.unit, details=True)
     name, title = f"{score}_{take}", scores.heading(score, take, shown)
-    return detailed(name, title, caption, statistics, shown.unit, _capital(shown.title))
+    return detailed(name, title, caption, statistics, shown.unit, shown.name)
 
 
 def crossed_score(
@@ -194,17 +172,12 @@ def crossed_score(
     axis = columns.removeprefix(AXIS)
     name = f"{score}_{take}_by_{axis}"
     title = f"{shown.unit.head(scores.heading(score, take, shown))} by {axis}"
-    heads = {value: _headed(columns, value) for value in blocks}
+    none = {"unset": "none"} if columns == "attack.name" else {}
+    prefix = "" if columns.startswith(AXIS) else f"{columns}="  # a grid's row has a name
+    heads = {value: f"{prefix}{none.get(value, value)}" for value in blocks}
     titles = {label: title_of(label) for label in ordered_labels(runs, rows)}
     table = crossed(name, title, caption, statistics, heads, shown.unit, rows=titles)
     return with_worst(table, shown.lowest) if _attacked_by(runs, of) else table
-
-
-def _headed(columns: str, value: str) -> str:
-    """The heading of a column: the name of a grid's row alone, else the setting, too."""
-    if columns.startswith(AXIS):
-        return value
-    return f"{columns}={'none' if (columns, value) == ('attack.name', 'unset') else value}"
 
 
 def _attacked_by(runs: pd.DataFrame, of: pd.Series[str]) -> bool:
@@ -214,13 +187,11 @@ def _attacked_by(runs: pd.DataFrame, of: pd.Series[str]) -> bool:
 
 
 def all_scores(groups: Sequence[Group], baseline: str | None = None, test: Test = T) -> list[Table]:
-    """All scores of the final models but the losses, one column each; empty columns are left out.
-
-    A table for each unit and direction; of tasks of classes the scores that are best high.
-    """
+    """All scores of the final models but the losses, one column each; empty columns are left out. A
+    table for each unit and direction; of tasks of classes the scores that are best high."""
     measures = measures_of(groups)
     kinds: dict[tuple[NumberFormat, bool], dict[str, Score]] = {}
-    for name, score in shown(measures).items():
+    for name, score in scores.shown(measures).items():
         if name != "loss" and not (measures.of_classes and score.lowest):
             kinds.setdefault((score.unit, score.lowest), {})[name] = score
     made: list[Table] = []
@@ -235,9 +206,8 @@ def all_scores(groups: Sequence[Group], baseline: str | None = None, test: Test 
         caption = say("tables.scores", signs=meant, unit=UNITS[unit.name], lowest=lowest)
         caption += comparisons(statistics, baseline, test, unit)
         heads = {name: named[name].axis for name in values}
-        title = "Scores of the final models"
         name = f"scores_{len(made) + 1}" if made else "scores"
-        made.append(crossed(name, title, caption, statistics, heads, unit))
+        made.append(crossed(name, "Scores of the final models", caption, statistics, heads, unit))
     return made
 
 
@@ -249,33 +219,27 @@ def _cells(
     collapsed = {
         (column, label): count
         for column, inside in groups.items()
-        for label, count in counts(inside).items()
+        for label, count in scores.counts(inside).items()
     }
     statistics = cells(values, baseline, test)
     return ranked(statistics, values, test, lowest=score.lowest, collapsed=collapsed)
-
-
-def _capital(words: str) -> str:
-    return words[0].upper() + words[1:]
 
 
 def image_groups(
     groups: Sequence[Group], baseline: str | None = None, test: Test = T
 ) -> list[Table]:
     """Accuracy by group of test images in the last evaluation of it; [] if no run has groups."""
-    condition, name = {"split": "test"}, measures_of(groups).primary
-    score = measure_of(groups, name)
-    by_group = series.by_run(groups, "evaluations", [name], "group", condition, take="last")
+    (name, score), test_part = primary_of(groups), {"split": "test"}
+    by_group = series.by_run(groups, "evaluations", [name], "group", test_part, take="last")
     values = {group: of[name] for (group,), of in _by_key(by_group, ["group"]).items()}
     if not values:
         return []
     statistics = _cells(values, dict.fromkeys(values, groups), baseline, test, score)
-    title = _capital(score.title)
     meant = signs(statistics, test, lowest=score.lowest, classes=measures_of(groups).of_classes)
-    caption = say("tables.groups", signs=meant, score=title, unit=UNITS[score.unit.name])
+    caption = say("tables.groups", signs=meant, score=score.name, unit=UNITS[score.unit.name])
     caption += comparisons(statistics, baseline, test, score.unit, details=True)
-    whole = f"{title} by group of test images"
-    return [detailed("groups", whole, caption, statistics, score.unit, title)]
+    title = f"{score.name} by group of test images"
+    return [detailed("groups", title, caption, statistics, score.unit, score.name)]
 
 
 def decomposition(
@@ -331,4 +295,4 @@ def _meaning(groups: Sequence[Group], score: str, take: str) -> str:
     of = " or ".join(names.get(part, part) for part in parts)
     meaning = say(f"tables.{take}", parts=of, by=by)
     unit = UNITS[shown.unit.name]
-    return f"{_capital(shown.title)}{unit}{', lower is better' * shown.lowest}, {meaning}. "
+    return f"{shown.name}{unit}{', lower is better' * shown.lowest}, {meaning}. "

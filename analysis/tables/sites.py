@@ -10,18 +10,21 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 import pandas as pd
 
+from fedsim.core.errors import nearest
+
 from .. import AnalysisError, series
 from ..facets import Facets, facets
-from ..files import client_names
+from ..files import client_names, header, read_table
+from ..formats import PLAIN
 from ..labels import meant, text, title_of
-from ..measures import chosen, measure_of
 from ..paired import SIGNIFICANT, T, Test
 from ..runs import Group, first_run
-from ..scores import Score, counts
+from ..scores import Score, counts, measures_of, scores_of
 from ..stats import EQUAL, FEWEST, NOTHING, Cell, holm, of_runs, paired
 from ..words import say
 from .captions import interval_words
@@ -38,6 +41,9 @@ OWN, COMMON = "own_test", "test"
 NARROW = 6  # headings of more approaches are as short as can be, so that the table fits a page
 HELD_OUT = " (held out)"  # end of the name of a site that never trained
 LEAVES_OUT = "data.heldout_clients"  # column: how many sites are held out, or their names
+NO_MEASURES = {"round", "client_id", "group", "held_out", "split", "num_samples"}
+"""Columns of :data:`TABLES` that are no measures."""
+TABLES = ("final_clients", "evaluations")
 UNSEEN = ", without the site"  # end of the label of a method's models that never saw the site
 Verdict = Literal["helps", "harms", "cannot be told"]
 
@@ -46,7 +52,7 @@ Verdict = Literal["helps", "harms", "cannot be told"]
 class Sites:
     """The scores of the clients under one setting."""
 
-    score: str  # of `analysis.measures.by_client`
+    score: str  # of :func:`by_client`
     shown: Score  # what it is called, its unit, and which way is better
     part: str  # that all are scored on, `OWN` or `COMMON`
     names: Mapping[int, str]  # of the clients by id
@@ -64,10 +70,8 @@ class Sites:
         return list(self.values)
 
     def means(self) -> dict[str, pd.Series[float]]:
-        """By label each run's mean over the clients that trained; each client counts once.
-
-        Models that never saw their site have none: no one of them is a way to take part.
-        """
+        """By label each run's mean over the clients that trained; each client counts once. Models
+        that never saw their site have none: no one of them is a way to take part."""
         trained = {
             label: [series for client, series in of.items() if client not in self.held_out]
             for label, of in self.values.items()
@@ -88,11 +92,6 @@ class Sites:
         other = cell.comparison
         return unit_of(self.cells) == "seed" or (other is not None and other.difference.n < FEWEST)
 
-    @property
-    def unseen(self) -> bool:
-        """Whether any approach is of models that never saw the site."""
-        return any(UNSEEN in label for label in self.values)
-
     def name(self, client: int) -> str:
         """The name of a client, marked where it never trained."""
         return self.names[client] + HELD_OUT * (client in self.held_out)
@@ -102,16 +101,42 @@ class Sites:
         return {cell.column: cell for cell in self.cells if cell.row == label}
 
 
+def by_client(groups: Sequence[Group]) -> list[str]:
+    """The measures that any run has values of by client, the primary one first and loss last."""
+    found: dict[str, None] = {}
+    for path in (Path(path) for group in groups for path in group.runs["path"]):
+        for file in (path / f"{table}.csv" for table in TABLES):
+            columns = [c for c in header(file) if c not in NO_MEASURES]
+            columns = [c for c in columns if not c.startswith("finetuned_")]
+            if not {*columns} <= found.keys():
+                frame = read_table(file, ("client_id",), optional=columns)
+                values = frame[frame["client_id"].notna()][columns]
+                found |= dict.fromkeys(c for c in columns if values[c].notna().any())
+    primary = measures_of(groups).primary
+    return sorted(found, key=lambda name: (name != primary) + (name == "loss"))
+
+
+def _chosen(groups: Sequence[Group], name: str | None) -> str:
+    """The measure to show by client: ``name``, else the first that the runs have."""
+    recorded = by_client(groups)
+    if not recorded or name in recorded:
+        return name or measures_of(groups).primary
+    if name is None:
+        return recorded[0]
+    raise AnalysisError(
+        f"measure {name!r}: in no run is it recorded by client{nearest(name, recorded)}; those "
+        f"that are: {', '.join(recorded)}"
+    )
+
+
 def gather(
     groups: Sequence[Group], baseline: str | None = None, test: Test = T,
     measure: str | None = None, left_out: Sequence[Group] = (),
 ) -> Sites | None:  # fmt: skip
     """The scores by client, compared with ``baseline`` or :data:`LOCAL`; None if no run has any.
-
-    ``left_out`` are runs that hold named clients out, whose models are compared on these.
-    """
-    score = chosen([*groups, *left_out], measure)
-    shown = measure_of(groups, score)
+    ``left_out`` are runs that hold named clients out, whose models are compared on these."""
+    score = _chosen([*groups, *left_out], measure)
+    shown = scores_of(groups).get(score, Score(score, PLAIN, least=-math.inf))
     seen, part, held_out = _scores(groups, score)
     by_label = _with_unseen(seen, left_out if part == OWN else (), score)
     if not by_label:
@@ -188,10 +213,8 @@ def _scores(
 
 
 def split(groups: Sequence[Group], settings: Sequence[str]) -> tuple[Facets, Facets]:
-    """The facets of the groups, and those of the groups that hold out clients by name.
-
-    The latter stand apart where others hold out nobody, under the same settings and labels.
-    """
+    """The facets of the groups, and those of the groups that hold out clients by name. The latter
+    stand apart where others hold out nobody, under the same settings and labels."""
     held = [one.runs[LEAVES_OUT].iloc[0] if LEAVES_OUT in one.runs else 0 for one in groups]
     numbers = {text(value) for value in held if not isinstance(value, str)}
     if LEAVES_OUT not in settings or numbers != {"0"}:
@@ -293,19 +316,18 @@ def _levels(sites: Sites) -> Table:
     ]
     texts = {(cell.column, cell.row): spread(cell, shown.unit) for cell in cells}
     numbers = sorted({cell.estimate.n for cell in cells})
-    score = shown.title[0].upper() + shown.title[1:]
     caption = say(
-        "sites.caption", score=score, part=sites.part, numbers=numbers, unit=unit,
+        "sites.caption", score=shown.name, part=sites.part, numbers=numbers, unit=unit,
         means=unit == "partition" and bool(samples), without=[*map(title_of, sites.without)],
-        reference=sites.reference, held_out=sites.held_out, unseen=sites.unseen,
-        unit_words=say(f"units.{unit}"),
+        reference=sites.reference, held_out=sites.held_out, unit_words=say(f"units.{unit}"),
+        unseen=any(UNSEEN in label for label in sites.labels),
         interval=interval_words(unit) if numbers[-1] > 1 else "", sign=COLLAPSE,
         collapsed=[*dict.fromkeys(title_of(cell.row) for cell in cells if cell.collapsed)],
     )  # fmt: skip
     columns = ["label", "method", "site", "client_id", "num_samples", "test_samples", "split"]
     columns += ["n", "mean", "std", "low", "high", "collapsed", "unit"]
     return Table(
-        name="sites", title=shown.unit.head(say("sites.title", score=score)), caption=caption,
+        name="sites", title=shown.unit.head(say("sites.title", score=shown.name)), caption=caption,
         head=["Site", *samples, *heads], words=1, data=_data(sites)[columns],
         rows=_rows(sites, texts, sites.labels, [*samples.values()]),
     )  # fmt: skip

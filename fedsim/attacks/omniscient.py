@@ -45,11 +45,9 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Omniscient(ABC):
-    """Changes the updates of malicious clients, some of a cohort and not all.
-
-    ``in_span`` says whether what they send are sums of updates; else whole vectors are read.
-    They know the benign updates of the round, or their own ones as they trained them.
-    """
+    """Changes the updates of malicious clients, some of a cohort and not all. ``in_span`` says
+    whether what they send are sums of updates; else whole vectors are read. They know the benign
+    updates of the round, or their own ones as they trained them."""
 
     knows: Knowledge = field(default="benign", kw_only=True)
     in_span: ClassVar[bool] = True

@@ -42,11 +42,9 @@ DIGESTS = ("data_digest", "code.")
 
 @dataclass(frozen=True, kw_only=True)
 class Details:
-    """A run, read from its files: its settings by dotted key, env.json, and rows of tables.
-
-    Of classes.csv those of the newest evaluated round, of clients.csv only with dp.level=example;
-    ``collapsed`` is None where summary.csv does not say.
-    """
+    """A run, read from its files: its settings by dotted key, env.json, and rows of tables. Of
+    classes.csv those of the newest evaluated round, of clients.csv only with dp.level=example;
+    ``collapsed`` is None where summary.csv does not say."""
 
     status: RunStatus
     settings: Mapping[str, Any]

@@ -65,22 +65,20 @@ def _models() -> Rows:
 
 
 def _partitions() -> Rows:
-    from fedsim.data.partitions import LEAVE_ONE_OUT, NAMES
+    from fedsim.data.partitions import LEAVE_ONE_OUT
 
-    of_grids = {LEAVE_ONE_OUT: "in grids and studies: by_site, each site held out in its turn"}
-    rows = {**NAMES, **of_grids}.items()
-    return [{"name": name, "description": text} for name, text in rows]
-
-
-def _selections() -> Rows:
-    from fedsim.schedules import SELECTIONS
-
-    return [{"name": name, "description": text} for name, text in SELECTIONS.items()]
+    of_grids = "in grids and studies: by_site, each site held out in its turn"
+    return [
+        *_parts("data.partitions", "NAMES"),
+        {"name": LEAVE_ONE_OUT, "description": of_grids},
+    ]
 
 
 def _parts(package: str, registry: str) -> Rows:
+    """Of names with their descriptions."""
     parts = getattr(importlib.import_module(f"fedsim.{package}"), registry)
-    return [{"name": name, "description": parts.describe(name)} for name in parts.names()]
+    texts = parts if isinstance(parts, Mapping) else {n: parts.describe(n) for n in parts.names()}
+    return [{"name": name, "description": text} for name, text in texts.items()]
 
 
 def _tasks() -> Rows:
@@ -105,7 +103,7 @@ CATALOGUES: Mapping[str, Callable[[], Rows]] = {
     "tasks": _tasks,
     "attacks": lambda: _parts("attacks", "ATTACKS"),
     "compressors": lambda: _parts("compressors", "COMPRESSORS"),
-    "selections": _selections,
+    "selections": lambda: _parts("schedules", "SELECTIONS"),
     "presets": _presets,
 }
 """By kind the names with what ``fedsim list`` says of them."""

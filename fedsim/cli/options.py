@@ -127,11 +127,9 @@ def changeable(key: str) -> bool:
 
 
 class SettingsCommand(GroupedCommand):
-    """A command with flags for settings, by heading; making them takes imports.
-
-    It ``takes`` the flags of some keys, and ``more`` of its own; the help lists those ``shown``,
-    with ``defaults`` in words where the command's own differ from those of the key.
-    """
+    """A command with flags for settings, by heading; making them takes imports. It ``takes`` the
+    flags of some keys, and ``more`` of its own; the help lists those ``shown``, with ``defaults``
+    in words where the command's own differ from those of the key."""
 
     def __init__(
         self,

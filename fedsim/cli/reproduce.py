@@ -21,18 +21,14 @@ if TYPE_CHECKING:
     from fedsim.audit.published import Job, Result, Table
 
 
-def _of_the_machine(key: str) -> bool:
-    """Whether a flag says where files are or how runs are done; others belong to the table."""
-    return key in ("data.dir", "model.weights") or key.startswith("engine.")
-
-
 ALLOWED = ("data.dir", "model.weights", "evaluation.batch_size")
 """Keys of ``--set`` beside those of section engine."""
 
 
 @click.command(
     cls=options.SettingsCommand,
-    takes=_of_the_machine,
+    # where files are, and how runs are done; others belong to the table
+    takes=lambda key: key in ("data.dir", "model.weights") or key.startswith("engine."),
     show_defaults=False,
     defaults=options.OF_SEVERAL_RUNS,
 )

@@ -342,14 +342,12 @@ def columns_of(measures: Measures) -> dict[str, tuple[str, float]]:
     first, scores = measures.primary, measures.scores
     takes = [(first, when) for when in WHEN]
     takes += [(name, "final") for name, score in scores.items() if score.takes and name != first]
-    units = {name: " %" if scores[name].unit == "%" else "" for name, _ in takes}
-    return {
-        f"{when} {scores[n].title}{units[n]}": (
-            metric_column("test", n, when),
-            100.0 if units[n] else 1.0,
-        )
-        for n, when in takes
-    }
+    columns = {}
+    for name, when in takes:
+        percent = scores[name].unit == "%"
+        head = f"{when} {scores[name].title}{' %' * percent}"
+        columns[head] = metric_column("test", name, when), 100.0 if percent else 1.0
+    return columns
 
 
 def show_aggregate(
@@ -361,10 +359,8 @@ def show_aggregate(
     by_validation: bool = False,
 ) -> None:
     """Prints the rows of aggregate.csv, by configuration named by some cells or by itself.
-
     ``rounds`` are those of the longest run. With ``by_validation`` the best round is chosen on the
-    validation part, so that its test accuracy may be below the final one.
-    """
+    validation part, so that its test accuracy may be below the final one."""
     from fedsim.display.tables import interval, show
 
     units = "seeds on one partition)"
@@ -376,8 +372,8 @@ def show_aggregate(
         f"over n {units}"
     )
     every = [item for one in measures for item in columns_of(one).items()]
-    columns = {h: c for h, c in every if f"{c[0]}_mean" in table}
-    columns = {h: c for h, c in columns.items() if table[f"{c[0]}_mean"].notna().any()}
+    present = table.columns[table.notna().any()]
+    columns = {h: c for h, c in every if f"{c[0]}_mean" in present}
     if rounds == 1:
         columns = {head: c for head, c in columns.items() if not head.startswith("last10")}
     last, best = f"last{min(10, rounds)}", "best by val." if by_validation else "best"

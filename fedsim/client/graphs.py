@@ -180,11 +180,7 @@ class Steps:
             self.refuse(key[0], type(self.flat.model).__name__, why)
 
     def _tried(
-        self,
-        step: Step,
-        written: list[Tensor],
-        inputs: list[Tensor],
-        optimizer: Optimizer | None,
+        self, step: Step, written: list[Tensor], inputs: list[Tensor], optimizer: Optimizer | None
     ) -> _Recorded:
         """The recorded step, whose first replay gave the bits of a usual one; leaves no trace.
 

@@ -24,8 +24,11 @@ _SETTINGS = {"best_by", *COLUMNS.values()} - _NO_SETTINGS
 
 
 def is_setting(column: str) -> bool:
-    """Whether results depend on a column of summary.csv; no outcome has a dot in its name."""
-    return column in _SETTINGS or ("." in column and column not in _NO_SETTINGS)
+    """Whether results depend on a column of summary.csv; of outcomes only numbers have a dot, as in
+    ``final_test_sensitivity@0.9``."""
+    section, _, leaf = column.rpartition(".")
+    dotted = bool(section) and leaf.isidentifier()
+    return column in _SETTINGS or (dotted and column not in _NO_SETTINGS)
 
 
 def conditions(key: str) -> tuple[str, ...]:

@@ -28,16 +28,6 @@ LINES = 20
 """About so many lines of progress are printed in a pipe."""
 
 
-def results(measures: Measures) -> dict[str, str]:
-    """Further lines of the final table, where summary.csv has a value."""
-    scores = {
-        f"final {score.title}": metric_column("test", name, "final")
-        for name, score in measures.scores.items()
-        if score.takes and not score.late and name != measures.primary
-    }
-    return scores | {METRICS[column].title: column for column in EPSILONS}
-
-
 def display(final_table: bool = True) -> Lines:
     """A bar where stdout is a terminal, plain lines elsewhere."""
     return Bar(final_table) if is_terminal() else Lines(final_table)
@@ -168,8 +158,7 @@ class Bar(Lines):
 
 def show_result(path: Path, summary: Mapping[str, object]) -> None:
     """Prints the final table of a finished run, from its row of summary.csv, and a line where its
-    model collapsed.
-    """
+    model collapsed."""
     rounds, seconds = cast("int", summary["rounds"]), cast("float", summary["total_seconds"])
     last, store = min(10, rounds), RunStore(path)
     environment = store.read_environment()
@@ -180,7 +169,12 @@ def show_result(path: Path, summary: Mapping[str, object]) -> None:
     lines = {f"final test {title}": value["final"], f"best test {title}": f"{value['best']} {by}"}
     if last > 1:
         lines[f"mean of last {last} rounds"] = value["last10"]
-    for name, column in results(measures).items():
+    others = {
+        f"final {score.title}": metric_column("test", name, "final")
+        for name, score in measures.scores.items()
+        if score.takes and not score.late and name != measures.primary
+    } | {METRICS[column].title: column for column in EPSILONS}
+    for name, column in others.items():
         if (further := decimals(summary.get(column))) != "-":
             lines[name] = further
     lines |= {"rounds": str(rounds), "seconds": f"{seconds:.1f}", "files": str(path)}

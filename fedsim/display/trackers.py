@@ -35,11 +35,8 @@ Numbers = dict[str, float]
 
 
 class Tracker(Callback):
-    """Copies every round of a run to a tool that shows it; see :func:`tracker`.
-
-    Scalars are the columns of rounds.csv, under their names; the settings that decide the results
-    go with them.
-    """
+    """Copies every round of a run to a tool that shows it; see :func:`tracker`. Scalars are the
+    columns of rounds.csv, under their names; the settings that decide the results go with them."""
 
     reads_files = False
     name: ClassVar[str]
@@ -192,10 +189,8 @@ TRACKERS: Mapping[str, type[Tracker]] = {t.name: t for t in (TensorBoard, Weight
 
 
 def tracker(name: str) -> Tracker:
-    """A tracker (tensorboard, wandb or mlflow) for the callbacks of one :func:`fedsim.run`.
-
-    A ConfigError where there is none of this name, or its package is not installed.
-    """
+    """A tracker (tensorboard, wandb or mlflow) for the callbacks of one :func:`fedsim.run`. A
+    ConfigError where there is none of this name, or its package is not installed."""
     if name not in TRACKERS:
         raise ConfigError(
             f"--track: unknown tracker {name!r}{nearest(name, TRACKERS)}; "

@@ -25,10 +25,7 @@ def judged(update: ClientUpdate, delta: Array, layout: Layout) -> ClientUpdate:
 
 
 def read(
-    updates: Sequence[ClientUpdate],
-    losses: Sequence[Losses | None],
-    rows: Tensor,
-    layout: Layout,
+    updates: Sequence[ClientUpdate], losses: Sequence[Losses | None], rows: Tensor, layout: Layout
 ) -> list[ClientUpdate]:
     """The same of all updates of a call whose deltas are on a device, which is waited for once.
 

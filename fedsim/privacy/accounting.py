@@ -83,10 +83,8 @@ def neighbours(sampling: Sampling) -> Neighbours:
 def epsilons(
     release: Release, rounds: Sequence[int], delta: float, accountant: Accountant = "pld"
 ) -> list[float]:
-    """Epsilon of the first T rounds together, for each T of ``rounds``; infinite without noise.
-
-    A T costs some tenths of a second with ``pld``, and nothing with ``rdp``.
-    """
+    """Epsilon of the first T rounds together, for each T of ``rounds``; infinite without noise. A T
+    costs some tenths of a second with ``pld``, and nothing with ``rdp``."""
     library()
     return [_epsilon(release, int(count), delta, accountant) for count in rounds]
 

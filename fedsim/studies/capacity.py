@@ -52,10 +52,8 @@ def make_drivers(
     stack: ExitStack,
     callbacks: Callable[[], Sequence[Callback]] = tuple,
 ) -> Drivers:
-    """Starts what does some runs, and Ray where they use it; the stack closes both.
-
-    One run at a time is executed in this process, several at once in processes on this machine.
-    """
+    """Starts what does some runs, and Ray where they use it; the stack closes both. One run at a
+    time is executed in this process, several at once in processes on this machine."""
     on_ray = [config.engine for config in configs if config.engine.kind == "ray"]
     if on_ray and (parallel == 1 or len(configs) == 1):
         from fedsim.engine.ray.pool import Session

@@ -73,10 +73,8 @@ class Outcome:
 
 
 def run(plan: Plan, out: Path, options: RunOptions) -> Outcome:
-    """Does what is left: the searches, then the other runs, and writes their tables.
-
-    After Interrupted (Ctrl-C, SIGTERM) or a FedsimError the same call continues.
-    """
+    """Does what is left: the searches, then the other runs, and writes their tables. After
+    Interrupted (Ctrl-C, SIGTERM) or a FedsimError the same call continues."""
     check_outside_runs(out / "sweep")  # nor is it one
     folder = plan.folder(out)
     begun = (folder / directories.GRID).exists()

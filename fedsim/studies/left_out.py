@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from fedsim.config.experiments import Axis, AxisValue, Experiment, Setting, Settings
+from fedsim.config.experiments import AxisValue, Experiment, Setting, Settings
 from fedsim.config.resolve import resolve
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.settings import in_line
@@ -18,7 +18,8 @@ KEY, HELD_OUT = "data.partition", "data.heldout_clients"
 def expanded(experiment: Experiment, overrides: Settings) -> Experiment:
     """The experiment with a row for each site in the place of :data:`LEAVE_ONE_OUT`, in the axes of
     its grid and the partitions of a study; flags replace axes as ever."""
-    if not any(map(_stands, [*experiment.partitions, *_values(experiment.grid)])):
+    rows = (value for axis in experiment.grid for value in axis.values)
+    if not any(map(_stands, [*experiment.partitions, *rows])):
         return experiment
     grid = sweep.varied_axes(experiment, overrides)
     return replace(
@@ -26,10 +27,6 @@ def expanded(experiment: Experiment, overrides: Settings) -> Experiment:
         grid=tuple(replace(a, values=_rows(a.values, experiment, overrides)) for a in grid),
         partitions=_rows(experiment.partitions, experiment, overrides),
     )
-
-
-def _values(grid: Sequence[Axis]) -> Iterator[AxisValue]:
-    return (value for axis in grid for value in axis.values)
 
 
 def _stands(row: AxisValue) -> bool:

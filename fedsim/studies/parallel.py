@@ -99,10 +99,8 @@ def execute(
     callbacks: Sequence[Callback] = (),
 ) -> Event:
     """Resumes the run of a job or, after archiving what else its directory holds, begins it.
-
     ``orders`` are checked before the first round and after each; ``tell`` is called with the events
-    before the last one, which is returned.
-    """
+    before the last one, which is returned."""
     watch = _Watch(orders, tell)
     try:
         if orders.stop:
@@ -172,10 +170,8 @@ class _Watch(Callback):
 
 
 class Here:
-    """This process, which does one run after the other.
-
-    ``session`` is that of Ray, if any; ``callbacks`` makes those of a run, such as its display.
-    """
+    """This process, which does one run after the other. ``session`` is that of Ray, if any;
+    ``callbacks`` makes those of a run, such as its display."""
 
     slots = (0,)
 

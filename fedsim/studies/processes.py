@@ -46,10 +46,8 @@ START = (
 
 
 class Process:
-    """A process that does runs, and the controller's end of its pipe.
-
-    It has a process group of its own, so that Ctrl-C at a terminal goes to the controller alone.
-    """
+    """A process that does runs, and the controller's end of its pipe. It has a process group of its
+    own, so that Ctrl-C at a terminal goes to the controller alone."""
 
     def __init__(self, ray: SharedRay | None) -> None:
         ours, theirs = socket.socketpair()
@@ -91,10 +89,8 @@ class Process:
 
 
 class Processes:
-    """A number of processes; one that ends is replaced when its slot gets a job.
-
-    A warning of Python's is reported once. Runs on Ray share ``ray``.
-    """
+    """A number of processes; one that ends is replaced when its slot gets a job. A warning of
+    Python's is reported once. Runs on Ray share ``ray``."""
 
     def __init__(self, count: int, ray: SharedRay | None = None) -> None:
         self.slots = tuple(range(count))

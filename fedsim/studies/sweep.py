@@ -83,11 +83,9 @@ def expand(
     others: int = 0,
     build: bool = True,
 ) -> list[SweepRun]:
-    """All runs of a sweep, each configuration checked; warns of settings that no run uses.
-
-    A flag wins over the grid: an axis of the same key disappears. ``others`` is the number of other
-    runs by the same drivers; for ``build`` see :func:`~fedsim.config.resolve.resolve`.
-    """
+    """All runs of a sweep, each configuration checked; warns of settings that no run uses. A flag
+    wins over the grid: an axis of the same key disappears. ``others`` is the number of other runs
+    by the same drivers; for ``build`` see :func:`~fedsim.config.resolve.resolve`."""
     if experiment.search:
         origin = next(iter(experiment.search.values())).origin
         raise ConfigError(f"{origin}: a search is run by 'fedsim tune'")
@@ -123,9 +121,7 @@ def _run(grid: Sequence[Axis], values: Sequence[AxisValue], config: RunConfig) -
 
 def label_of(grid: Sequence[Axis], values: Sequence[AxisValue]) -> str | None:
     """The name that the user gives a run by its rows in a grid: ``fedavg, clipped``; or None.
-
-    Beside an axis of methods, rows that say which data, model or clock is used name none.
-    """
+    Beside an axis of methods, rows that say which data, model or clock is used name none."""
     parts, named = [], False
     alone = not any(map(_tells_methods, grid))
     for axis, value in zip(grid, values, strict=True):

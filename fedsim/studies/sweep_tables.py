@@ -13,14 +13,7 @@ from scipy import stats
 from fedsim.core import files
 from fedsim.core.analysis import analysis
 from fedsim.core.rows import METRICS, WHEN, metric_column
-from fedsim.training.summary import (
-    CLIENT_COLUMNS,
-    FINAL_CLIENTS,
-    FIRST,
-    GINI,
-    LAST,
-    UNDER_ATTACK,
-)
+from fedsim.training.summary import CLIENT_COLUMNS, FINAL_CLIENTS, FIRST, GINI, LAST, UNDER_ATTACK
 
 AVERAGED = (
     *(metric_column("test", metric, when) for metric in FIRST for when in WHEN),
@@ -82,9 +75,8 @@ def aggregate(summary: pd.DataFrame, groups: Mapping[str, str]) -> pd.DataFrame:
         present.index = pd.MultiIndex.from_frame(frame[list(units.COLUMNS[unit])])
         row |= _spreads(present, AVERAGED, units.means)
         row["collapsed"] = present["collapsed"].astype(float).sum(min_count=len(frame))
-        row |= _spreads(present, summary.columns.intersection(list(WHERE_ANY)), units.means)
-        row |= _spreads(present, summary.columns.intersection(list(LATER)), units.means)
-        row |= _spreads(present, own, units.means)
+        for more in (WHERE_ANY, LATER, own):
+            row |= _spreads(present, summary.columns.intersection(list(more)), units.means)
         row |= {"unit": unit, "runs": len(frame), "label": first.get("label")}
         rows.append(row)
     return pd.DataFrame(rows).astype({"collapsed": "Int64"})

@@ -323,10 +323,7 @@ def write_confirmed(
     by = plan.proposer.by
     rows = [_confirmed(trial, by, out, seeds, failed, table) for trial in leaders]
     confirmed = pd.DataFrame(rows).sort_values(
-        f"{by}_mean",
-        ascending=lowest(by, plan.proposer.measures),
-        kind="stable",
-        ignore_index=True,
+        f"{by}_mean", ascending=lowest(by, plan.proposer.measures), kind="stable", ignore_index=True
     )
     files.write(out / CONFIRMED, confirmed.to_csv(index=False, lineterminator="\n").encode())
     leader, value = leaders[0], f"{by} {leaders[0].value!r}"

@@ -36,10 +36,8 @@ logger = logging.getLogger("fedsim")
 
 
 def malicious_clients(attack: AttackConfig, data: DataConfig, partition: Partition) -> list[int]:
-    """The malicious clients, ascending; without a list of them ``data.seed`` draws them.
-
-    None without an attack.
-    """
+    """The malicious clients, ascending; without a list of them ``data.seed`` draws them. None
+    without an attack."""
     if attack.name is None:
         return []
     participants = partition.participants

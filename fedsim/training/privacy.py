@@ -51,10 +51,8 @@ OF_COHORT = 1 / 20
 @dataclass(frozen=True, kw_only=True)
 class Budget:
     """The epsilon of a run's rounds, for ``release``, a round in which a client may take part.
-
     ``share`` of the rounds are such, less than 1 where clients take turns; ``deployment`` is a
-    round of the larger deployment.
-    """
+    round of the larger deployment."""
 
     release: Release
     delta: float
@@ -72,7 +70,8 @@ class Budget:
 
     def texts(self, rounds: int) -> dict[str, str]:
         """:meth:`columns` for people."""
-        return {name: _shown(epsilon) for name, epsilon in self.columns(rounds).items()}
+        columns = self.columns(rounds).items()
+        return {k: "infinity" if spent is None else f"{spent:.4g}" for k, spent in columns}
 
     def _statement(self, release: Release) -> str:
         return statement(release, self.delta, usable(self.accountant, release.effective_noise))
@@ -108,10 +107,6 @@ def _epsilon(release: Release, rounds: int, delta: float, accountant: Accountant
     return epsilon if math.isfinite(epsilon) else None
 
 
-def _shown(epsilon: float | None) -> str:
-    return "infinity" if epsilon is None else f"{epsilon:.4g}"
-
-
 def remedy(config: RunConfig) -> str:
     """What to do where models or updates are not finite."""
     dp = config.dp
@@ -140,10 +135,8 @@ def line_of_samples(config: RunConfig) -> str:
 
 
 def warn_of_delta(config: RunConfig, sizes: Sequence[int]) -> None:
-    """Warns of a delta that allows to publish what should be protected.
-
-    ``sizes`` are the training samples of each client that trains.
-    """
+    """Warns of a delta that allows to publish what should be protected. ``sizes`` are the training
+    samples of each client that trains."""
     n, protected = len(sizes), "clients"
     if config.dp.level == "example":
         n, protected = max(sizes), "training samples of a client"
@@ -172,10 +165,8 @@ def check_samples(criterion: MarginControl, model: ModelSpec, flat: FlatModel) -
 
 
 def with_noise(config: RunConfig, clients: int, cohort_size: int) -> RunConfig:
-    """The configuration with the noise for ``dp.epsilon``, where that is given.
-
-    A ConfigError where there is none, or the noise that is given does not do.
-    """
+    """The configuration with the noise for ``dp.epsilon``, where that is given. A ConfigError where
+    there is none, or the noise that is given does not do."""
     dp, rounds = config.dp, config.train.rounds
     if dp.epsilon is None:
         return config

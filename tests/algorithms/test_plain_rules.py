@@ -111,19 +111,10 @@ def test_a_state_goes_from_round_to_round_and_into_checkpoints(rules):
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        (
-            "one",
-            r"some_rules\.py:12: a rule takes gram and num_samples first: def rule\(",
-        ),
+        ("one", r"some_rules\.py:12: a rule takes gram and num_samples first: def rule\("),
         ("untyped", r"some_rules\.py:13: a rule has a parameter 'mode=None', which needs a type"),
-        (
-            "matrix",
-            r"some_rules\.py:14, in matrix: returned an array of shape \(2, 2\); needed",
-        ),
-        (
-            "nothing",
-            r"some_rules\.py:15, in nothing: returned None; .* coefficients \(2,\)",
-        ),
+        ("matrix", r"some_rules\.py:14, in matrix: returned an array of shape \(2, 2\); needed"),
+        ("nothing", r"some_rules\.py:15, in nothing: returned None; .* coefficients \(2,\)"),
         ("nan", r"some_rules\.py:16, in nan: returned NaN or infinity"),
         ("words", r"some_rules\.py:17, in words: returned list \(could not convert"),
         ("fails", r"ZeroDivisionError: division by zero \(some_rules\.py:18, in fails\)"),

@@ -728,10 +728,7 @@ def test_momentum_without_ascent_is_fedcm_bit_for_bit():
     expected_reports, expected = train(theirs, downlink=down)
     np.testing.assert_array_equal(deltas, expected)
     assert [r.extras for r in reports] == [r.extras for r in expected_reports]
-    cohort = Cohort.of(
-        with_deltas(reports, deltas),
-        ours.flat.layout,
-    )
+    cohort = Cohort.of(with_deltas(reports, deltas), ours.flat.layout)
     step, wanted = (
         algorithms.load(name, given).server.step(RuleState(), cohort, context())
         for name, given in (("fedsam", {"alpha": 0.3, "weights": "uniform"}), ("fedcm", {}))

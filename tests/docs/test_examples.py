@@ -70,9 +70,7 @@ def environment(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "page",
-    marked_beside({*PAGES} - {LONG}, PAGES, pytest.mark.nightly),
-    ids=lambda page: page.stem,
+    "page", marked_beside({*PAGES} - {LONG}, PAGES, pytest.mark.nightly), ids=lambda page: page.stem
 )
 def test_the_blocks_of_a_tutorial_run_in_order(page, tmp_path, environment):
     ran = 0

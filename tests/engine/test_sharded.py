@@ -23,13 +23,7 @@ from fedsim.attacks.min_max import MinMax
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import WorkerError
 from fedsim.core.types import ClientUpdate, Layout, RoundContext, Slot
-from fedsim.engine.ray.sharded import (
-    Aggregators,
-    Held,
-    Sharded,
-    plan_shards,
-    split,
-)
+from fedsim.engine.ray.sharded import Aggregators, Held, Sharded, plan_shards, split
 from fedsim.models.vision import SplitModel
 from fedsim.server import ClipNorms
 from fedsim.server.base import RuleState
@@ -287,8 +281,7 @@ def in_one_process(method):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "method",
-    ["fedld", *(pytest.param(m, marks=pytest.mark.nightly) for m in ("fedavg", "fedbn"))],
+    "method", ["fedld", *(pytest.param(m, marks=pytest.mark.nightly) for m in ("fedavg", "fedbn"))]
 )
 def test_whole_runs_have_the_bytes_of_one_process(method, two_nodes, tmp_path, monkeypatch):
     asked, ask = [], Sharded._ask

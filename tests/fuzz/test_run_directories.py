@@ -156,11 +156,7 @@ def test_resume(number: int, interrupted: Path, tmp_path: Path) -> None:
 
 
 READERS = ("table run", "runs run", "show run", "show run run")
-READERS += (
-    "predict run --out p.csv",
-    "resume run",
-    "curves run --out c.png",
-)
+READERS += ("predict run --out p.csv", "resume run", "curves run --out c.png")
 READ = ("summary.csv", "rounds.csv", "config.yaml", "env.json", "classes.csv", "partition.csv")
 READ += ("evaluations.csv", "decomposition.csv", "model.safetensors")
 

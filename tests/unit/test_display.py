@@ -122,12 +122,7 @@ def test_the_bar_stays_on_stderr_and_gives_the_terminal_back(
 
 def test_aligned_columns() -> None:
     rows = [{"name": "a", "n": "10"}, {"name": "long", "n": "-"}, {"name": "b", "n": "5 +- 2"}]
-    assert tables.aligned(rows) == [
-        "name       n",
-        "a         10",
-        "long       -",
-        "b     5 +- 2",
-    ]
+    assert tables.aligned(rows) == ["name       n", "a         10", "long       -", "b     5 +- 2"]
 
 
 def test_python_shows_progress_where_somebody_looks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,14 +19,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.machine import MODEL_COPIES, PROCESS, cores
 from fedsim.core.text import counted
 from fedsim.core.types import GIB
-from fedsim.engine.ray.cluster import (
-    LOCAL,
-    connect,
-    joining,
-    machines,
-    memory_of,
-    share_of,
-)
+from fedsim.engine.ray.cluster import LOCAL, connect, joining, machines, memory_of, share_of
 from fedsim.engine.ray.placement import Node, Share, listed, pack, plan_placement
 
 DRIVERS_PER_CORE = 4

@@ -32,8 +32,7 @@ def sweep_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("sweep")
     (root / "sweep.yaml").write_text(SWEEP)
     done = CliRunner().invoke(
-        main,
-        ["sweep", str(root / "sweep.yaml"), "--out", str(root / "runs"), "--parallel", "1"],
+        main, ["sweep", str(root / "sweep.yaml"), "--out", str(root / "runs"), "--parallel", "1"]
     )
     assert done.exit_code == 0, done.output
     return root / "runs"

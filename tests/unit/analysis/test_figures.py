@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from itertools import product
 from pathlib import Path
 
@@ -68,11 +69,7 @@ def lines_of(axes: Axes) -> dict[str, np.ndarray]:
 @pytest.fixture
 def two(tmp_path: Path) -> list[Path]:
     """Two seeds of FedLD and one run of FedAvg."""
-    return [
-        write_run(tmp_path, "fedld", 0),
-        write_run(tmp_path, "fedld", 1),
-        write_run(tmp_path, "fedavg", 0),
-    ]
+    return [write_run(tmp_path, *of) for of in (("fedld", 0), ("fedld", 1), ("fedavg", 0))]
 
 
 # ---- settings as panels
@@ -321,6 +318,9 @@ def test_the_first_figure_shows_means_seeds_and_the_guess(tmp_path: Path) -> Non
 def test_clients_that_never_train_are_marked_in_the_partition(tmp_path: Path) -> None:
     run = write_run(tmp_path, clients=3)
     (run / "env.json").write_text('{"heldout_clients": [1]}', encoding="utf-8")
+    attacked = write_run(tmp_path, "krum", clients=3)
+    shutil.copy(run / "env.json", attacked)
+    table(attacked, "partition").assign(malicious=0).to_csv(attacked / "partition.csv", index=False)
     (drawing,) = partition.drawings(groups_of(tmp_path))
     cells = drawn(drawing).figure.subfigs[0].axes[1]
     names = [label.get_text() for label in cells.get_xticklabels()]

@@ -291,6 +291,14 @@ def test_runs_on_other_data_are_no_seeds_of_one_method(tmp_path: Path) -> None:
     assert conditions(labels[1]) == "data_digest=sha256:a", "not ranked with those of other data"
 
 
+def test_data_that_are_drawn_anew_for_each_partition_are_one_methods(tmp_path: Path) -> None:
+    for draw, data in enumerate(("sha256:a", "sha256:b")):
+        drawn = {"dataset": "discs", "data.seed": draw, "data_digest": data}
+        run_of(tmp_path, "fedavg", 0, [0.5], **drawn)
+    (one,) = group(summaries(find([tmp_path])[0]), ("algorithm",), "partition")
+    assert len(one.runs) == 2
+
+
 def test_a_label_may_be_tuned_for_each_partition(tmp_path: Path) -> None:
     for method, rates in (("fedavg", (0.1, 0.3)), ("fedprox", (0.2, 0.2))):
         for draw, rate in enumerate(rates):

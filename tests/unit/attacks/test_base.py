@@ -178,10 +178,7 @@ def test_by_hand():
     # benign (1, 0), (3, 0), (2, 3): mean (2, 1), standard deviations 1 and sqrt(3)
     rows = np.array([[1.0, 0.0], [9.0, 9.0], [3.0, 0.0], [2.0, 3.0]])
     got = {kind: sent(of(kind, [1]), rows) for kind in (Mimic, MinMax, MinSum)}
-    got |= {
-        Alie: sent(of(Alie, [1], z=2.0), rows),
-        Ipm: sent(of(Ipm, [1], scale=3.0), rows),
-    }
+    got |= {Alie: sent(of(Alie, [1], z=2.0), rows), Ipm: sent(of(Ipm, [1], scale=3.0), rows)}
     for all_sent in got.values():
         np.testing.assert_array_equal(all_sent[[0, 2, 3]], rows[[0, 2, 3]])
     np.testing.assert_allclose(got[Mimic][1], [1, 0], rtol=1e-12)
@@ -390,16 +387,11 @@ def test_the_factor_against_the_servers_rule(kind, server, seed):
     """That of the oracle, in each round anew; the rule sees it, and the log has it."""
     rows, bad = draw(11, 13, seed), [2, 3, 8]
     honest = [row.tolist() for i, row in enumerate(rows) if i not in bad]
-    if kind is Ipm:
-
-        def rule(x):
-            return rules.krum(rules.nnm(x, 3), 3)
-
-        sent_by = partial(rules.ipm, honest)
-    else:
-        rule = partial(rules.trimmed_mean, f=3)
-        sent_by = partial(rules.alie, honest, 11, 3)
-    tau = rules.strongest(sent_by, rule, honest, 3)
+    steps = {"trimmed_mean": lambda x: rules.trimmed_mean(x, 3)}
+    steps["nnm,krum"] = lambda x: rules.krum(rules.nnm(x, 3), 3)
+    forms = {Ipm: partial(rules.ipm, honest), Alie: partial(rules.alie, honest, 11, 3)}
+    sent_by = forms[kind]
+    tau = rules.strongest(sent_by, steps[server], honest, 3)
     options = {name: {"f": 3} for name in server.split(",")}
     method = algorithms.compose("fedavg", options, server=server)
     attacked = replace(method.server, attack=by(bad, kind("auto")))
@@ -407,6 +399,5 @@ def test_the_factor_against_the_servers_rule(kind, server, seed):
     assert step.metrics["attack_scale"] == pytest.approx(tau, rel=1e-9)
     np.testing.assert_allclose(step.sent.rows[2], sent_by(tau), rtol=1e-9, atol=1e-9)
     given = replace(method.server, attack=by(bad, kind(tau)))
-    np.testing.assert_array_equal(
-        step.step, given.step(RuleState(), cohort(rows), OMNISCIENT_CTX).step
-    )
+    other = given.step(RuleState(), cohort(rows), OMNISCIENT_CTX)
+    np.testing.assert_array_equal(step.step, other.step)

@@ -135,8 +135,7 @@ def looks(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("below", ["run", "link/new"])
 @pytest.mark.parametrize(
-    ("command", "name"),
-    [("predict run --out", "p.csv"), ("partition --out", "p")],
+    ("command", "name"), [("predict run --out", "p.csv"), ("partition --out", "p")]
 )
 def test_nothing_is_written_into_a_run(
     looks: Path, command: str, name: str, below: str, monkeypatch: pytest.MonkeyPatch

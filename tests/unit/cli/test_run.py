@@ -142,11 +142,7 @@ def test_options_are_described_in_one_form(command: str) -> None:
     text = " ".join(CliRunner().invoke(group, [command, "-h"]).stdout.split())
     assert "-h, --help Show this message and exit." in text
     assert "`" not in text
-    for other in (
-        "INTEGER RANGE",
-        "default: (",
-        "several times",
-    ):
+    for other in ("INTEGER RANGE", "default: (", "several times"):
         assert other not in text, other
 
 

@@ -224,8 +224,7 @@ def test_a_search_is_shown_with_its_best_trial(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("ended", "state"),
-    [(("complete", "failed"), "finished"), (("failed", "failed"), "failed")],
+    ("ended", "state"), [(("complete", "failed"), "finished"), (("failed", "failed"), "failed")]
 )
 def test_a_search_whose_trials_have_all_ended(ended, state, tmp_path):
     search = write_search(tmp_path / "t", planned=2, ended=ended)
@@ -244,10 +243,7 @@ def test_a_process_elsewhere_counts_while_it_writes(tmp_path):
     assert listed(tmp_path)["a"]["state"] == "interrupted"
 
 
-DAMAGES = {
-    "config.yaml": [None, "a: ["],
-    "summary.csv": ["", "final_test_accuracy\nx\n"],
-}
+DAMAGES = {"config.yaml": [None, "a: ["], "summary.csv": ["", "final_test_accuracy\nx\n"]}
 
 
 @pytest.mark.parametrize(("name", "text"), [(n, t) for n, ts in DAMAGES.items() for t in ts])
@@ -400,11 +396,7 @@ def test_what_holds_no_run_is_refused(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "text", "code"),
-    [
-        ("config.yaml", "a: [", 2),
-        ("rounds.csv", "a\n1,2\n", 1),
-        ("classes.csv", "a,b\n1,2\n", 1),
-    ],
+    [("config.yaml", "a: [", 2), ("rounds.csv", "a\n1,2\n", 1), ("classes.csv", "a,b\n1,2\n", 1)],
 )
 def test_a_damaged_run_is_refused_with_the_file(name, text, code, tmp_path):
     run = write_run(tmp_path / "a")

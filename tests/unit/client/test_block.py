@@ -111,11 +111,7 @@ class Federation:
     def env(self, client, t=0, max_steps=None):
         n = SIZES[client]
         g = torch.Generator().manual_seed(100 + client)
-        given = {
-            "training": base(),
-            "criterion": self.algorithm.criterion,
-            **self.changes,
-        }
+        given = {"training": base(), "criterion": self.algorithm.criterion, **self.changes}
         return LocalEnv(
             flat=self.flat,
             start=self.start,

@@ -390,7 +390,7 @@ def test_flags_are_of_one_key_and_roles_are_those_that_resuming_needs():
     }
     for column in ("algorithm", "num_clients", "train.lr", "fedprox.mu", "best_by", "margin"):
         assert is_setting(column)
-    for column in ("seed", "label", "train.threads", "target_accuracy", "final_test_accuracy"):
+    for column in ("seed", "label", "train.threads", "target_accuracy", "final_test_r@0.9"):
         assert not is_setting(column)
 
 

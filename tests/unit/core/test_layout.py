@@ -9,13 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedsim.core.layout import (
-    FlatModel,
-    as_tensor,
-    layout_of,
-    not_finite,
-    subtract,
-)
+from fedsim.core.layout import FlatModel, as_tensor, layout_of, not_finite, subtract
 
 CPU = torch.device("cpu")
 

@@ -569,10 +569,7 @@ def test_a_failure_names_round_and_client_and_keeps_its_cause(error, kind, messa
 D = 6
 
 LAYOUT = Layout(
-    (
-        Slot(name="body", shape=(4,), start=0, stop=4),
-        Slot(name="head", shape=(2,), start=4, stop=6),
-    )
+    (Slot(name="body", shape=(4,), start=0, stop=4), Slot(name="head", shape=(2,), start=4, stop=6))
 )
 
 

@@ -290,10 +290,7 @@ def reseal(record: Path, **changes) -> None:
             r"format 2, written by fedsim 9\.9; this one reads format 1",
         ),
         ({"layout": "other"}, "the model has other tensors"),
-        (
-            {"settings": {}},
-            r"the run began without the key algorithm: another version of fedsim",
-        ),
+        ({"settings": {}}, r"the run began without the key algorithm: another version of fedsim"),
         ({"device": "NVIDIA H200"}, "device cpu instead of NVIDIA H200 as in the rounds before"),
     ],
 )

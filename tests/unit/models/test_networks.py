@@ -344,10 +344,7 @@ def module_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[st
     [
         ("import no_such_module", r"cannot be imported \(No module named 'no_such_module'\)"),
         ("def build(:", r"cannot be imported \(SyntaxError: .*line 1\)"),
-        (
-            "1 / 0",
-            r"cannot be imported \(ZeroDivisionError: .* \(.*:1, in <module>\)\)",
-        ),
+        ("1 / 0", r"cannot be imported \(ZeroDivisionError: .* \(.*:1, in <module>\)\)"),
         ("raise OSError('a\\nb')", r"cannot be imported \(OSError: a b \(.*:1, in <module>\)\)"),
         ("build = 3", r"has no function 'build'$"),
         ("bild = int", r"has no function 'build' \(did you mean 'bild'\?\)"),

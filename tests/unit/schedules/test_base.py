@@ -20,12 +20,7 @@ from fedsim.core.errors import ConfigError, ContractError
 from fedsim.core.rng import generator
 from fedsim.core.types import RoundContext
 from fedsim.schedules.asynchronous import Buffered
-from fedsim.schedules.base import (
-    Roster,
-    RoundPlan,
-    Synchronous,
-    draw_cohort,
-)
+from fedsim.schedules.base import Roster, RoundPlan, Synchronous, draw_cohort
 from fedsim.schedules.oort import Oort
 from fedsim.schedules.selection import BySize, PowerOfChoice, RoundRobin
 from fedsim.server import Average, Server
@@ -332,11 +327,7 @@ def test_a_task_has_round_and_learning_rate_of_its_start():
     for ctx, plan in plans(Buffered(1, 3), roster_buffered([100, 40, 25]), 8):
         for task in plan.tasks:
             assert task.ctx == RoundContext(
-                round=task.version,
-                num_rounds=8,
-                num_clients=3,
-                lr=1 / (1 + task.version),
-                seed=2,
+                round=task.version, num_rounds=8, num_clients=3, lr=1 / (1 + task.version), seed=2
             )
             assert task.version <= ctx.round
         assert set(plan.state) == {"arrival", "client", "version"}

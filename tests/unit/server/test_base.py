@@ -16,15 +16,7 @@ from fedsim.algorithms.fedgh import harmonize_orders
 from fedsim.algorithms.scaffold import server_control
 from fedsim.core.types import ClientUpdate, Layout, RoundContext, Slot
 from fedsim.server import ClipNorms, Received
-from fedsim.server.base import (
-    Average,
-    Exchanged,
-    Gram,
-    HistoryGram,
-    Reduced,
-    RuleState,
-    Server,
-)
+from fedsim.server.base import Average, Exchanged, Gram, HistoryGram, Reduced, RuleState, Server
 from fedsim.server.cohort import Cohort
 from fedsim.server.columns import LocalColumns
 from fedsim.server.gram import Weights, conflict_ratio, cosines, shares

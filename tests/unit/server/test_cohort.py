@@ -442,11 +442,7 @@ def test_they_agree_with_numpy_on_the_updates_whatever_their_length(m, d, scale)
 # the rows of a run
 @pytest.mark.integration
 def test_the_rows_are_those_of_the_updates():
-    settings = config(
-        "fedavg",
-        train={"sample_rate": 0.75},
-        evaluation=NEVER | {"cosines": True},
-    )
+    settings = config("fedavg", train={"sample_rate": 0.75}, evaluation=NEVER | {"cosines": True})
     for done in rounds(settings):
         updates = [
             (done.local[c] - done.before.params).astype(np.float64) for c in sorted(done.local)

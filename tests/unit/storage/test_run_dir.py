@@ -16,12 +16,7 @@ import fedsim
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, StoreError
 from fedsim.core.rows import TABLES
-from fedsim.storage.run_dir import (
-    RunWriter,
-    cell,
-    check_free,
-    default_path,
-)
+from fedsim.storage.run_dir import RunWriter, cell, check_free, default_path
 from tests.commands import clean_environment
 from tests.unit.cli.test_runs import write_run
 

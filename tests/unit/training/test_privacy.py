@@ -415,11 +415,7 @@ def ran(tmp_path, method="fedavg", **sections):
         ({"name": "ipm", "clients": "-1"}, "clients", "ids of clients, separated by commas"),
         ({"name": "ipm", "clients": []}, "clients", "ids of clients, separated by commas"),
         ({"name": "mimic", "scale": 2}, "scale", "mimic has none; only alie, backdoor"),
-        (
-            {"name": "ipm", "source": 1, "target": 2},
-            "source",
-            "ipm has none; only backdoor, label",
-        ),
+        ({"name": "ipm", "source": 1, "target": 2}, "source", "ipm has none; only backdoor, label"),
         ({"name": "backdoor", "pixels": 0}, "pixels", "greater than or equal to 1"),
         ({"name": "ipm", "pixels": 2}, "pixels", "2 given; ipm has none; only backdoor"),
         ({"name": "mimic", "knowledge": "own"}, "knowledge", "mimic has none; only alie"),

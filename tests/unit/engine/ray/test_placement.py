@@ -165,9 +165,7 @@ def test_every_actor_that_can_fit_is_placed():
     for _ in range(150):
         nodes = [
             Node(
-                float(rng.integers(0, 4)),
-                float(rng.integers(0, 3)),
-                memory=int(rng.integers(1, 9)),
+                float(rng.integers(0, 4)), float(rng.integers(0, 3)), memory=int(rng.integers(1, 9))
             )
             for _ in range(rng.integers(1, 3))
         ]
@@ -280,12 +278,7 @@ except ConfigError as error:
 def test_a_forked_process_is_refused(tmp_path):
     command = [sys.executable, "-c", FORK, str(tmp_path / "run")]
     done = subprocess.run(
-        command,
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
+        command, env=clean_environment(), capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 7, done.stderr
     assert "this process was forked from one that had connected to Ray" in done.stdout
