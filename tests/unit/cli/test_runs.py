@@ -492,7 +492,7 @@ def completed(*args):
         (("run", "-a"), algorithms.names()),
         (("run", "--dataset"), [info.name for info in data.catalogue()]),
         (("run", "--model"), NAMES),
-        (("run", "--partition"), partitions.NAMES),
+        (("run", "--partition"), [*partitions.NAMES, partitions.LEAVE_ONE_OUT]),
         (("run", "--preset"), presets.names()),
         (("sweep",), presets.names()),
     ],
@@ -503,7 +503,7 @@ def test_every_name_is_offered(args, wanted) -> None:
 
 
 def test_what_is_typed_limits_what_is_offered() -> None:
-    assert completed("run", "-a", "fedp") == ["fedpac", "fedprox"]
+    assert completed("run", "-a", "fedp") == ["fedpac", "fedper", "fedprox"]
     assert completed("run", "--server", "fedgh,fedad") == ["fedgh,fedadagrad", "fedgh,fedadam"]
     assert completed("sweep", "my_gr") == ["my_gr"], "a file"
     assert {"run", "runs", "resume", "show"} <= set(completed(""))
