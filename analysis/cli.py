@@ -188,8 +188,8 @@ def table_command(
       fedsim table runs/study --budget --out budget.png --out budget.csv
     """
     paired = Test(test, rope)
-    figures = ranked or tuned or columns is not None
-    suffixes = [*(style.FORMATS if figures else ()), *layout.FORMATS]
+    figures = style.FORMATS if ranked or tuned or columns is not None else ()
+    suffixes = [*figures, *layout.FORMATS]
     for out in outs:
         if out.suffix not in suffixes:
             raise AnalysisError(f"{out}: a table is a file named {', '.join(suffixes)}")
@@ -219,8 +219,7 @@ def table_command(
         made = captions.left_out(ranks.tables(blocks), unfinished)
         draw = partial(rank_figure.figure, blocks)
     else:
-        if drawn:
-            takes = takes or ["final"]
+        takes = takes or (["final"] if drawn else ())
         made, score = _scores(dirs, by, metrics, columns, baseline, paired, takes, unit, measure)
         if drawn and score is not None:
             draw = partial(matrix.figure, made[0], score.unit, score.lowest)

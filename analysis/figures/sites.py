@@ -42,10 +42,8 @@ def _drawing(of: Outcome, setting: str, sites: Sites, best: list[str], name: str
     axis, shown = sites.shown.axis, best[:MOST]
     reference = title_of(sites.reference or "")
     with style.look():
-        titles = {label: title_of(label) for label in shown}
-        fig, places = grid.named_rows(
-            list(titles.values()), [sites.name(client) for client in sites.names], axis, MOST
-        )
+        names = [sites.name(client) for client in sites.names]
+        fig, places = grid.named_rows([title_of(label) for label in shown], names, axis, MOST)
         for axes, label in zip(places, shown, strict=True):
             _panel(axes, sites, label, lines[label].colour)
         looks: dict[str, dict[str, Any]] = {

@@ -53,7 +53,7 @@ def make(
     _check(name, known, columns, baseline, test, measure)
     measured = [one for one in known if one not in scores.OTHERS]
     runs = scores.completed(runs, [name] if shown else measured if name == "scores" else ())
-    (columns,) = (None,) if columns is None else expanded(runs, [columns])
+    columns = None if columns is None else expanded(runs, [columns])[0]
     if baseline is not None:
         rows = [column for column in expanded(runs, by) if column != columns]
         check_columns(runs, rows)

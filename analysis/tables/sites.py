@@ -317,8 +317,9 @@ def _levels(sites: Sites) -> Table:
     texts = {(cell.column, cell.row): spread(cell, shown.unit) for cell in cells}
     numbers = sorted({cell.estimate.n for cell in cells})
     caption = say(
-        "sites.caption", score=shown.name, part=sites.part, numbers=numbers, unit=unit,
-        means=unit == "partition" and bool(samples), without=[*map(title_of, sites.without)],
+        "sites.caption", score=shown.name, lowest=shown.lowest, part=sites.part, numbers=numbers,
+        unit=unit, means=unit == "partition" and bool(samples),
+        without=[*map(title_of, sites.without)],
         reference=sites.reference, held_out=sites.held_out, unit_words=say(f"units.{unit}"),
         unseen=any(UNSEEN in label for label in sites.labels),
         interval=interval_words(unit) if numbers[-1] > 1 else "", sign=COLLAPSE,

@@ -68,10 +68,7 @@ def _partitions() -> Rows:
     from fedsim.data.partitions import LEAVE_ONE_OUT
 
     of_grids = "in grids and studies: by_site, each site held out in its turn"
-    return [
-        *_parts("data.partitions", "NAMES"),
-        {"name": LEAVE_ONE_OUT, "description": of_grids},
-    ]
+    return [*_parts("data.partitions", "NAMES"), {"name": LEAVE_ONE_OUT, "description": of_grids}]
 
 
 def _parts(package: str, registry: str) -> Rows:

@@ -136,9 +136,8 @@ def test_terms_are_signed_and_zero_is_marked(two: list[Path]) -> None:
     figure = drawn(losses.by_round({"": groups_of(two[0].parent)})).figure
     shift, aggregation = figure.axes[1:3]
     assert aggregation.get_ylabel() == "Aggregation loss (nats)"
-    assert lines_of(aggregation)["FedAvg"] == pytest.approx(
-        table(two[2], "decomposition")["aggregation_loss"]
-    )
+    wanted = table(two[2], "decomposition")["aggregation_loss"]
+    assert lines_of(aggregation)["FedAvg"] == pytest.approx(wanted)
     assert lines_of(aggregation)["FedAvg"].max() < 0
     for axes, marked in zip(figure.axes, (False, True, True, False), strict=True):
         assert any(list(line.get_ydata()) == [0, 0] for line in axes.lines) is marked
@@ -212,9 +211,8 @@ def test_cosines_of_the_last_round_are_sorted_within_each_run(two: list[Path]) -
     assert lines_of(left)["FedLD"] == pytest.approx(np.mean(sorted_ones, axis=0))
     assert left.lines[0].get_xdata()[[0, -1]] == pytest.approx([0, 100])
     spectrum = table(two[2], "spectrum")
-    assert lines_of(right)["FedAvg"] == pytest.approx(
-        100 * spectrum["share"][spectrum["round"] == 6]
-    )
+    last = 100 * spectrum["share"][spectrum["round"] == 6]
+    assert lines_of(right)["FedAvg"] == pytest.approx(last)
 
 
 def test_agreement_by_round(two: list[Path]) -> None:
@@ -255,9 +253,8 @@ def test_groups_of_test_samples(two: list[Path]) -> None:
     own = [line for line in axes.lines if list(line.get_ydata())[:1] == [0]]
     places = [np.asarray(line.get_xdata(), dtype=float) for line in own]
     assert places[0] == pytest.approx(100 * np.sort(last))
-    assert [float(p[0]) for p in places[1:3]] == pytest.approx(
-        [100 * last["aligned"], 100 * last["conflicting"]]
-    )
+    wanted = [100 * last["aligned"], 100 * last["conflicting"]]
+    assert [float(p[0]) for p in places[1:3]] == pytest.approx(wanted)
     assert [t.get_text() for t in found.figure.legends[0].get_texts()] == ["aligned", "conflicting"]
 
 

@@ -76,9 +76,7 @@ def test_each_site_by_name_with_its_samples_and_whom_federation_helps(tmp_path: 
     assert levels.head == [
         "Site", "Training samples", "Test samples", "Local ± 95 % CI", "FedAvg ± 95 % CI",
     ]  # fmt: skip
-    assert [row[:3] for row in levels.rows] == [
-        [NAMES[0], "100", "20"], [NAMES[1], "101", "20"], [NAMES[2], "102", "20"],
-    ]  # fmt: skip
+    assert [row[:3] for row in levels.rows] == [[n, f"10{i}", "20"] for i, n in enumerate(NAMES)]
     assert levels.rows[0][4].startswith("81.00 ± 2.48"), "0.80 0.81 0.82, t(0.975, 2) = 4.3027"
     told = {row[0]: row[1] for row in differences.rows}
     # differences 0.20 0.19 0.21: mean 0.20, std 0.01, half-width 0.0248

@@ -324,9 +324,8 @@ def test_rules_by_attacks_have_the_names_and_the_order_of_the_file(matrix: Path)
     unnamed = invoke("table", matrix, "--columns", "attack.name", "--at", "final").stdout
     assert "attack.name=none" in unnamed
     turned = invoke("table", matrix, "--by", "attack", "--columns", "rule", "--at", "final").stdout
-    assert [line[2:].split(" | ")[0] for line in turned.splitlines()[4:7]] == [
-        f"attack={name}" for name in ATTACKS
-    ]
+    first = [line[2:].split(" | ")[0] for line in turned.splitlines()[4:7]]
+    assert first == [f"attack={name}" for name in ATTACKS]
     assert "worst" not in turned
 
 
