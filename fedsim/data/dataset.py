@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fedsim import tasks
 from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.imports import users_code
 from fedsim.core.task import TargetError, Task
 from fedsim.core.types import Array, Dataset, LabelledSamples, Pipeline
 from fedsim.data.holdout import held_out, held_out_by_user, strata
@@ -123,7 +124,10 @@ def assemble(
     """
     if not len(raw.y):
         raise DataError(f"{raw.source}: data set {name}: there are no samples")
-    raw = replace(raw, **for_task(raw, task))
+    try:
+        raw = replace(raw, **for_task(raw, task))
+    except TargetError as error:
+        raise DataError(f"{raw.source}: data set {name}: {error}") from error
     if whole:
         parts = np.full(len(raw.y), TEST, dtype=np.int8)
     else:
@@ -164,17 +168,21 @@ def assemble(
 
 def for_task(data: LabelledSamples, task: Task | None) -> dict[str, Any]:
     """What changes for a task that is asked for: where it needs more outputs than have names, they
-    are called by number."""
+    are called by number. A TargetError where the targets are not of its shape."""
     if task is None:
         return {}
     try:
-        task.check(data.y)
-    except TargetError:  # as `check` says
+        with users_code(f"task {task.name!r}, check", DataError):
+            task.check(data.y)
+    except TargetError as error:
+        if error.row is None:
+            raise TargetError(f"task {task.name}: {error}") from error
+        return {"task": task}  # `check` names the file too
+    with users_code(f"task {task.name!r}", DataError):
+        outputs = range(task.width(data.y))
+    if task.cross_entropy or len(outputs) <= len(data.class_names):
         return {"task": task}
-    outputs = task.width(data.y)
-    if task.cross_entropy or outputs <= len(data.class_names):
-        return {"task": task}
-    return {"task": task, "class_names": tuple(f"output_{k}" for k in range(outputs))}
+    return {"task": task, "class_names": tuple(f"output_{k}" for k in outputs)}
 
 
 def in_one_part(dataset: Dataset) -> Dataset:

@@ -23,6 +23,7 @@ from fedsim.core.task import Task
 from fedsim.core.types import Dataset
 from fedsim.data import readers
 from fedsim.data.dataset import DatasetInfo, Request, assemble, check, for_task, in_one_part
+from fedsim.data.own_task import check_own
 
 _OF_LOADERS = ("image_size", "augment", "val_fraction", "test_fraction", "seed", "split")
 """Settings of section ``data`` that a user's loader is given if it has a parameter of the name."""
@@ -110,7 +111,9 @@ def load(
 
 
 def _measured(dataset: Dataset, measures: Sequence[str]) -> Dataset:
-    """The data set whose task has further measures."""
+    """The data set whose task has further measures; a task of the user's is tried before."""
+    if dataset.task is not None and ":" in dataset.task.name:
+        check_own(dataset.task, dataset)
     return (
         replace(dataset, task=tasks.with_more(tasks.of(dataset), measures)) if measures else dataset
     )
