@@ -105,6 +105,7 @@ class Task:
         margin: why outputs are no logits, so that margin control cannot be; None where they are.
         streams: whether outputs are too large to keep: measures are summed sample by sample.
         more: the measure of a name that ``evaluation.measures`` may ask for; None: unknown.
+        further: such names, for messages.
     """
 
     name: str
@@ -125,6 +126,7 @@ class Task:
     margin: str | None = None
     streams: bool = False
     more: Callable[[str], Measure | None] = nothing_more
+    further: tuple[str, ...] = ()
 
     @property
     def lowest(self) -> bool:

@@ -1,5 +1,7 @@
 """Tries a user's task on some targets before a run begins, so that errors say what is wrong."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from fedsim.core.errors import ConfigError
@@ -25,8 +27,17 @@ def check_own(task: Task, dataset: Dataset) -> None:
     outputs = np.random.default_rng(0).normal(size=(len(y), *shape))
     with users_code(where, ConfigError):
         _check_loss(where, task, outputs, y)
-        for measure in task.measures:
-            _check_measure(f"{where}, measure {measure.name!r}", measure, outputs, y)
+        values = {
+            measure.name: _checked(f"{where}, measure {measure.name!r}", measure, outputs, y)
+            for measure in task.measures
+        }
+        if task.collapsed is not None:
+            task.collapsed(values)
+        if not isinstance(predicted := task.predict(outputs), Mapping):
+            raise ConfigError(f"{where}: predict returned {type(predicted).__name__}, no columns")
+        strata = task.stratum(y)
+        if strata is not None and np.shape(strata) != y.shape[:1]:
+            raise ConfigError(f"{where}: stratum is {np.shape(strata)}, needed is ({len(y)},)")
 
 
 def _check_names(where: str, task: Task) -> None:
@@ -53,7 +64,8 @@ def _check_loss(where: str, task: Task, outputs: Array, y: Array) -> None:
         )
 
 
-def _check_measure(where: str, measure: Measure, outputs: Array, y: Array) -> None:
+def _checked(where: str, measure: Measure, outputs: Array, y: Array) -> float | None:
+    """The value of a measure."""
     sums = measure.of(outputs, y)
     if not isinstance(sums, np.ndarray) or sums.ndim != 1:
         kind = f"an array {sums.shape}" if isinstance(sums, np.ndarray) else type(sums).__name__
@@ -62,3 +74,4 @@ def _check_measure(where: str, measure: Measure, outputs: Array, y: Array) -> No
         value = measure.value(sums)
     if value is not None and not isinstance(value, int | float | np.number):
         raise ConfigError(f"{where}: value is {type(value).__name__}, needed is a number or None")
+    return value

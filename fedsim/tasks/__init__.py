@@ -38,7 +38,12 @@ def with_more(task: Task, names: Sequence[str]) -> Task:
     for name in names:
         measure = task.more(name)
         if measure is None:
-            raise ConfigError(f"evaluation.measures: task {task.name} has no measure {name!r}")
+            known = (
+                f"it has {', '.join(task.further)}" if task.further else "it has no further ones"
+            )
+            raise ConfigError(
+                f"evaluation.measures: task {task.name} has no measure {name!r}; {known}"
+            )
         more.append(measure)
     kept = [m for m in task.measures if m.name not in names]
     return replace(task, measures=(*kept, *more))

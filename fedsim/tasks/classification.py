@@ -1,4 +1,4 @@
-"""One class for each sample: cross-entropy, accuracy and the other scores of `metrics.scores`.
+"""One class for each sample: cross-entropy; accuracy, macro-F1, AUC and calibration.
 
 Those scores are always recorded; by client and site :func:`more` can be asked for: ``auc``,
 ``balanced_accuracy``, ``sensitivity`` and ``specificity`` of class 1 against the rest, and
@@ -152,4 +152,5 @@ def build() -> Task:
         prints=prints,
         cross_entropy=True,
         more=more,
+        further=("auc", "balanced_accuracy", "sensitivity", "specificity", "sensitivity@0.9"),
     )

@@ -182,4 +182,5 @@ def build() -> Task:
         output="pixel",
         streams=True,
         more=more,
+        further=("hausdorff95",),
     )

@@ -61,4 +61,5 @@ def build() -> Task:
         prints=prints,
         output="token",
         more=nothing_more,
+        further=(),
     )
