@@ -16,6 +16,9 @@ def measured(name="mine", of=lambda f, y: np.array([1.0, 2.0]), **given):
 
 
 FAULTS = {
+    "stratum": ({"stratum": lambda y: np.zeros(2, np.int64)}, r"stratum is \(2,\), needed is"),
+    "predict": ({"predict": lambda outputs: outputs}, "predict returned ndarray, no columns"),
+    "collapsed": ({"collapsed": lambda values: values["r3"] < 0}, "r3"),
     "loss of a batch": ({"loss": lambda f, y: (f[:, 0] - y).mean()}, r"shape \(\), needed"),
     "loss that raises": ({"loss": lambda f, y: f.nothing}, "AttributeError"),
     "no sums": (measured(of=lambda f, y: None), "of returned NoneType"),

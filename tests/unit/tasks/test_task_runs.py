@@ -172,7 +172,8 @@ def test_a_task_that_needs_more_outputs_than_have_names(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("two_heads.py").write_text(
         "from dataclasses import replace\n\nfrom fedsim import tasks\n\n\n"
-        "def task():\n    return replace(tasks.find('regression'), width=lambda y: 2,\n"
+        "def task():\n    mse = tasks.find('regression')\n"
+        "    return replace(mse, width=lambda y: 2, measures=mse.measures[:2], collapsed=None,\n"
         "        loss=lambda outputs, y: (outputs - y[:, None]).square().mean(dim=1))\n"
     )
     config = RunConfig(**RUN | {"task": "two_heads.py:task", "data": DIABETES})
