@@ -10,7 +10,6 @@ from pydantic import Field, model_validator
 
 from fedsim.config.section import Key, Section
 from fedsim.core.settings import CountOrNone, InvalidSetting, Positive
-from fedsim.privacy.accounting import MOST_NOISE
 
 USER, ADAPTIVE = ("dp.level=user",), ("dp.quantile",)
 
@@ -27,7 +26,7 @@ class DpConfig(Section):
     clip: float | None = Field(default=None, gt=0)
     """Norm C to which a client's update (user) or a sample's gradient (example) is clipped; with
     dp.quantile that of the first round, unset: 0.1."""
-    noise_multiplier: float | None = Field(default=1.0, ge=0, le=MOST_NOISE)
+    noise_multiplier: float | None = Field(default=1.0, ge=0, le=1e6)
     """Standard deviation of the noise in units of the clipping norm, z; 0: no noise, and no
     privacy; with dp.epsilon unset, or null: the least for that."""
     delta: float = Field(default=1e-5, gt=0, lt=1)
