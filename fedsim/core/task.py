@@ -74,6 +74,16 @@ class Measure:
         return {"title": self.title or self.name, "unit": self.unit, "better": self.better}
 
 
+def mean_known(values: Sequence[float | None]) -> float | None:
+    """The mean of those that are defined, None of none."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def no_strata(_y: Array) -> None:
+    """Samples are of no class."""
+
+
 def nothing_more(_name: str) -> Measure | None:
     """No measures beside those of the task."""
     return None
@@ -116,9 +126,9 @@ class Task:
     loss: Callable[[Tensor, Tensor], Tensor]
     measures: tuple[Measure, ...]
     primary: str
-    stratum: Callable[[Array], I64 | None]
     predict: Callable[[Array], Mapping[str, Array]]
     prints: Callable[[Array], Sequence[str]]
+    stratum: Callable[[Array], I64 | None] = no_strata
     collapsed: Callable[[Mapping[str, float | None]], bool] | None = None
     output: Literal["sample", "token", "pixel"] = "sample"
     additive: bool = True

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedsim.core.task import Measure, TargetError, Task
+from fedsim.core.task import Measure, TargetError, Task, mean_known
 from fedsim.core.types import F64, Array
 from fedsim.tasks import classification
 
@@ -48,10 +48,6 @@ def prints(y: Array) -> Sequence[str]:
     return [" ".join(f"{label:g}" for label in row) for row in y.tolist()]
 
 
-def none(y: Array) -> None:
-    """Sets of labels have no strata."""
-
-
 def _aucs(outputs: Array, y: Array) -> F64:
     """Of each label against the samples without it; NaN where there are none of a kind."""
     return np.array([classification.auc(outputs[:, k], y[:, k] == 1) for k in range(y.shape[1])])
@@ -61,12 +57,6 @@ def _counts(outputs: Array, y: Array) -> F64:
     """Of each label the samples with it that were found, with it, and said to have it."""
     said = outputs > 0
     return np.array([(said * y).sum(axis=0), y.sum(axis=0), said.sum(axis=0)], np.float64).ravel()
-
-
-def mean_known(values: Sequence[float | None]) -> float | None:
-    """The mean of those that are defined."""
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
 
 
 def _each(aucs: F64) -> list[float | None]:
@@ -118,7 +108,6 @@ def build() -> Task:
         loss=loss,
         measures=(auc, f1),
         primary="auc",
-        stratum=none,
         predict=predict,
         prints=prints,
         collapsed=collapsed,

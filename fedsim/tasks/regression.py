@@ -63,10 +63,6 @@ def prints(y: Array) -> Sequence[str]:
     return [" ".join(map(str, row)) for row in y.reshape(len(y), -1)]
 
 
-def none(y: Array) -> None:
-    """Numbers have no strata."""
-
-
 def _squares(outputs: Array, y: Array) -> F64:
     return np.array([np.square(errors(outputs, y)).sum(), y.size])
 
@@ -119,7 +115,6 @@ def build(loss: Literal["mse", "mae", "huber"] = "mse", delta: Positive = 1.0) -
             Measure(name="r2", title="R2", of=_residuals, value=_r2, whole=True),
         ),
         primary="rmse",
-        stratum=none,
         predict=predict,
         prints=prints,
         collapsed=collapsed,

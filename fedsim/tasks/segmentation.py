@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedsim.core.task import Measure, TargetError, Task
+from fedsim.core.task import Measure, TargetError, Task, mean_known
 from fedsim.core.types import F64, I64, Array
 
 if TYPE_CHECKING:
@@ -77,10 +77,6 @@ def prints(y: Array) -> Sequence[str]:
     return [" ".join(f"{k}:{n}" for k, n in zip(*one, strict=True)) for one in found]
 
 
-def none(y: Array) -> None:
-    """Masks have no strata."""
-
-
 def overlaps(outputs: Array, y: Array) -> I64:
     """(3, N, C) pixels: I, P and T of each image and class."""
     n, c = outputs.shape[:2]
@@ -119,8 +115,7 @@ def by_class(sums: F64) -> list[float | None]:
 
 def mean_of_classes(sums: F64) -> float | None:
     """The mean over the classes but the background that have a value."""
-    values = [value for value in by_class(sums)[1:] if value is not None]
-    return sum(values) / len(values) if values else None
+    return mean_known(by_class(sums)[1:])
 
 
 def hausdorff95(a: Array, b: Array) -> float:
@@ -175,7 +170,6 @@ def build() -> Task:
             _measure("iou_pooled", "IoU over all pixels", partial(_pixels, _iou), unit="%"),
         ),
         primary="dice",
-        stratum=none,
         predict=predict,
         prints=prints,
         collapsed=collapsed,

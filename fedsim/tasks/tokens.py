@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedsim.core.task import TargetError, Task, nothing_more
+from fedsim.core.task import TargetError, Task, no_strata, nothing_more
 from fedsim.core.types import Array
 from fedsim.tasks import classification
 
@@ -43,10 +43,6 @@ def prints(y: Array) -> Sequence[str]:
     return [" ".join(map(str, row)) for row in y.tolist()]
 
 
-def by_quantity(y: Array) -> None:
-    """There are no strata."""
-
-
 def build() -> Task:
     """The task."""
     return replace(
@@ -56,7 +52,7 @@ def build() -> Task:
         target="tokens",
         check=check,
         loss=loss,
-        stratum=by_quantity,
+        stratum=no_strata,
         predict=predict,
         prints=prints,
         output="token",

@@ -75,11 +75,6 @@ class Setup:
         return tasks.of(self.dataset)
 
     @property
-    def primary(self) -> str:
-        """The measure of rounds.csv, without ``val_`` or ``test_``, that decides what is best."""
-        return self.task.primary
-
-    @property
     def measures(self) -> Measures:
         """The scores of its task, by name."""
         return Measures.of({} if self.dataset.task is None else {"task": self.task.record()})
