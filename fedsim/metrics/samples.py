@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -49,12 +50,18 @@ class Kept:
         given = torch.from_numpy(self.outputs.astype(np.float64)), torch.as_tensor(self.y)
         return math.fsum(self.task.loss(*given).tolist()) / len(self)
 
+    @cached_property
+    def _totals(self) -> Mapping[str, F64]:
+        """The sums of all measures, which the whole and the classes have in common."""
+        if self.outputs is None or self.y is None:
+            rows = {m.name: self.sums[m.name].T.tolist() for m in self.task.measures}
+            return {name: np.array(list(map(math.fsum, several))) for name, several in rows.items()}
+        exact = self.outputs.astype(np.float64)
+        return {m.name: m.of(exact, self.y) for m in self.task.measures}
+
     def totals(self, measure: Measure) -> F64:
         """(k,) the sums of a measure over all samples."""
-        if self.outputs is None or self.y is None:
-            rows = self.sums[measure.name].T.tolist()
-            return np.array([math.fsum(row) for row in rows])
-        return measure.of(self.outputs.astype(np.float64), self.y)
+        return self._totals[measure.name]
 
     def values(self) -> Values:
         """The measures of all samples together."""
